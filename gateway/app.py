@@ -1,11 +1,11 @@
-"""The only place where things are wired together, started, and stopped in order.
+"""The only place where all parts of a gateway are wired together, started, and stopped in order.
 
 Start: tape, recorder, upstreams, control plane, listener; readiness goes on last. Stop: readiness off; after
-`limits.drain_delay` no new connections; running calls finish within `limits.drain_seconds`; what is left is broken off
-and recorded as interrupted; the recorder writes its queue, and the tape is closed.
+`limits.drain_delay` no new connections; running calls finish within `limits.drain_seconds`; calls that are left are
+broken off and recorded as interrupted; the recorder writes its queue, and the tape is closed.
 
-Where one process takes over from another (`server.handover`), the other first lets go of what only one may do
-(`server.duties`).
+If one process takes over from another (`server.handover`), the old one first ends the services that only one process
+may run (`server.duties`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ if TYPE_CHECKING:
 
 _TICK_SECONDS = 0.1
 _LOOK_EVERY = 10
-"""Ticks between two looks at clients that send nothing."""
+"""Ticks between two checks of idle clients."""
 _CONTROL_SECONDS = 1.0
 
 
@@ -107,8 +107,8 @@ class Gateway:
     """A running gateway. `start`, then `stop`."""
 
     def __init__(self, config: Config, taken: Taken | None = None) -> None:
-        """Opens the tape; raises `TapeError` or `ConfigError` when it cannot start. `taken`: what another process hands
-        over."""
+        """Opens the tape; raises `TapeError` or `ConfigError` if it cannot start. `taken`: the handover from another
+        process."""
         config.refuse_open_door()
         self.config, self._prices = config, prices_of(config)
         self._translator = make_translator(config)
@@ -131,7 +131,7 @@ class Gateway:
         tell = call_log.teller(config.log, self.metrics)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.written)
         self.state = State(self.recorder)
-        # Times are counted from here, so that they never run backwards while the process lives.
+        # Monotonic times are added to this, so that the tape's clock never runs backwards while the process lives.
         self._epoch_ns = self._place.epoch_ns or time.time_ns() - time.monotonic_ns()
         self.dispatcher = Dispatcher(
             self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
@@ -164,11 +164,11 @@ class Gateway:
         followed = self.releases.others_wrote if self._work.leads else self.pins.reload
         self._others = Others(self.store, self.recorder, self.dispatcher, followed)
         self.offer: Offer | Leaving
-        """Whoever takes over."""
+        """The way to hand over to another process."""
         self._calls_ended, self._clients_gone = asyncio.Event(), asyncio.Event()
 
     def _make_releases(self) -> None:
-        """What decides which version a call gets, and what tries versions."""
+        """Make the parts that decide which version a call gets, and that try versions."""
         known = {upstream.name: upstream for upstream in self.config.upstreams()}
         self.adapter_keeper = AdapterKeeper(self.store, known, self._ask_upstreams, self._now_ns)
         repaired, gave = self._work.repaired(self.adapter_keeper), self._work.gave
@@ -192,7 +192,7 @@ class Gateway:
         self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, fell, hidden)
 
     def _make_control(self) -> None:
-        """The control API, and what it shows that no call waits for."""
+        """Make the control API, and the parts behind it that no call waits for."""
         count, counted = self.budgets.correct_batch, self.budgets.forget_sums
         self.batches = BatchResults(self.store, self.recorder, self.metrics, self._now_ns, count, counted)
         runs = RunService(self.store, self.recorder, self._now_ns)
@@ -216,7 +216,7 @@ class Gateway:
             access_log=None,
             shutdown_timeout=_CONTROL_SECONDS,
             auto_decompress=False,
-            # How large a head may be is decided where it comes in.
+            # The listener limits the size of heads.
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,
         )
@@ -224,7 +224,7 @@ class Gateway:
     def _ask_upstreams(self) -> aiohttp.ClientSession:
         """The session for requests that the gateway itself makes."""
         if self._session is None:
-            # Concurrency is bounded where it is asked for; what an upstream sets as a cookie is no other call's.
+            # Callers bound concurrency themselves. A cookie that an upstream sets must not reach other calls.
             connector = aiohttp.TCPConnector(limit=0)
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
@@ -232,7 +232,7 @@ class Gateway:
     def _make_exporter(self) -> Exporter | None:
         if self.config.otlp.endpoint is None:
             return None
-        # Protobuf costs a tenth of a second and some megabytes: only where it is used.
+        # Importing protobuf costs a tenth of a second and some megabytes.
         from penstock.gateway.otlp.exporter import Exporter
 
         servers = {one.name: one.base_url for one in self.config.upstreams()}
@@ -244,12 +244,12 @@ class Gateway:
         self._work.wrote()
 
     def _now_ns(self) -> int:
-        """The clock of the tape."""
+        """The time of the tape's clock, in nanoseconds."""
         return self._epoch_ns + time.monotonic_ns()
 
     async def start(self) -> tuple[str, int]:
-        """Listens; returns host and port. Where a process hands over, it has stopped all that only one may do when this
-        one begins with that."""
+        """Listen; return host and port. In a handover the old process has ended its exclusive services before this one
+        begins its own."""
         await self._prepare()
         self._listening = await listen(self.config, lambda: ClientConnection(self._port), self._tls, self._taken)
         if self._taken is not None:
@@ -257,7 +257,7 @@ class Gateway:
         if self._work.leads:
             await self._duties.begin()
         else:
-            await self.pins.reload()  # as the first one's duties do: who has waited for this one is served at once
+            await self.pins.reload()  # as the leader's services do; waiting clients are served at once
         await self._work_together()
         await self._listening.accept()
         self.offer = self._made_offer()
@@ -275,7 +275,7 @@ class Gateway:
         return Offer(self.config.data, lock, self._listening.held, self._let_go)
 
     async def _work_together(self) -> None:
-        """With the other workers of this gateway."""
+        """Connect with the other workers of this gateway."""
         view, wrote = upstreams.view, self._others.soon
         parts = Parts(
             self.store, self.recorder, self.pins, self.pools, self.metrics, self.budgets, lambda: self.proxy.busy,
@@ -286,7 +286,7 @@ class Gateway:
         await self._work.start(parts, lambda: ClientConnection(inside))
 
     async def _prepare(self) -> None:
-        """What another process may do at the same time."""
+        """Start the parts that may run in another process at the same time."""
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
@@ -319,15 +319,15 @@ class Gateway:
         await self.batches.start()
 
     async def _let_go(self) -> None:
-        """Another process is ready: it gets whoever connects from now on. This one serves the clients that it has."""
+        """Hand over: another process is ready and gets all new connections. This one serves the clients that it has."""
         self.state.draining = True
         self._port.leave()
         self._work.leave()
-        # That may take a moment, and nobody is to wait for it.
+        # This may take a moment, and new connections must not wait for it.
         await ended(self.budgets.share, partial(self._duties.end, last=False))
         self._listening.accept_no_more()
         await end_followers(self._runner.app)
-        # What has ended for a client is on the tape before the other process can be asked about it.
+        # A call that has ended for its client must be on the tape before the other process can be asked about it.
         self.proxy.end_durably()
         await self.recorder.flush()
 
@@ -347,7 +347,7 @@ class Gateway:
             self.index.tend(not self._duties.begun)
             if self._tls is not None:
                 self._tls.look()
-        # Idle clients are many and in no hurry.
+        # Idle clients are many, so they are checked less often.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
             client.expire(now, self.config.limits.client_timeout)
         self.metrics.clients = len(self._port.clients)
@@ -357,8 +357,8 @@ class Gateway:
                 self._clients_gone.set()
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
-        """Ends everything, in order, when running calls have; `hurry` ends every wait. Calls that are cut off are named
-        in the log."""
+        """End everything, in order, after running calls have ended; `hurry` ends every wait. The log names calls that
+        are cut off."""
         hurry = hurry or asyncio.Event()
         limits, taken = self.config.limits, self.offer.taken.is_set()
         self.state.draining = True
@@ -373,7 +373,7 @@ class Gateway:
         self.questions.close()
         await first((self._calls_ended, hurry), 0.0 if taken else limits.drain_seconds)
         cut_off(self.proxy.running)
-        # The others may need what only the first one has, until they end.
+        # Other workers may need the leader until they end.
         await first((self._work.alone, hurry), limits.drain_seconds)
         if self._first is not None:
             await self._first.finish(_CONTROL_SECONDS)

@@ -31,18 +31,18 @@ from penstock.gateway.upstream_settings import Route, Upstream
 
 
 def admin_key() -> str | None:
-    """The admin key, None when there is none. As its two siblings it raises `ConfigError` when the variable is empty:
+    """The admin key; None if there is none. Like its two siblings, raises `ConfigError` if the variable is empty:
     whoever has set it believes that there is a key."""
     return _own_key(ADMIN_KEY)
 
 
 def read_key() -> str | None:
-    """The key that only reads, None when there is none."""
+    """The read-only key; None if there is none."""
     return _own_key(READ_KEY)
 
 
 def audit_key() -> str | None:
-    """The key that signs audit chains, None when there is none."""
+    """The key that signs audit chains; None if there is none."""
     return _own_key(AUDIT_KEY)
 
 
@@ -135,11 +135,11 @@ class Otlp(Section):
         return None if value is None else http_url(value, "headers_env")
 
     def traces_url(self) -> str:
-        """Where traces are sent, if there is an endpoint."""
+        """The URL that traces are sent to, if there is an endpoint."""
         return f"{(self.endpoint or '').removesuffix('/v1/traces')}/v1/traces"
 
     def headers(self) -> dict[str, str]:
-        """The headers from the environment; raises `ConfigError` when they are named and missing or malformed."""
+        """The headers from the environment; raises `ConfigError` if they are named and missing or malformed."""
         if self.headers_env is None:
             return {}
         value = os.environ.get(self.headers_env)
@@ -150,7 +150,7 @@ class Otlp(Section):
             raise ConfigError(f"otlp: {self.headers_env} must hold name=value,name=value")
         made = {name.strip(): unquote(content.strip()) for name, _, content in pairs}
         for name, content in made.items():
-            # The value is a secret, mostly.
+            # The message leaves the value out: it is mostly a secret.
             if not re.fullmatch(f"{TOKEN}+", name) or not content.isprintable():
                 raise ConfigError(f"otlp: {self.headers_env}: {name!r} and its value can be no header")
         return made
@@ -280,12 +280,12 @@ class Config(Section):
         return self
 
     def upstreams(self) -> list[Upstream]:
-        """Those configured, and the public endpoint of each family that is not, where it has one."""
+        """The configured upstreams, and the public endpoint of each dialect that has one and is not configured."""
         families = {upstream.dialect for upstream in self.upstream}
         return [*self.upstream, *(known for known in _PUBLIC if known.dialect not in families)]
 
     def secrets(self) -> list[str | None]:
-        """The keys that it names, from the environment."""
+        """The keys in the environment that the settings name."""
         servers = self.mcp.servers.items()
         return [
             admin_key(),
@@ -302,7 +302,7 @@ class Config(Section):
 
     @property
     def loopback(self) -> bool:
-        """True when only this machine can connect."""
+        """True if only this machine can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -311,18 +311,19 @@ class Config(Section):
             return False
 
     def local_names(self) -> LocalNames:
-        """By which it is asked where it asks for no key. An upstream's host may be led to it."""
+        """The host names that requests may use while no key is required: its own, and hosts of upstreams, because calls
+        for those may be redirected here."""
         own = (self.host, f"[{self.host}]") if self.loopback else ()
         hosts = (urlsplit(upstream.base_url).hostname for upstream in self.upstreams())
         return LocalNames((*self.names, *own), (host for host in hosts if host))
 
     @property
     def token_required(self) -> bool:
-        """Whether calls need an agent token."""
+        """True if calls need an agent token."""
         return not self.loopback if self.require_token is None else self.require_token
 
     def refuse_open_door(self) -> None:
-        """Raises `ConfigError` when it would listen beyond loopback without a key."""
+        """Raise `ConfigError` if the gateway would listen beyond loopback without a key."""
         if not self.loopback and admin_key() is None:
             raise ConfigError(
                 f"host {self.host!r} is reachable from other machines and no admin key is set: "
@@ -331,7 +332,7 @@ class Config(Section):
 
 
 def _no_engine(upstream: Upstream) -> str | None:
-    """What an upstream is that cannot be asked for token ids."""
+    """The dialect or public host of an upstream that cannot give token ids; None if it is an engine."""
     if not upstream.family.engines:
         return f"dialect {upstream.dialect!r}"
     host = urlsplit(upstream.base_url).hostname
@@ -346,7 +347,7 @@ _PUBLIC = tuple(
 
 
 def load(path: Path | None, /, **overrides: Any) -> Config:
-    """The configuration in `path`, overridden by the given settings that are not None.
+    """Return the configuration in `path`, overridden by the given settings that are not None.
 
     Raises `ConfigError` naming every wrong key.
     """

@@ -1,10 +1,10 @@
-"""The process of a gateway: starts it, and minds signals.
+"""The process of a gateway: starts it, and handles signals.
 
 SIGTERM and SIGINT stop it; a second one ends every wait. SIGHUP starts another process with the same command, and so
-does a change of the configuration file where `reload_on_change` says so: that one reads the settings anew, with the
-code as it is installed then, and takes over (`server.handover`). Where it does not start, its own words say why, and
-this one goes on as it is. When this one has served its last call it becomes the parent of the other (`server.parent`),
-so that a reload does not change the process id.
+does a change of the configuration file if `reload_on_change` is set. The new process reads the settings anew, with the
+code that is installed then, and takes over (`server.handover`). If it does not start, its own output says why, and the
+old one goes on unchanged. When the old one has served its last call it becomes the parent of the new one
+(`server.parent`), so that a reload does not change the process id.
 
 With `--workers` the process is the parent of several gateways (`server.workers`); each of them is a process of this
 module too: `python -m penstock.gateway.process ARGUMENTS CHANNEL NAME`.
@@ -46,16 +46,16 @@ _log = logging.getLogger("penstock.app")
 
 
 class Process:
-    """What signals do."""
+    """Handles the signals of a gateway's process."""
 
     def __init__(self, command: list[str] | None, watched: Path | None, tape: str = "") -> None:
-        """`command`: what starts the next process, None where a parent does that; `watched`: the file whose change
-        does, too; `tape`: the one that it must take over."""
+        """`command`: starts the next process, None for a worker, whose parent does that; `watched`: the file whose
+        change starts it, too; `tape`: path of the tape that it must take over."""
         self.stopping, self.hurry = asyncio.Event(), asyncio.Event()
         self.children = set[int]()
-        """Processes that were to take over, and have not ended."""
+        """Ids of processes that were started to take over, and have not ended."""
         self.code = 0
-        """Of one that had taken over and has ended since."""
+        """Exit status of a process that had taken over and has ended since."""
         self._taken = asyncio.Event()
         self._command, self._tape = command, tape
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -63,7 +63,7 @@ class Process:
         self._seen = self._tried = _content(watched)
 
     def listen(self) -> None:
-        """From now on."""
+        """Install the signal handlers."""
         loop = asyncio.get_running_loop()
         if self._command is None:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -82,7 +82,8 @@ class Process:
         self._timers[look] = asyncio.get_running_loop().call_later(seconds, look)
 
     def _watch(self) -> None:
-        """What has changed counts when it is found the same twice: files are often written in pieces."""
+        """Reload after a change of the file, once two looks have found the same content: files are often written in
+        pieces."""
         before, self._seen = self._seen, _content(self._watched)
         if self._seen not in (None, self._tried) and self._seen == before and not self.children:
             self._tried = self._seen
@@ -117,14 +118,14 @@ class Process:
             self._again(self._look, _LOOK_SECONDS)
 
     async def run(self, gateway: Gateway | Workers, scheme: str) -> None:
-        """A gateway, from its start to its end."""
+        """Run a gateway from its start to its end."""
         host, port = await gateway.start()
         _collect_rarely()
         self._taken = gateway.offer.taken
         if isinstance(gateway.offer, Leaving):
             gateway.offer.stop = partial(self._stop, signal.SIGTERM)
         self.listen()
-        # Whoever reads the address may send a signal at once.
+        # A program that reads this address may send a signal at once, so the handlers are installed before.
         shown = f"[{host}]" if ":" in host else host
         if self._command is not None:
             _say(f"penstock listening on {scheme}://{shown}:{port}")
@@ -138,18 +139,18 @@ class Process:
             await self._become_parent(self._command)
 
     async def _become_parent(self, command: list[str]) -> None:
-        """Of the process that has taken over. Not after the loop has ended: a signal would have its usual effect then,
-        and nobody could stop that process any more."""
+        """Become the parent of the process that has taken over. This must happen before the loop ends: after it a
+        signal would have its default effect, and nothing could stop the other process any more."""
         caught = parent.hold_signals()
         os.environ[parent.TAPE] = self._tape
-        # The loop passes on those that came before.
+        # Let the loop handle signals that came before.
         for _ in range(3):
             await asyncio.sleep(0)
         parent.become(sorted(self.children), command, caught)
 
 
 class Asked(msgspec.Struct):
-    """What the command line says."""
+    """The options of the command line."""
 
     config: str | None = None
     data: str | None = None
@@ -158,18 +159,19 @@ class Asked(msgspec.Struct):
     workers: int = 1
 
     def load(self) -> Config:
-        """The settings; raises `ConfigError`."""
+        """Read the settings; raises `ConfigError`."""
         data = None if self.data is None else Path(self.data)
         return load(self.file, data=data, host=self.host, port=self.port)
 
     @property
     def file(self) -> Path | None:
-        """The configuration file."""
+        """Path of the configuration file; None without one."""
         return None if self.config is None else Path(self.config)
 
     @property
     def command(self) -> list[str]:
-        """What starts the next process; not with what lies in this folder, where `python -m` looks first (`-P`)."""
+        """The command that starts the next process. `-P` keeps `python -m` from importing modules of the current
+        directory."""
         given = {"--config": self.config, "--data": self.data, "--host": self.host, "--port": self.port}
         if self.workers > 1:
             given["--workers"] = self.workers
@@ -178,17 +180,16 @@ class Asked(msgspec.Struct):
 
 
 def run(asked: Asked, *, take_over: bool = False) -> None:
-    """Runs a gateway until it is told to stop. Raises `SystemExit` with a message when it cannot start. `take_over`:
-    from the gateway that writes this tape, where there is one.
-    """
+    """Run a gateway until it is stopped. Raises `SystemExit` with a message if it cannot start. `take_over`: from the
+    gateway that writes this tape, if there is one."""
     process = _run(asked, lambda config: _alone_or_parent(asked, config, take_over))
     sys.exit(process.code)
 
 
 def main(asked: str, channel: int) -> None:
-    """Runs a worker; its parent has the other end of the channel."""
+    """Run a worker; its parent has the other end of the channel."""
     hangup.remember()
-    # What it starts itself hashes as it likes.
+    # The parent fixed the hash seed for this worker; its own children need none.
     del os.environ["PYTHONHASHSEED"]
     os.set_inheritable(channel, False)
     threading.Thread(target=end_with_parent, args=(os.dup(channel),), daemon=True).start()
@@ -230,7 +231,7 @@ async def _worker(config: Config, taken: Taken) -> Process:
 
 
 def _tape(config: Config) -> str:
-    """Which one is written; raises `ConfigError` where another is served by the process that has started this one."""
+    """Path of the tape to write; raises `ConfigError` if the process that has started this one serves another tape."""
     tape, served = os.path.realpath(config.data), os.environ.pop(parent.TAPE, None)
     if served not in (None, tape):
         raise ConfigError(f"data: {config.data} is another tape than {served}, which is served: that takes a restart")
@@ -242,31 +243,31 @@ def _scheme(config: Config) -> str:
 
 
 def _collect_rarely() -> None:
-    """Objects that live for good need not be collected; calls leave no cycles behind. To look for any among all of them
-    takes a tenth of a second and finds none.
-    """
+    """Keep the garbage collector off long-lived objects. Calls leave no cycles behind, so a full collection takes a
+    tenth of a second and finds none."""
     gc.collect(1)
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 def _say(line: str) -> None:
-    """On stdout, if anybody reads it: the program behind a pipe may have gone since the gateway was started."""
+    """Print a line on stdout. A failure is logged: the program behind a pipe may have gone since the start."""
     try:
         print(line, flush=True)
     except OSError as error:
         _log.warning("stdout cannot be written (%s): %s", error.strerror, line)
-        # What could not be written would be tried again at the end, which would be a failure then.
+        # Python would try to write the rest again at exit, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave_to_parent(number: int) -> None:
-    """Whoever stops a service may send signals to all of its processes, and the parent passes on what it got."""
+    """Ignore a signal: whoever stops a service may signal all of its processes, and the parent passes on what it
+    got."""
     _log.debug("signal %d is for the parent of this worker, process %d", number, os.getppid())
 
 
 def _content(path: Path | None) -> bytes | None:
-    """What is in the file; None where that cannot be read now."""
+    """The content of the file; None if it cannot be read now."""
     try:
         return None if path is None else path.read_bytes()
     except OSError:
@@ -274,9 +275,8 @@ def _content(path: Path | None) -> bytes | None:
 
 
 def _take_all_descriptors() -> None:
-    """Raises the soft limit of descriptors: a call is two connections, and the usual limit of 1024 would be a hidden
-    cap.
-    """
+    """Raise the soft limit of file descriptors: a call is two connections, and the usual limit of 1024 would be a
+    hidden cap."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

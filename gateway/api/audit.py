@@ -1,4 +1,4 @@
-"""The control API of who asks, and of who changed what."""
+"""The control API of the caller's role, and of the audit log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def get_caller(request: web.Request) -> web.Response:
     """What the gateway takes the client for: whether its key may change things, or only read. Without keys everybody
     may change everything."""
     control = request.app[CONTROL]
-    # Who may do nothing has not come so far.
+    # The guard has refused callers without a role.
     found = control.auth.holder(list(credentials(request.headers)))
     role, key = ("read", "") if found is None else (found.role, found.name)
     return answer(Caller(role=role, key=key, version=version("penstock-gateway"), started_ns=control.started_ns))

@@ -1,6 +1,5 @@
-"""Figures of calls by what they have in common: model, agent, day ... Of the whole tape where there is an index, else
-of the newest spans.
-"""
+"""Figures of calls by a common property: model, agent, day ... From the whole tape if there is an index, else from the
+newest spans."""
 
 from __future__ import annotations
 
@@ -40,10 +39,10 @@ from penstock.gateway.model.span import Span, SpanStatus
 
 QUARTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 UNREAD_CALLS: Final = 10_000
-"""Calls of which something was not read, and spans, that are looked at."""
+"""Most calls with unread keys, and most spans, that are looked at."""
 UNREAD_SPANS: Final = 200_000
 SCANNED: Final = 20_000
-"""The newest spans that are looked at without an index."""
+"""Most spans that are looked at without an index, the newest first."""
 
 
 class BreakdownQuery(Noun):
@@ -89,7 +88,7 @@ class _Group:
 
 
 def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, prices: Prices | None = None) -> Breakdown:
-    """The same by a scan of the newest spans."""
+    """The same from a scan of the newest spans."""
     prices, tools = prices or Prices(), contents(tape).tools
     wanted, groups = span_filter(tape, query), defaultdict[str, _Group](_Group)
     rollout = lru_cache(maxsize=4096)(partial(summary_of, tape))
@@ -141,14 +140,14 @@ def _row(value: str, group: _Group, rollout: Callable[[str], RolloutSummary | No
 
 
 def _place(share: float, count: int) -> int:
-    """Where a quantile is among so many ordered values, as DuckDB's `quantile_disc` has it."""
+    """Index of a quantile among so many ordered values, as in DuckDB's `quantile_disc`."""
     return max(0, ceil(share * count) - 1)
 
 
 def _values(
     by: By, span: Span, rollout: Callable[[str], Rollout | None], tools: Callable[[Span], Sequence[str]]
 ) -> Sequence[str]:
-    """What a call is put under: one value, or each of several."""
+    """The values that a call is counted under: one or several."""
     if by == "tool":
         return list(dict.fromkeys(tools(span))) or [""]
     if by == "version":
@@ -179,7 +178,7 @@ async def get_unread(request: web.Request) -> web.Response:
     version does not know, and token ids that cannot be. For each path of keys how many answers had it, when, and one of
     them."""
     control, asked, now_ns = request.app[CONTROL], query_of(request, UnreadQuery), time.time_ns()
-    # Whoever asks for paths of their own asks of calls that have some.
+    # A filter on certain paths concerns only calls with unread keys.
     query = parse(f"{asked.filter} unread:*".strip(), "spans", now_ns)
     walk, most = recent_walk(control.tape, query, finder(control, "spans", query, now_ns)), UNREAD_CALLS
     run = control.heavy.run if query.needs_bodies else asyncio.to_thread
@@ -188,7 +187,7 @@ async def get_unread(request: web.Request) -> web.Response:
 
 
 def unread_rows(spans: Iterable[Span]) -> list[UnreadRow]:
-    """What was not read of answers, the newest first, put together by wire format and path."""
+    """Unread keys of answers, of spans with the newest first, grouped by wire format and path."""
     rows: dict[tuple[str, str], UnreadRow] = {}
     for span in spans:
         gaps: dict[str, str] = (span.attributes or {}).get(UNREAD, {})

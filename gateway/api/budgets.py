@@ -1,4 +1,4 @@
-"""What is used of budgets."""
+"""The control API of budgets."""
 
 from __future__ import annotations
 

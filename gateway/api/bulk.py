@@ -1,7 +1,7 @@
-"""Many rollouts in one answer, with their spans and the bytes of their calls: what training reads of a step.
+"""Many rollouts in one answer, with their spans and the bytes of their calls: the data of a training step.
 
-The answer is a stream of parts (`client.exchanges`), read from the tape a megabyte at a time, as fast as it is taken.
-So neither side holds more than a block of it, whatever is asked for.
+The answer is a stream of parts (`client.exchanges`), read from the tape a megabyte at a time, as fast as the client
+takes it. So neither side holds more than a block of it, however much is requested.
 """
 
 from __future__ import annotations

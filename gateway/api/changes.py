@@ -4,11 +4,11 @@ Every event carries the feed's cursor as its id. A follower that comes back with
 themselves) misses nothing and gets nothing twice. A slow follower slows only itself: the next changes are read from the
 tape when the last ones are on their way. Followers end when the application shuts down.
 
-Cursors are those of one tape; the header `Penstock-Tape` of an answer says of which. A follower that gives it back is
-refused where the gateway has another tape by now.
+Cursors belong to one tape; the header `Penstock-Tape` of an answer identifies it. A follower that sends it back is
+refused if the gateway has another tape by now.
 
-A follower may say what it wants (`store.wanted`). Then it is not woken by anything else, and what it does not want is
-skipped by the first bytes of its record.
+A follower may choose its changes (`store.wanted`). Then no other change wakes it, and unwanted ones are skipped by the
+first bytes of their records.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from penstock.gateway.store.feed import Watch
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 BATCH = 256
-"""Changes read from the tape at a time."""
+"""Most changes that are read from the tape at a time."""
 
 
 class Sent(NamedTuple):
     """A piece of a feed."""
 
     event: bytes
-    """What is written; empty when there is nothing."""
+    """The bytes to write; empty if there is no event."""
     cursor: int
-    """Where it goes on."""
+    """Cursor to go on from."""
     pause_s: float = 0.0
-    """How long until the next piece; s."""
+    """Seconds until the next piece."""
 
 
 KIND: Final = f"({'|'.join(get_args(ChangeKind))})"
@@ -53,7 +53,7 @@ STATUS: Final = f"({'|'.join(RolloutStatus)})"
 NAME: Final = r"[A-Za-z0-9._-]{1,128}\*?"
 TAPE: Final[Any] = Field(default=None, pattern="^[0-9a-f]{32}$")
 Next = Callable[[Control, int], Awaitable[Sent]]
-"""The piece after a cursor."""
+"""Returns the piece after a cursor."""
 
 
 class ChangesQuery(Noun):
@@ -76,7 +76,6 @@ class ChangesQuery(Noun):
     """Of rollouts only those that stand at one of these, with commas between them."""
 
     def wanted(self) -> Wanted:
-        """What is asked for."""
         kinds, names, status = (_words(text) for text in (self.kind, self.name, self.status))
         return Wanted(cast("list[ChangeKind]", kinds), names, map(RolloutStatus, status))
 
@@ -102,7 +101,7 @@ async def get_changes(request: web.Request) -> web.StreamResponse:
 
 
 def since_of(request: web.Request, control: Control, asked: int | None, tape: str | None) -> int:
-    """The cursor that a follower goes on from; the last one where it has named none. `tape`: which it is of."""
+    """The cursor that a follower resumes from; the last one if it has named none. `tape`: the cursor's tape."""
     own, end = control.tape.identity(), control.tape.cursor()
     if tape is not None and tape != own:
         raise ApiError(400, "this gateway has another tape now: begin anew, without a cursor", "tape", tape, (own,))
@@ -118,7 +117,7 @@ def since_of(request: web.Request, control: Control, asked: int | None, tape: st
 async def follow(
     request: web.Request, control: Control, since: int, piece: Next, wanted: Wanted = EVERYTHING
 ) -> web.StreamResponse:
-    """Sends a feed piece by piece, until the follower goes away. `wanted`: what it is woken by."""
+    """Send a feed piece by piece, until the follower goes away. `wanted`: the changes that wake it."""
     gzip = compression.accepts_gzip(request.headers)
     headers = {"Content-Type": EVENTS, "X-Accel-Buffering": "no", TAPE_HEADER: control.tape.identity()}
     headers |= compression.HEADERS if gzip else {}
@@ -131,7 +130,7 @@ async def follow(
         except ConnectionError:
             pass  # the follower went away
         except Exception:
-            guard.log.exception("the change feed failed at %d", since)  # the head is sent: all we can do is end
+            guard.log.exception("the change feed failed at %d", since)  # the head is sent, so the stream can only end
     return response
 
 
@@ -173,6 +172,6 @@ def _event(change: Change) -> bytes:
 
 
 async def end_followers(app: web.Application) -> None:
-    """Signal handler: a stopping gateway does not wait for streams that never end."""
+    """Signal handler: end streams that never end by themselves, because the gateway stops."""
     for task in list(app[CONTROL].followers):
         task.cancel()

@@ -1,7 +1,7 @@
-"""Gzip of the control API's answers, for clients that ask for it: those who look on over a slow line.
+"""Gzip of the control API's answers, for clients that ask for it: user interfaces over a slow line.
 
-Nobody gets it unasked: on the same machine or network it costs more time than it saves. What is large is compressed in
-a thread, so that no call waits for it. In a feed every piece is flushed: a follower can read it as soon as it is there.
+No client gets it unasked: on the same machine or network it costs more time than it saves. Large answers are compressed
+in a thread, so that no call waits for them. In a feed every piece is flushed, so that a follower can read it at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 LEAST: Final = 1024
-"""Answers of fewer bytes fit one packet anyway."""
+"""Most bytes of an answer without gzip: it fits one packet anyway."""
 LARGE: Final = 16 * 1024
-"""More bytes are compressed in a thread: these take a few tenths of a millisecond."""
+"""Most bytes that are compressed on the loop, in a few tenths of a millisecond; more in a thread."""
 HEADERS: Final = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
 _NONE: Final[Mapping[str, str]] = {}
 _LEVEL: Final = 6
@@ -22,15 +22,13 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
 class Writes(Protocol):
-    """Where a feed goes."""
+    """The destination of a feed."""
 
-    async def write(self, data: bytes, /) -> None:
-        """Sends bytes."""
-        ...
+    async def write(self, data: bytes, /) -> None: ...
 
 
 def accepts_gzip(headers: Mapping[str, str]) -> bool:
-    """Whether the client asks for gzip by its name."""
+    """True if the client asks for gzip by name."""
     for one in headers.get("Accept-Encoding", "").lower().split(","):
         coding, _, parameter = one.partition(";")
         if coding.strip() == "gzip":
@@ -39,35 +37,34 @@ def accepts_gzip(headers: Mapping[str, str]) -> bool:
 
 
 def _is_zero(parameter: str) -> bool:
-    """Whether `q=...` says: on no account."""
+    """True if a parameter is `q=0`, which refuses the coding."""
     name, _, value = parameter.replace(" ", "").partition("=")
     return name == "q" and not value.strip("0.")
 
 
 def answered(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
-    """The body of an answer to these headers, with gzip where that is asked for and worth it; and the headers that say
-    so."""
+    """The body of an answer to these request headers, with gzip if requested and worth it, and the headers to add."""
     if len(body) <= LEAST or not accepts_gzip(asked):
         return body, _NONE
     return zlib.compress(body, _LEVEL, _GZIP), HEADERS
 
 
 async def answered_soon(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
-    """The same, what is large in a thread."""
+    """The same; a large body is compressed in a thread."""
     if len(body) <= LARGE:
         return answered(asked, body)
     return await asyncio.to_thread(answered, asked, body)
 
 
 class PackedFeed:
-    """A feed with gzip, before where it goes."""
+    """A feed with gzip, in front of its destination."""
 
     def __init__(self, feed: Writes) -> None:
         self._feed = feed
         self._gzip = zlib.compressobj(_LEVEL, wbits=_GZIP)
 
     async def write(self, data: bytes, /) -> None:
-        """Sends bytes; all of them are readable at the other end."""
+        """Send bytes, flushed so that the client can read all of them."""
         await self._feed.write(self._add(data) if len(data) <= LARGE else await asyncio.to_thread(self._add, data))
 
     def _add(self, data: bytes) -> bytes:

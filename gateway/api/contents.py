@@ -1,4 +1,4 @@
-"""What filters and searches read of a call besides its head, off the tape."""
+"""Reads the contents of calls from the tape for filters and searches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.gateway.store.directory import TapeError
 
 
 class Tape(Protocol):
-    """The slice of the store that this reads."""
+    """The part of the store that is needed here."""
 
     def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
     def exchange(self, span: Span) -> Exchange | None: ...
@@ -26,12 +26,12 @@ class Tape(Protocol):
 
 
 def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
-    """Reads what a span adds to the conversation, nothing where that is damaged; remembers where attempts began, and
-    the last ones that it read."""
+    """A function that reads the passages which a span adds to the conversation; none of a damaged span. It remembers
+    the first calls of attempts, and the last passages that it read."""
 
     @lru_cache(maxsize=256)
     def first_call(rid: str, aid: str) -> int | None:
-        # Most often it is the very first span: to read those after it would cost more than all the rest.
+        # Most often it is the very first span: reading later ones would cost more than everything else.
         spans = map(partial(tape.span, rid, aid), count(1))
         return next((span.sequence for span in takewhile(bool, spans) if span is not None and converses(span)), None)
 
@@ -47,7 +47,7 @@ def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
     last: tuple[Span, list[Passage]] | None = None
 
     def read_once(span: Span) -> list[Passage]:
-        # Tools and texts of a span are asked for one after the other.
+        # A filter asks for the tools and the texts of a span one after the other.
         nonlocal last
         if last is None or last[0] is not span:
             last = span, read(span)
@@ -57,7 +57,7 @@ def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
 
 
 def contents(tape: Tape) -> Contents:
-    """What a filter may ask for."""
+    """The contents of calls that a filter may ask for."""
     read = reader_of_passages(tape)
 
     def tools(span: Span) -> Sequence[str]:

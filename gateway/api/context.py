@@ -1,4 +1,4 @@
-"""What the control API's handlers work with: small protocols (tests bring their own) and one application key."""
+"""The context of the control API's handlers: small protocols (tests bring their own) and one application key."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from penstock.gateway.webhooks.service import Webhooks
 
 
 class State(Protocol):
-    """What the gateway says of itself."""
+    """The gateway's readiness."""
 
     @property
     def not_ready(self) -> str | None: ...
 
 
 class Team(Protocol):
-    """The workers of the gateway, all of them."""
+    """All workers of the gateway."""
 
     async def figures(self) -> Metrics: ...
     async def upstreams(self) -> Mapping[str, UpstreamView]: ...
@@ -50,7 +50,7 @@ class Team(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What handlers work with."""
+    """The services that handlers use."""
 
     tape: Tape
     dispatcher: Dispatcher
@@ -69,26 +69,26 @@ class Control:
     policy: Policy = field(default_factory=lambda: Policy([]))
     """Rules on tool calls, as configured."""
     retention: Retention | None = None
-    """What forgets rollouts."""
+    """Service that forgets rollouts."""
     index: Link | None = None
-    """What finds rows without a scan."""
+    """Index that finds rows without a scan."""
     queries: Queries | None = None
-    """What answers SQL."""
+    """Service that answers SQL."""
     prices: Prices = field(default_factory=Prices)
-    """What calls cost."""
+    """Prices of models."""
     routes: Sequence[Route] = ()
-    """Which upstreams serve a model, as configured."""
+    """Routes of models to upstreams, as configured."""
     budgets: Budgets | None = None
-    """What calls may use up."""
+    """Budgets of calls."""
     keep_alive_s: float = 15.0
-    """How often a follower that hears nothing is told that the gateway lives."""
+    """Seconds between keep-alive comments to a follower without events."""
     started_ns: int = field(default_factory=time.time_ns)
     """When the gateway started."""
     heavy: HeavyReads = field(default_factory=HeavyReads)
-    """Where whatever reads the bytes of calls waits for its turn."""
+    """Queue of the reads that take the bytes of calls."""
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
     doing: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
-    """Operations that are done to their end, whoever waits for the answer."""
+    """Operations that are finished even if the client has left."""
 
 
 CONTROL = web.AppKey("control", Control)

@@ -1,4 +1,4 @@
-"""The control API of what servers of tools say of themselves."""
+"""The control API of the definitions that MCP servers list."""
 
 from __future__ import annotations
 

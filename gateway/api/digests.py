@@ -1,7 +1,7 @@
-"""The change feed in digests: at most one event in a while, with the names of what has changed.
+"""The change feed in digests: at most one event per interval, with the names of changed things.
 
-A user interface shows a few dozen rows and asks again for those that changed. It needs no nouns, and over a slow line
-it can afford none: 500 changes a second are half a megabyte in the change feed, and a few hundred bytes here.
+A user interface shows a few dozen rows and fetches again those that changed. It needs no whole records, and over a slow
+line it can afford none: 500 changes a second are half a megabyte in the change feed, and a few hundred bytes here.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.gateway.model.change import Change, Digest
 from penstock.gateway.model.span import Span, SpanStatus
 
 MOST_NAMED = 200
-"""Rollouts that a digest names."""
+"""Most rollouts that a digest names."""
 MOST_READ = 5_000
-"""Changes that are read for one digest."""
+"""Most changes that are read for one digest."""
 
 
 class DigestQuery(Noun):
@@ -46,7 +46,7 @@ async def get_digests(request: web.Request) -> web.StreamResponse:
 
 
 async def _next(every_s: float, control: Control, cursor: int) -> Sent:
-    """The event of what came after the cursor, once that is the next one's turn."""
+    """The event for the changes after the cursor, and the pause until the next one."""
     changes, after = await asyncio.to_thread(control.tape.changes, cursor, MOST_READ)
     if not changes:
         return Sent(b"", after)
@@ -56,7 +56,7 @@ async def _next(every_s: float, control: Control, cursor: int) -> Sent:
 
 
 def gathered(changes: Iterable[Change], cursor: int) -> Digest:
-    """What these changes come to."""
+    """The digest of these changes."""
     rollouts, names = (
         dict[str, None](),
         {"resource": dict[str, None](), "release": dict[str, None](), "run": dict[str, None]()},

@@ -1,4 +1,4 @@
-"""What a list asks the index, where there is one."""
+"""Lets a list query the index, if there is one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from penstock.gateway.index import questions
 
 
 def finder(control: Control, target: Target, query: Query, now_ns: int) -> Find:
-    """Asks the index, where it knows something that the filter is about."""
+    """A function that queries the index, or `scan` if the index cannot help with this filter."""
     index = control.index
     if index is None or not any(one.field.about != "bodies" for one in query.conditions):
         return scan
     text, silent, last = str(query), False, None
 
     def find(before: int | None, limit: int) -> questions.Found | None:
-        """Once it has not answered, the rest of the page is scanned. What it has found is not asked for again."""
+        """Query the index. After one query without an answer the rest of the page is scanned. Rows that were found are
+        not queried again."""
         nonlocal silent, last
         found = last.below(before) if last is not None and before is not None else None
         if found is None and not silent:

@@ -1,4 +1,4 @@
-"""What the gateway answers to `GET /` and `HEAD /`: a page that says what it is.
+"""The answer to `GET /` and `HEAD /`: a page that explains the gateway.
 
 A person opens the gateway's address, or an agent's base URL, in a browser, which also asks for an icon. Claude Code
 sends `HEAD /` before its first call. None of these requests goes to a provider, and none makes a rollout. The page
@@ -17,7 +17,7 @@ from penstock.gateway.http.request import Request
 
 
 def front_page(request: Request) -> bytes | None:
-    """The whole answer, head and body; None when something else is asked for. Below an agent's address too."""
+    """The whole answer, head and body, also below an agent's address; None for any other request."""
     if request.method not in ("GET", "HEAD"):
         return None
     try:

@@ -1,10 +1,10 @@
-"""What every request to the control API passes before and after its handler.
+"""Checks every request to the control API before its handler, and completes its answer after it.
 
-Before: without an admin key the gateway trusts whoever reaches its loopback port, so the Host header must name the
-loopback, and so must Origin if there is one. That refuses web pages, those that rebind their own name to 127.0.0.1
-among them. Then the key is checked: its role must be the one that the route needs, or a higher one; agent tokens never
+Before: without an admin key the gateway trusts every client on its loopback port, so the Host header must name the
+loopback, and so must Origin if there is one. That refuses web pages, including those that rebind their own name to
+127.0.0.1. Then the key is checked: its role must be the one that the route needs, or a higher one; agent tokens never
 pass. After: every error becomes one shape of JSON, and every answer carries the headers that keep browsers from
-guessing, framing or caching it. Also here: reading parameters and bodies through pydantic, for the same errors.
+guessing, framing or caching it. This module also reads parameters and bodies through pydantic, for the same errors.
 """
 
 from __future__ import annotations
@@ -83,10 +83,8 @@ class ApiError(Exception):
 
 
 def middleware(auth: Auth, public: frozenset[str], needs: Mapping[str, Role]) -> Any:
-    """The guard of an application; `public` are the paths that need no key, `needs` the roles that a POST needs.
-
-    What is below `/agent` cannot be reached from outside: the data plane has checked it and sends it there.
-    """
+    """The guard of an application. `public`: paths that need no key; `needs`: roles by path for POST requests. Paths
+    below `/agent` cannot be reached from outside: the data plane has checked such a request and sends it there."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -105,7 +103,7 @@ def middleware(auth: Auth, public: frozenset[str], needs: Mapping[str, Role]) ->
 
 
 async def _small(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """The answer, with gzip where that is asked for and worth it. A feed has done so itself."""
+    """The answer, with gzip if requested and worth it. A feed compresses itself."""
     if not isinstance(response, web.Response) or response.prepared:
         return response
     body: object = response.body
@@ -116,7 +114,7 @@ async def _small(request: web.Request, response: web.StreamResponse) -> web.Stre
 
 
 def _needs(request: web.Request, needs: Mapping[str, Role]) -> Role:
-    """The role that a request needs. A path may be written with escapes, so the route is asked."""
+    """The role that a request needs. A path may contain escapes, so the route is looked up."""
     if request.method in ("GET", "HEAD"):
         return "read"
     resource = request.match_info.route.resource
@@ -131,8 +129,8 @@ def check(
     needs: Role = "read",
     what: str = "it",
 ) -> str:
-    """The name of the key that a request comes with; raises `ApiError` when it may not pass. `needs`: the least role
-    that opens `what`."""
+    """Return the name of the request's key; raises `ApiError` if it may not pass. `needs`: the least role that opens
+    `what`."""
     _check_names(headers, auth)
     return _check_key(list(credentials(headers)), path, auth, "public" if path in public else needs, what)
 
@@ -144,17 +142,17 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def answer(model: BaseModel) -> web.Response:
-    """A model as JSON."""
+    """The response with a model as JSON."""
     return web.Response(body=json_of(model), headers=JSON)
 
 
 def json_of(model: BaseModel) -> bytes:
-    """A model as answers say it."""
+    """The JSON of a model, as bytes."""
     return model.model_dump_json().encode()
 
 
 def query_of(request: web.Request, model: type[M]) -> M:
-    """The query parameters, checked."""
+    """The checked query parameters; raises `ApiError`."""
     doubled = [name for name in request.query if len(request.query.getall(name)) > 1]
     if doubled:
         raise ApiError(400, f"the parameter {doubled[0]!r} is given more than once", field=doubled[0])
@@ -162,7 +160,8 @@ def query_of(request: web.Request, model: type[M]) -> M:
 
 
 def body_of(content_type: str, body: bytes, model: type[M]) -> M:
-    """The JSON body, checked. Other content types are refused: a foreign web page can send those without asking."""
+    """The checked JSON body; raises `ApiError`. Other content types are refused: a foreign web page can send those
+    without asking."""
     media = content_type.partition(";")[0].strip().lower()
     if media != "application/json":
         raise ApiError(415, "the body must be JSON", "Content-Type", media, ("application/json",))
@@ -173,16 +172,16 @@ def body_of(content_type: str, body: bytes, model: type[M]) -> M:
 
 
 SPOKEN: Final = {"rid": "rollout", "aid": "attempt"}
-"""Names of the ids of a path in messages."""
+"""Words for the ids of a path in messages."""
 
 
 def id_of(request: web.Request, name: str) -> str:
-    """An id from the path."""
+    """A checked id from the path; raises `ApiError`."""
     return check_id(name, request.match_info[name])
 
 
 def check_id(name: str, value: str) -> str:
-    """The id; raises `ApiError` when it is none."""
+    """Return the id; raises `ApiError` if it is not valid."""
     if not _ID.fullmatch(value):
         message = f"{SPOKEN.get(name, name)}: {unquote(value)[:40]!r} is not an id: up to 128 letters, digits and . _ -"
         raise ApiError(400, message, name, value, (ID_PATTERN,))
@@ -190,7 +189,7 @@ def check_id(name: str, value: str) -> str:
 
 
 def sequence_of(request: web.Request) -> int:
-    """A span's number from the path."""
+    """A span's number from the path; raises `ApiError`."""
     value = request.match_info["sequence"]
     if not re.fullmatch(r"[0-9]{1,9}", value) or int(value) == 0:
         raise ApiError(400, "sequence is a whole number from 1", "sequence", value, ("1", "2", "..."))
@@ -198,7 +197,7 @@ def sequence_of(request: web.Request) -> int:
 
 
 def _check_names(headers: Mapping[str, str], auth: Auth) -> None:
-    """Refuses what a page of a foreign site asks: of a gateway without a key nothing else would."""
+    """Refuse a request from a foreign site's page: without a key nothing else would refuse it."""
     if auth.admin_key is not None:
         return
     host, origin = headers.get("Host", ""), headers.get("Origin", "")
@@ -232,7 +231,7 @@ def _check_key(presented: Sequence[str], path: str, auth: Auth, needs: Role | Li
 
 
 def classify(error: Exception, method: str, path: str) -> ApiError:
-    """The kind of every error; an unknown error is the gateway's own, and is logged."""
+    """The `ApiError` for any exception; an unknown one is the gateway's own, and is logged."""
     match error:
         case ApiError():
             return error
@@ -256,7 +255,7 @@ def classify(error: Exception, method: str, path: str) -> ApiError:
 
 
 def refusal(error: ApiError) -> tuple[int, str, dict[str, str], bytes]:
-    """(status, reason, headers of its own, body)."""
+    """(status, reason, own headers, body) of an error."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status == 405:
         headers["Allow"] = ", ".join(error.problem.allowed or ())

@@ -1,4 +1,4 @@
-"""The control API of the index: how it is, and making it anew."""
+"""The control API of the index: its state, and rebuilding it."""
 
 from __future__ import annotations
 

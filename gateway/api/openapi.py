@@ -1,9 +1,9 @@
 """The control API's description of itself as OpenAPI 3.1, made from the table that serves it.
 
-A `Route` says everything about an endpoint, its handler included. `gateway.api.routes` registers handlers from the same
+A `Route` has everything about an endpoint, its handler included. `gateway.api.routes` registers handlers from the same
 rows that are described here, so no endpoint can exist undescribed. Query parameters are the fields of a pydantic model,
-which also checks them. Descriptions are the docstrings below the fields in the source. They are read from there when
-somebody asks for the document, so importing the nouns stays cheap.
+which also checks them. Descriptions are the docstrings below the fields in the source. They are read on the first
+request for the document, so importing the models stays cheap.
 """
 
 from __future__ import annotations
@@ -72,25 +72,25 @@ class Route:
     reads: bool = False
     """True for a POST that changes nothing: the read key opens it, as it opens every GET."""
     least: Role | None = None
-    """The least role of a key that opens it, where that is not told by its path."""
+    """The least role of a key that opens it, if it does not follow from its path."""
     often: bool = False
-    """True for a GET that runners ask for with every rollout."""
+    """True for a GET that runners send with every rollout."""
     waits: bool = False
     """True for a POST that waits for something to be there, which its client may give up."""
 
     @property
     def operation(self) -> bool:
-        """Whether it is answered where it was parsed (`gateway.api.operations`)."""
+        """True if it is answered where it was parsed (`gateway.api.operations`)."""
         return self.often or self.body is not None
 
     @property
     def changes(self) -> bool:
-        """Whether it is an operation that is done as a whole."""
+        """True if it is an operation that is finished even if its client leaves."""
         return self.body is not None and not (self.reads or self.waits)
 
     @property
     def needs(self) -> Role:
-        """The least role of a key that opens it. Runs of a rehearsal are taken as work is."""
+        """The least role of a key that opens it. Claiming runs of a rehearsal needs the same as claiming work."""
         if self.reads or self.method in ("GET", "HEAD"):
             return "read"
         if self.least is not None:
@@ -100,17 +100,17 @@ class Route:
 
     @property
     def description(self) -> str:
-        """What it does, in a paragraph."""
+        """The handler's docstring, as one paragraph."""
         return " ".join((inspect.getdoc(self.handler) or "").split())
 
     @property
     def path_parameters(self) -> list[str]:
-        """Names in braces."""
+        """Names in braces in the path."""
         return re.findall(r"\{(\w+)", self.path)
 
 
 def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    """The OpenAPI document."""
+    """The OpenAPI document of these routes."""
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -151,7 +151,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {"200": _answer(route), **{str(status): _error(status) for status in error_statuses(route)}},
     }
     if route.body is not None:
-        # Where all that can be said is why, nothing need be.
+        # A body that can only give a reason may be left out.
         operation["requestBody"] = {"required": route.body is not Said, "content": _json(route.body)}
     if route.public:
         operation["security"] = [{}]
@@ -212,7 +212,7 @@ def _schemas(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _close(schema: Any) -> None:
-    """Where names have a pattern there are no others; pydantic does not say so."""
+    """Forbid other names where names have a pattern; pydantic's schema does not."""
     if isinstance(schema, dict):
         found = cast(dict[str, Any], schema)
         if "patternProperties" in found:
@@ -232,7 +232,7 @@ def _describe(schema: dict[str, Any], docs: dict[str, str]) -> None:
 
 
 def models_within(models: Sequence[type[BaseModel]]) -> set[type[BaseModel]]:
-    """These models and those that their fields are made of."""
+    """These models and all models in their fields."""
     found: set[type[BaseModel]] = set()
     waiting: list[Any] = list(models)
     while waiting:
@@ -246,7 +246,7 @@ def models_within(models: Sequence[type[BaseModel]]) -> set[type[BaseModel]]:
 
 
 def field_docs(model: type[BaseModel]) -> dict[str, str]:
-    """What stands in the source below each field of a model and of the models it extends."""
+    """The docstrings below each field of a model and of the models it extends, by field."""
     docs: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if issubclass(cls, BaseModel) and cls is not BaseModel:

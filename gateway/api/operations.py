@@ -1,8 +1,8 @@
 """Requests with a body, which change something, and transcripts: answered where they were parsed.
 
 An operation is a plain function from the checked ids of its path and its checked body, if it has one, to the model of
-its answer. Workers claim, judge, finish and beat all the time, and a second server between them and the dispatcher
-would cost more than the work itself. So these requests do not pass aiohttp, as other reading ones do
+its answer. Workers claim, reward, finish and send heartbeats all the time, and a second server between them and the
+dispatcher would cost more than the work itself. So these requests do not pass through aiohttp, as other reading ones do
 (`gateway.server.bridge`). The table is the same (`Route`).
 """
 
@@ -30,7 +30,7 @@ Ids = Mapping[str, str]
 Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel | Unmade]]
 
 _UNTYPED = ("", "application/octet-stream")
-"""Content types of those who say nothing about a body."""
+"""Content types of requests that say nothing about a body."""
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:
@@ -42,10 +42,10 @@ _GOOD = b"HTTP/1.1 200 OK\r\n" + _HEADERS
 
 
 class Operations:
-    """The operations of the control API."""
+    """Serves the operations of the control API."""
 
     def __init__(self, control: Control, routes: Iterable[Route]) -> None:
-        """`routes` are those of operations."""
+        """`routes`: those of operations."""
         self._control = control
         self._routes: dict[tuple[str, int], list[tuple[Route, list[str]]]] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -54,7 +54,7 @@ class Operations:
             self._routes.setdefault((route.method, len(segments)), []).append((route, segments))
 
     def find(self, method: str, target: bytes) -> tuple[Route, dict[str, str]] | None:
-        """The operation that a request asks for, and the ids in its path."""
+        """The operation that a request asks for, and the ids in its path; None if it is none."""
         path = target.partition(b"?")[0].decode("latin-1").split("/")
         for route, segments in self._routes.get((method, len(path)), ()):
             ids: dict[str, str] = {}
@@ -70,7 +70,7 @@ class Operations:
     def serve(
         self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
     ) -> None:
-        """Begins an operation; `trusted`: the data plane has checked who asks."""
+        """Begin an operation. `trusted`: the data plane has checked the caller."""
         running = asyncio.ensure_future(self._answer(client, request, route, ids, trusted))
         client.served = _Running(running, client.paused)
         self._running.add(running)
@@ -78,11 +78,10 @@ class Operations:
 
     @property
     def running(self) -> int:
-        """How many are being done."""
         return len(self._running)
 
     async def finish(self, seconds: float) -> None:
-        """Waits for running operations, but not for long."""
+        """Wait for running operations, for at most `seconds`."""
         if left := {*self._running, *self._control.doing}:
             await asyncio.wait(left, timeout=seconds)
 
@@ -97,7 +96,7 @@ class Operations:
                 key = guard.check(headers, route.path, self._control.auth, needs=route.needs, what=what)
             content_type, body = headers.get("Content-Type", ""), request.body()
             if route.body is Said and not body and content_type in _UNTYPED and "Origin" not in headers:
-                # Nothing to say, and no web page says it: a page's request names its origin.
+                # A request without a reason and not from a web page, which would name its origin.
                 content_type, body = "application/json", b"{}"
             found = await operate(self._control, route, ids, content_type, body, key)
             if isinstance(found, Unmade):
@@ -119,20 +118,20 @@ class _Running:
 
     def __init__(self, task: asyncio.Task[None], paused: bool) -> None:
         self._task, self.taken = task, asyncio.Event()
-        """`taken`: that the client has taken what was written."""
+        """`taken`: set while the client has taken everything that was written."""
         if not paused:
             self.taken.set()
 
     def on_client_gone(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the answer: its client has left."""
         self._task.cancel()
 
     def hold(self) -> None:
-        """The answer is one write, and a long one."""
+        """Called when the client takes a long answer slowly."""
         self.taken.clear()
 
     def go_on(self) -> None:
-        """Nearly all of it was taken."""
+        """Called when nearly all of the answer was taken."""
         self.taken.set()
 
 
@@ -143,9 +142,9 @@ def _made(found: Unmade, headers: CIMultiDict[str]) -> tuple[bytes, bytes]:
 
 
 async def _send(client: ClientConnection, request: Request, made: tuple[bytes, bytes]) -> None:
-    """Comes back when the client has taken it."""
+    """Write the answer and return when the client has taken it."""
     running = client.served
-    if isinstance(running, _Running):  # it has not left
+    if isinstance(running, _Running):  # the client has not left
         _write(client, request, *made)
         await running.taken.wait()
         client.finish(request.keep_alive)
@@ -159,8 +158,8 @@ def _write(client: ClientConnection, request: Request, head: bytes, body: bytes)
 async def operate(
     control: Control, route: Route, ids: Ids, content_type: str, body: bytes, key: str = ""
 ) -> BaseModel | Unmade:
-    """Checks what was asked and does it; raises `ApiError`, `Refused` or `TapeError`. `key`: name of the key that it
-    came with."""
+    """Check a request and run its operation; raises `ApiError`, `Refused` or `TapeError`. `key`: name of the request's
+    key."""
     asked = None if route.body is None else guard.body_of(content_type, body, route.body)
     if isinstance(asked, Asked):
         asked.came_with(key)
@@ -168,7 +167,7 @@ async def operate(
         guard.check_id(name, value)
     if not route.changes:
         return await route.handler(control, ids, asked)
-    # What is on the tape is followed here too, also where nobody waits for the answer any more.
+    # A change on the tape is followed up here even if the client has left.
     doing = asyncio.ensure_future(route.handler(control, ids, asked))
     control.doing.add(doing)
     doing.add_done_callback(control.doing.discard)

@@ -1,13 +1,13 @@
-"""Reading the tape page by page, off the event loop, with a bound on the work that one page may cost.
+"""Reads the tape page by page, off the event loop, with a bound on the work of one page.
 
 A list is a *walk*: a generator that looks at one span or rollout after another and yields two values for each: a
-*mark*, from which a later walk goes on, and a row, or None when the filter does not want it. `page` runs a walk in
-slices, each in a worker thread and each a fresh generator, so no generator (nor a read transaction in it) lives longer
-than a slice. A page ends when it is full, when the walk ends, or when it has looked at enough; its cursor lets the
-caller go on. The cursor is the mark and the name of its list. It is opaque to clients and checked when it comes back.
+*mark*, from which a later walk goes on, and a row, or None if the filter rejects it. `page` runs a walk in slices, each
+in a worker thread and each a fresh generator, so no generator (nor a read transaction in it) lives longer than a slice.
+A page ends when it is full, when the walk ends, or when it has looked at enough; its cursor lets the caller go on. The
+cursor is the mark and the name of its list. It is opaque to clients and checked when it comes back.
 
-Where there is an index (`gateway.index`), a walk looks only at what the index has found; the filter looks at it once
-more. Marks are the same with an index and without, so that a list may begin with the one and end with the other.
+With an index (`gateway.index`), a walk looks only at rows that the index has found, and the filter checks them again.
+Marks are the same with an index and without, so that a list may begin with one and end without.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.wanted import EVERYTHING, Wanted
 
 SCAN = 20_000
-"""Heads looked at for one page."""
+"""Most heads that are looked at for one page."""
 SCAN_BODIES = 1_000
-"""The same when bodies must be read as well."""
+"""The same if bodies must be read as well."""
 SLICE = 500
-"""Heads looked at between two turns of the event loop."""
+"""Most heads that are looked at between two turns of the event loop."""
 SLICE_S, PAGE_S = 0.5, 3.0
-"""How long a slice may take, and a page: what was found by then is answered, with a cursor to go on from."""
+"""Seconds that a slice, and a page, may take: the rows found by then are returned, with a cursor to go on from."""
 
 Mark = tuple[int | str, ...]
 MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
@@ -54,11 +54,11 @@ MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
     "run_events": ((int, int),),
     "audit_log": ((int,),),
 }
-"""The shapes of mark that each list has."""
+"""The shapes of marks, by list."""
 
 
 class Tape(Protocol):
-    """The slice of the store that the control API reads."""
+    """The part of the store that the control API reads."""
 
     def rollout(self, rid: str, /) -> Rollout | None: ...
     def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]: ...
@@ -91,23 +91,23 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Rows(Generic[T]):
-    """What a page, or a slice of one, found."""
+    """The rows that a page, or a slice of one, found."""
 
     rows: list[T]
     mark: Mark | None
-    """Where to go on; None when the walk ended."""
+    """Mark to go on from; None if the walk has ended."""
     scanned: int = 0
 
 
 Find = Callable[[int | None, int], Found | None]
-"""(below which position, how many) -> where the rows are that a filter takes, None where there is no index to say."""
+"""(position to look below, most rows) -> positions of rows that the filter accepts; None without an index."""
 FIRST, MOST = 128, 4096
-"""Positions that are asked for at first, and at most."""
+"""Number of positions in the first query to the index, and the most in a later one."""
 Walk = Callable[[Mark | None], Iterator[tuple[Mark, T | None]]]
 
 
 async def page(walk: Walk[T], mark: Mark | None, limit: int, most: int = SCAN, run: Run = asyncio.to_thread) -> Rows[T]:
-    """Up to `limit` rows from `mark` on, looking at no more than `most` items. `run`: where slices run."""
+    """Up to `limit` rows from `mark` on, looking at no more than `most` items. `run`: runs the slices."""
     found: Rows[T] = Rows([], mark)
     until = time.monotonic() + PAGE_S
     while True:
@@ -120,8 +120,8 @@ async def page(walk: Walk[T], mark: Mark | None, limit: int, most: int = SCAN, r
 
 
 def take(walk: Walk[T], mark: Mark | None, limit: int, most: int) -> Rows[T]:
-    """One slice of a page, in one go; it ends early where it takes long. Its time begins with its first item: where an
-    index was slow to find that, the others that it has found come with it, and need not be found again."""
+    """One slice of a page, in one go; it ends early if it takes long. Its time begins with its first item: if an index
+    was slow to find that, the other rows that it has found come with it, and need not be found again."""
     found: Rows[T] = Rows([], mark)
     until = math.inf
     for found.mark, row in walk(mark):
@@ -136,7 +136,7 @@ def take(walk: Walk[T], mark: Mark | None, limit: int, most: int) -> Rows[T]:
 
 
 def scan(before: int | None, limit: int) -> None:
-    """What finds nothing: every row is looked at."""
+    """A `Find` without an index: every row is looked at."""
 
 
 def recent_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[Span]:
@@ -162,8 +162,8 @@ def spans_walk(tape: Tape, query: Query, rid: str, aid: str | None) -> Walk[Span
 
 
 def rollouts_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[RolloutSummary]:
-    """Rollouts, newest first. A term about spans makes the walk go through the spans of each, and so the mark may
-    stand in the middle of a rollout."""
+    """Rollouts, newest first. A term about spans makes the walk go through the spans of each, so the mark may be in the
+    middle of a rollout."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RolloutSummary | None]]:
         wanted = span_filter(tape, query)
@@ -187,7 +187,7 @@ def rollouts_walk(tape: Tape, query: Query, find: Find = scan) -> Walk[RolloutSu
 
 
 def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[RolloutSummary]:
-    """Those of these rollouts that are there and match, newest first."""
+    """The rollouts with these ids that exist and match, newest first."""
     wanted, found = span_filter(tape, query), list[RolloutSummary]()
     for _, rollout in tape.named(ids):
         try:
@@ -201,7 +201,7 @@ def named_rollouts(tape: Tape, query: Query, ids: Iterable[str]) -> list[Rollout
 
 
 def _spans(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Span | None]]:
-    """The spans that an index finds below a position; all of them from where it finds none any more. None between two
+    """The spans that an index finds below a position; all spans from where it has no answer any more. None between two
     answers: a page may end there."""
     for found in _found(find, before):
         yield from tape.at(found.positions)
@@ -213,7 +213,7 @@ def _spans(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Sp
 
 
 def _rollouts(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int, Rollout | None, Iterable[Span]]]:
-    """The same of rollouts, each with a span that its filter takes, where the index names one."""
+    """The same for rollouts, each with a span that its filter accepts, if the index names one."""
     for found in _found(find, before):
         hits = dict(zip(found.names, found.hits, strict=False))
         for position, rollout in tape.named(found.names):
@@ -227,7 +227,7 @@ def _rollouts(tape: Tape, find: Find, before: int | None) -> Iterator[tuple[int,
 
 
 def _found(find: Find, before: int | None) -> Iterator[Found]:
-    """What an index finds, page by page: until a page is complete, or until there is no answer."""
+    """Yield the rows that an index finds, page by page, until it is complete or has no answer."""
     limit = FIRST
     while (found := find(before, limit)) is not None:
         yield found
@@ -236,7 +236,7 @@ def _found(find: Find, before: int | None) -> Iterator[Found]:
 
 
 def _resume(mark: Mark | None) -> tuple[int | None, int | None, tuple[str, int] | None]:
-    """Where to go on: below which rollout, in which one, and after which of its spans."""
+    """The position to go on below, the position of the rollout to go on in, and its last span before."""
     if mark is None:
         return None, None, None
     position = int(mark[0])
@@ -255,8 +255,8 @@ def _through_spans(
 
 
 def span_filter(tape: Tape, query: Query) -> Callable[[Span], bool]:
-    """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it asks for them.
-    What is damaged is as if it were not there."""
+    """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it needs them. Damaged
+    records count as missing."""
 
     @lru_cache(maxsize=256)
     def rollout(rid: str) -> Rollout | None:
@@ -274,7 +274,7 @@ def summary(tape: Tape, rollout: Rollout) -> RolloutSummary:
 
 
 def summary_of(tape: Tape, rid: str) -> RolloutSummary | None:
-    """The same of the rollout of this name; None when there is none that can be read."""
+    """The same for a rollout's id; None if it does not exist or cannot be read."""
     try:
         found = tape.rollout(rid)
         return None if found is None else summary(tape, found)
@@ -284,14 +284,14 @@ def summary_of(tape: Tape, rid: str) -> RolloutSummary | None:
 
 
 def encode_cursor(name: str, mark: Mark | None) -> str | None:
-    """A mark as clients see it."""
+    """The cursor for clients; None for no mark."""
     if mark is None:
         return None
     return base64.urlsafe_b64encode(json.dumps([name, *mark]).encode()).decode().rstrip("=")
 
 
 def decode_cursor(name: str, cursor: str | None) -> Mark | None:
-    """The mark back; raises CursorError when it is not a cursor of the list of this name."""
+    """The mark of a cursor; raises `CursorError` if it is not a cursor of the list with this name."""
     if cursor is None:
         return None
     try:

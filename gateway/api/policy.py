@@ -1,4 +1,4 @@
-"""Policies on tool calls: those that wait for a person, and what rules would have done to recorded ones."""
+"""Policies on tool calls: calls that wait for a person, and a test of rules on recorded calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.gateway.policy.rules import check_names
 from penstock.gateway.store.damage import unless_damaged
 
 PAGE: Final = 1000
-"""Calls of one answer."""
+"""Most calls in one answer."""
 
 
 async def get_waiting(request: web.Request) -> web.Response:
@@ -71,7 +71,7 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
 
 
 def _tried(tape: Tape, policy: Policy, span: Span, rollout: RolloutSummary) -> TestedCall | None:
-    """None where nothing of the call is stored, or it is damaged."""
+    """The test of rules on a recorded call; None if its bytes are not stored, or damaged."""
     exchange, server = unless_damaged(partial(tape.exchange, span)), span.upstream or ""
     if exchange is None:
         return None

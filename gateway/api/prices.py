@@ -1,4 +1,4 @@
-"""The list of prices that costs are computed with."""
+"""The control API of the prices that costs are computed with."""
 
 from __future__ import annotations
 

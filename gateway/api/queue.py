@@ -1,7 +1,7 @@
 """The part of the control API that changes the queue: enqueuing, claiming, finishing, rewarding.
 
 Each function is an operation (`gateway.api.operations`): it gets the checked ids of its path and its checked body,
-hands them to the dispatcher (`gateway.queue.dispatcher`) and answers when the change is durable. When the tape refuses
+hands them to the dispatcher (`gateway.queue.dispatcher`) and answers when the change is durable. If the tape refuses
 something, the guard makes an `ApiError` of it. An agent's own requests come through `gateway.server.dispatch`, which
 has checked the rollout; they arrive below `/agent` with their scope in the path.
 """
@@ -43,7 +43,7 @@ from penstock.gateway.queue.results import Claimed
 from penstock.gateway.store.records import Entry
 
 TOKEN_S: Final = 7 * 86400
-"""How long the token of a claim is valid."""
+"""Seconds for which the token of a claim is valid."""
 
 
 async def enqueue(control: Control, ids: Ids, asked: EnqueueRequest) -> EnqueueAnswer:
@@ -73,7 +73,7 @@ async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
 
 
 def handed(control: Control, claimed: Claimed) -> Claim:
-    """What a worker is told about an attempt that it gets."""
+    """The claim of an attempt, as its worker gets it."""
     rollout, attempt = claimed.rollout, claimed.attempt
     return Claim(
         rollout=rollout,
@@ -115,7 +115,7 @@ async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> Feedba
     """Say how good a response was, by the id that the provider gave it: for traffic whose rollouts nobody has named."""
     span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
     if span is None:
-        # Its client may have been faster than the tape.
+        # The client may have been faster than the tape.
         _ = await control.dispatcher.unwritten()
         span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
     if span is None:
@@ -155,7 +155,7 @@ async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) ->
 
 
 async def _look(control: Control, ids: Ids, events: Sequence[Entry]) -> None:
-    """A release does not wait for its turn when something bad has happened."""
+    """Check releases at once if an event is a hard violation."""
     if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in events):
         await control.releases.violated(ids["rid"])
 

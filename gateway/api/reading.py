@@ -1,5 +1,5 @@
-"""Reading the tape over HTTP: lists with filters and pages, single rollouts and spans, the exact bytes of a call, the
-queue and who works."""
+"""Reads the tape over HTTP: lists with filters and pages, single rollouts and spans, the exact bytes of a call, the
+queue and its workers."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ from penstock.gateway.queue.reader import QueueReader
 from penstock.gateway.store.directory import TapeError
 
 SHOWN_NS: Final = 15 * 60 * 10**9
-"""How long a worker is still listed after its last sign of life."""
+"""Nanoseconds for which a worker is listed after its last sign of life."""
 FEW: Final = 64
 SHORT: Final = 64 << 10
-"""Spans, and bytes of calls, that are read where the request was parsed."""
+"""Most spans, and most bytes of calls, that are read where the request was parsed."""
 MOST_IDS: Final = 200
-"""Rollouts of one question by their ids."""
+"""Most ids of rollouts in one request."""
 _UNSEEN: Final = {
     "rollouts": {"__all__": {"input": True, "metadata": True, "attempts": {"__all__": {"outcome": {"reason": True}}}}}
 }
-"""What a brief page leaves out."""
+"""Fields that a brief page leaves out."""
 
 
 class PageQuery(Noun):
@@ -115,7 +115,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
 
 
 def ids_of(text: str) -> list[str]:
-    """The ids of a list, each once."""
+    """The ids of a comma-separated list, each once; raises `ApiError`."""
     ids = list(dict.fromkeys(text.split(",")))
     if len(ids) > MOST_IDS:
         raise ApiError(400, f"ids: {len(ids)} are more than {MOST_IDS}", "ids", allowed=[f"1 to {MOST_IDS} ids"])
@@ -198,7 +198,7 @@ async def get_transcript(control: Control, ids: Ids, asked: None) -> Transcript 
     spans = tape.spans(rollout.id, attempt.id)
     first = list(islice(spans, FEW + 1))
     if len(first) <= FEW and _is_short(*first):
-        # Another thread would cost more than the reading.
+        # Another thread would cost more than reading here.
         return transcript_of(tape, rollout, attempt, first)
     return Unmade(lambda: transcript_of(tape, rollout, attempt, [*first, *spans]))
 
@@ -237,7 +237,7 @@ async def get_span(request: web.Request) -> web.StreamResponse:
 
 
 def _is_short(*spans: Span) -> bool:
-    """Whether to read their bytes costs next to nothing."""
+    """True if reading their bytes costs next to nothing."""
     return sum(span.request_bytes + span.response_bytes for span in spans) <= SHORT
 
 
@@ -308,7 +308,7 @@ def _rollout(request: web.Request) -> Rollout:
 
 
 def known_rollout(tape: Tape, rid: str) -> Rollout:
-    """A rollout; raises `ApiError` where there is none."""
+    """A rollout; raises `ApiError` if it does not exist."""
     rollout = tape.rollout(rid)
     if rollout is None:
         raise ApiError(404, f"there is no rollout {rid!r}; `penstock rollouts` lists them", "rid", rid)
@@ -320,7 +320,7 @@ def _attempt(request: web.Request, rollout: Rollout) -> str:
 
 
 def known_attempt(tape: Tape, rollout: Rollout, aid: str) -> Attempt:
-    """An attempt; raises `ApiError` where there is none."""
+    """An attempt; raises `ApiError` if it does not exist."""
     known = {attempt.id: attempt for attempt in tape.attempts(rollout.id)}
     if aid not in known:
         hint = f"`penstock show {rollout.id}` shows them"
@@ -339,7 +339,7 @@ def _span(request: web.Request) -> Span:
 
 
 def _said(tape: Tape, span: Span, wanted: str | None) -> Exchange | Side:
-    """The exchange, or the requested side of it."""
+    """The exchange, or the requested side of it; raises `ApiError` if it is not stored."""
     exchange = tape.exchange(span)
     if exchange is None:
         raise ApiError(404, f"no bytes of span {span.sequence} are stored: it is {span.status} and of kind {span.kind}")

@@ -76,7 +76,7 @@ async def rehearse(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnsw
 
 
 def decision(action: str) -> Callable[[Control, Ids, Said], Awaitable[Release]]:
-    """The operation by which a person does something to a release."""
+    """The operation by which a person acts on a release. `action`: key of `DECISIONS`."""
 
     async def decide(control: Control, ids: Ids, asked: Said) -> Release:
         return await control.releases.decide(ids["release"], action, asked)
@@ -94,7 +94,7 @@ DECISIONS = {
     "resume": "Go on with a release that is held.",
     "approve": "Let a release leave the stage of its canary that waits for a person.",
 }
-"""What a person can do, and what that does."""
+"""Actions of a person on a release, with their descriptions."""
 assert DECISIONS.keys() == WANTED.keys()
 
 

@@ -1,4 +1,4 @@
-"""The control API of how long rollouts stay: forgetting them, keeping them, and how it goes."""
+"""The control API of retention: forgetting rollouts, keeping them, and the state of deletion."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ async def get_forgotten(request: web.Request) -> web.Response:
 
 
 def _in_index(link: Link | None, hidden_at: int) -> tuple[int | None, str]:
-    """(forgotten rollouts that are still in files of the index, None while it does not say; why nobody takes them out).
-    `hidden_at`: the change up to which it must have read."""
+    """(forgotten rollouts that are still in files of the index, None while that is not known; why they are not
+    removed). `hidden_at`: the change up to which the index must have read."""
     if link is None:
         return 0, ""
     view = link.view()

@@ -1,4 +1,4 @@
-"""The control API: what tools and people read of the tape, the queue, and the tokens they hand to agents.
+"""The table of the control API: reads of the tape, the queue, and tokens for agents.
 
 `ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so no endpoint can be
 served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the
@@ -155,7 +155,7 @@ async def get_metrics(request: web.Request) -> web.Response:
 
 
 def _look_at_tape(control: Control) -> None:
-    """Sets those figures that are only counted when somebody asks."""
+    """Set those figures that are only counted on request."""
     figures, work, now = control.metrics, control.dispatcher.reader.queue(), time.time_ns()
     figures.tape_bytes = control.tape.figures()["used_bytes"]
     figures.queue_rollouts = {(mode,): work.waiting.get(mode, 0) for mode in get_args(Mode)}
@@ -310,20 +310,19 @@ AGENT_ROUTES: tuple[Route, ...] = (
     Route("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, queue.agent_reward, body=Judgement),
     Route("POST", f"{_AGENT}/events", "", "", EventsAnswer, queue.agent_events, body=EventsRequest),
 )
-"""What an agent may send below its own address; no part of the API."""
+"""Requests that an agent may send below its own address; no part of the API."""
 
 
 OPERATIONS = [*(route for route in ROUTES if route.operation), *AGENT_ROUTES]
-"""The routes with a body, which change something or try rules, and those that runners read with every rollout."""
+"""Routes with a body, which change something or test rules, and those that runners read with every rollout."""
 
 
 def make_control(control: Control) -> web.Application:
     """The application that serves reading requests. For a path that changes something it answers which methods exist.
-    Its `shutdown` must be called when the gateway stops: it ends the followers.
-    """
+    Its `shutdown` must be called when the gateway stops: it ends the followers."""
     public = frozenset(route.path for route in ROUTES if route.public)
     needs: dict[str, Role] = {route.path: route.needs for route in ROUTES if route.method == "POST"}
-    # How large a body may be is decided where it comes in.
+    # The listener limits the size of bodies.
     app = web.Application(middlewares=[guard.middleware(control.auth, public, needs)], client_max_size=0)
     app[CONTROL] = control
     for route in ROUTES:
@@ -336,9 +335,7 @@ def make_control(control: Control) -> web.Application:
 
 
 def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """An operation as an aiohttp handler, for paths whose words are written with escapes, which `Operations.find` does
-    not know.
-    """
+    """An operation as an aiohttp handler, for paths with escapes, which `Operations.find` does not match."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         control, body = request.app[CONTROL], await request.read()

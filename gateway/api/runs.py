@@ -169,7 +169,7 @@ async def get_curves(request: web.Request) -> web.Response:
 
 
 def _named(run: RunHead, asked: str | None) -> Sequence[str]:
-    """The metrics that are asked for; each pattern must be one's."""
+    """The requested metrics; raises `ApiError` for a pattern that matches none."""
     patterns = ["*"] if asked is None else [pattern for pattern in re.split(r"[,\s]+", asked) if pattern]
     for pattern in patterns if asked is not None else ():
         if not any(fnmatchcase(name, pattern) for name in run.metrics):

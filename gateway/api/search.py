@@ -1,4 +1,4 @@
-"""Search for a text in what calls say."""
+"""Searches the contents of calls for a text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.search import Hit, SearchPage, SearchRow
 
 HITS: Final = 10
-"""Passages of one span that are shown."""
+"""Most passages of one span that are shown."""
 
 
 class SearchQuery(PageQuery):
@@ -62,7 +62,7 @@ async def get_search(request: web.Request) -> web.Response:
 
 
 def search_walk(tape: Tape, wanted: Search, context: int, find: Find) -> Walk[SearchRow]:
-    """The spans that say it."""
+    """The spans that contain the text, with their passages."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, SearchRow | None]]:
         read = reader_of_passages(tape)

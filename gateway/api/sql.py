@@ -21,7 +21,7 @@ MOST_RUNS: Final = 10_000
 
 
 class _Written(SqlAnswer):
-    """An answer whose JSON is there already: to read and write megabytes of it anew would hold calls up."""
+    """An answer whose JSON exists already: parsing and writing megabytes of it anew would delay calls."""
 
     def model_dump_json(self, **_: Any) -> str:
         return self.file
@@ -59,7 +59,7 @@ async def ask(control: Control, ids: Ids, asked: SqlRequest) -> SqlAnswer:
 
 
 def _given(control: Control) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """The rows of what is in no file of the index."""
+    """The rows of tables that are in no file of the index."""
     named = {"releases": {"release": "id"}, "runs": {"run": "id"}}
     found = {
         "releases": control.releases.reader.releases(),

@@ -1,5 +1,5 @@
-"""Figures of a gateway: what `/api/stats` answers. Sums are over all spans where the index makes them, else over the
-newest ones: counting those runs in slices in a worker thread.
+"""Figures of a gateway, for `/api/stats`. Sums are over all spans if an index has them, else over the newest ones:
+counting those runs in slices in a worker thread.
 
 Calls that were made to try a release are counted as spans, but are in no sum.
 """
@@ -29,13 +29,14 @@ from penstock.gateway.model.span import Span, SpanStatus
 
 
 class Answered:
-    """The attempts that were answered, as calls are looked at, the newest first."""
+    """The attempts with an answered call, while calls are looked at, the newest first."""
 
     def __init__(self) -> None:
         self._attempts = set[tuple[str, str]]()
 
     def settles(self, span: Span) -> bool:
-        """Whether a call was refused, and its agent asked otherwise and was answered: each call in turn is asked of."""
+        """True if a call was refused, and its agent then asked in another form and was answered. Must be called for
+        each call in turn."""
         attempt = (span.rollout, span.attempt)
         settled = refused(span) and attempt in self._attempts
         if span.status == SpanStatus.OK and by_name(span.dialect).generates:
@@ -59,7 +60,6 @@ class Tally:
     answered: Answered = field(default_factory=Answered)
 
     def add(self, span: Span) -> None:
-        """Count a span."""
         self.spans += 1
         self.since_ns = span.start_ns if self.since_ns is None else min(self.since_ns, span.start_ns)
         self.by_kind[span.kind] += 1
@@ -93,7 +93,7 @@ def _rewards(given: list[Reward]) -> RewardStats:
 
 
 def count_call(totals: Totals, span: Span, settled: bool) -> None:
-    """Counts a call. `settled`: whether it was refused and its agent asked otherwise."""
+    """Count a call. `settled`: it was refused and its agent then succeeded in another form."""
     totals.calls += 1
     totals.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED) and not settled
     totals.cancelled += span.status == SpanStatus.CANCELLED
@@ -106,19 +106,19 @@ def count_call(totals: Totals, span: Span, settled: bool) -> None:
 
 _SUMS: Final = ("calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted")
 _MODEL: Final = (*_SUMS, "median_ns", "p95_ns")
-"""What the index says of a model."""
+"""Figures of a model in the index."""
 BREAKER: Final[tuple[Literal["closed", "probing", "open"], ...]] = ("closed", "probing", "open")
-"""What the numbers of the metric `penstock_mcp_breaker` stand for."""
+"""States of a breaker, by the numbers of the metric `penstock_mcp_breaker`."""
 
 
 NEWEST: Final = 10_000
-"""The newest spans that are counted without an index."""
+"""Most spans that are counted without an index, the newest first."""
 
 
 async def gather(
     tape: Tape, most: int | None, metrics: Metrics, total: Callable[[], Totalled | None] | None = None
 ) -> Stats:
-    """Figures over the `most` newest spans; None for all, where `total` asks an index that has them."""
+    """Figures over the `most` newest spans; None for all, if `total` finds them in an index."""
     found = await asyncio.to_thread(total) if most is None and total is not None else None
     sums = await _counted(tape, NEWEST if most is None else most) if found is None else _summed(found)
     return Stats(
@@ -171,7 +171,7 @@ async def _counted(tape: Tape, most: int) -> dict[str, Any]:
 
 
 def _count_slice(tape: Tape, tally: Tally, before: int | None, wanted: int) -> tuple[int | None, bool]:
-    """Count up to `wanted` spans; says where to go on and whether the tape ended."""
+    """Count up to `wanted` spans; return the position to go on from and whether the tape has ended."""
     rows = list(islice(tape.recent(before), wanted))
     for _, span in rows:
         tally.add(span)

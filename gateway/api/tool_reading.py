@@ -1,11 +1,12 @@
-"""The tools that an attempt used, with those whose address named no rollout. Reads the tape, in a worker thread.
+"""Finds the tools that an attempt used, including runs whose address named no rollout. Reads the tape, in a worker
+thread.
 
-An attempt without model calls whose rollout nobody named is a *stray*: the session of an agent whose MCP address is
-written once for all. Its runs are matched with the answers of the rollouts that were alive
-(`gateway.diagnosis.tool_strays`). The tape stays as it is; this is made when it is read.
+An attempt without model calls whose rollout has no given name is a *stray*: the session of an agent whose MCP address
+is fixed in its settings. Its runs are matched with the answers of the rollouts that were alive
+(`gateway.diagnosis.tool_strays`). The tape does not change; the matching is done on each read.
 
-What is read is bounded: rollouts by `MOST_ROLLOUTS` around the time in question, calls by `MOST_CALLS`, and of each
-attempt only those near the runs. `ToolList.cut` says when that was not enough to know.
+Reading is bounded: rollouts by `MOST_ROLLOUTS` around the time in question, calls by `MOST_CALLS`, and of each attempt
+only those near the runs. `ToolList.cut` says when that was not enough to know.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, ToolUse
 
 MOST_ROLLOUTS: Final = 2_000
-"""Rollouts that are looked at, the newest of those that had begun and not ended."""
+"""Most rollouts that are looked at, the newest of those that had begun and not ended."""
 HORIZON_NS: Final = 6 * 3600 * 10**9
-"""Rollouts that had begun longer ago are not looked for."""
+"""Nanoseconds before the attempt beyond which rollouts that had begun are not looked for."""
 MOST_CALLS: Final = 2_000
-"""Calls whose bytes are read, and runs that are matched."""
+"""Most calls whose bytes are read, and most runs that are matched."""
 MOST_HEADS: Final = 20_000
-"""Heads of rollouts, and of the spans of a session, that are looked at."""
+"""Most heads of rollouts, and of the spans of a session, that are looked at."""
 
 
 class ToolsQuery(Noun):
@@ -72,7 +73,7 @@ def read_tools(
     tape: Tape, rollout: RolloutSummary, attempt: str, rule_of: Rule, until: int | None = None, inside: bool = True
 ) -> ToolList:
     """The tools that an attempt used, in order of time. `until`: the sequence of the last span that is looked at.
-    `inside`: also those that ran inside the agent; without them no call is read where no server has run a tool."""
+    `inside`: include tools that ran inside the agent; without them no call is read unless a server has run a tool."""
     spans = [span for span in tape.spans(rollout.id, attempt) if until is None or span.sequence <= until]
     own = next(one for one in rollout.attempts if one.id == attempt)
     if not inside and all(span.kind != "tool" for span in spans):
@@ -81,14 +82,15 @@ def read_tools(
             return ToolList(tools=[], skipped=0, cut=cut)
     used = tools_used(spans, tape.exchange, rule_of)
     stray = rollout.origin == "implicit" and _is_stray(own)
-    # What a server's run of its own was for is settled.
+    # Calls that a server's own run has answered are settled.
     open_asks = own.totals.tool_calls > sum(use.span is not None and use.asked_by is not None for use in used.tools)
     found = _with_elsewhere(tape, own, stray, used) if stray or open_asks else used
     return found if inside else found.model_copy(update={"tools": [use for use in found.tools if use.span]})
 
 
 def _with_elsewhere(tape: Tape, own: Attempt, stray: bool, used: ToolList) -> ToolList:
-    """With what other rollouts asked for of a stray's runs, or with the runs of strays that are for this attempt."""
+    """For a stray, add the calls of other rollouts that asked for its runs; for any other attempt, add the runs of
+    strays that are for it."""
     begun, cut = _begun(tape, own.created_ns, own.last_seen_ns + PATIENCE_NS)
     runs = dict(islice(_stray_runs(tape, begun, own), MOST_CALLS))
     if not runs:
@@ -128,7 +130,7 @@ def _alive(tape: Tape, begun: Iterable[Rollout], start_ns: int, end_ns: int) -> 
 
 
 def _first_after(tape: Tape, time_ns: int) -> int | None:
-    """The position of the oldest rollout that began after a time; None when none did. Positions are in their order."""
+    """The position of the oldest rollout that began after a time; None if none did. Positions are in order of time."""
     newest = next(tape.rollouts(), None)
     if newest is None or newest[1].created_ns <= time_ns:
         return None
@@ -144,7 +146,7 @@ def _first_after(tape: Tape, time_ns: int) -> int | None:
 
 
 def _is_stray(attempt: Attempt) -> bool:
-    """Whether an attempt of a rollout that nobody named may be the session of an agent with tools."""
+    """True if an attempt of a rollout without a given name may be the session of an agent with tools."""
     return not attempt.totals.calls
 
 
@@ -165,7 +167,7 @@ def _stray_runs(tape: Tape, begun: Iterable[Rollout], own: Attempt) -> Iterator[
 
 
 def _asking(tape: Tape, begun: Iterable[Rollout], runs: Iterable[ToolRun]) -> tuple[list[Asking], bool]:
-    """What was asked near the runs, and whether something is missing."""
+    """The model calls and runs near these runs, by attempt, and whether some are missing."""
     times = [run.start_ns for run in runs]
     first, last = min(times) - PATIENCE_NS, max(times) + PATIENCE_NS
     found: list[Asking] = []
@@ -212,8 +214,8 @@ def _asked_elsewhere(use: ToolUse, found: Found | None) -> ToolUse:
 
 
 def _with_strays(tools: list[ToolUse], mine: str, strays: list[tuple[tuple[Span, ToolRun], Found]]) -> list[ToolUse]:
-    """An attempt's own uses with those of strays that are for it, or may be. What a stray has run, the agent has not
-    run itself."""
+    """An attempt's own uses, with those of strays that are, or may be, for it. A tool that a stray has run is no longer
+    listed as run inside the agent."""
     added: list[ToolUse] = []
     for (span, run), found in strays:
         if found.place != mine and not (found.asked is None and mine in found.candidates):
@@ -245,11 +247,11 @@ def _with_strays(tools: list[ToolUse], mine: str, strays: list[tuple[tuple[Span,
 
 
 def _is(inside: ToolUse, run: ToolUse) -> bool:
-    """Whether a tool that seems to have run inside the agent is a run of a stray, or may be."""
+    """True if a tool that seems to have run inside the agent is, or may be, a run of a stray."""
     asked = inside.asked_by in run.candidates or (inside.asked_by, inside.call_id) == (run.asked_by, run.call_id)
     return asked and bool(same_name(inside.tool, run.server or "", run.tool))
 
 
 def _calls(found: Found) -> list[str]:
-    """ROLLOUT/ATTEMPT#SEQUENCE of all that may have asked."""
+    """ROLLOUT/ATTEMPT#SEQUENCE of all calls that may have asked for the run."""
     return [f"{place}#{sequence}" for place in sorted(found.candidates) for sequence in found.candidates[place]]

@@ -1,6 +1,6 @@
-"""Sums over the runs of tools: what `/api/stats` says of each tool of a server behind the gateway.
+"""Sums over the runs of tools: the figures in `/api/stats` of each tool of a server behind the gateway.
 
-Heads tell who ran what; how the rollouts went is asked of the tape afterwards, once for each rollout that was counted.
+Heads tell which rollout ran which tool; the outcomes of rollouts are read from the tape afterwards, once per rollout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.gateway.model.tools import ToolStats
 Name = tuple[str, str]
 """Server and tool."""
 ENDED = {RolloutStatus.FAILED: True, RolloutStatus.SUCCEEDED: False}
-"""Whether a rollout failed, by its status; others tell nothing."""
+"""True if a rollout with this status failed; other statuses are not conclusive."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class ToolTally:
 
     tools: defaultdict[Name, Runs] = field(default_factory=lambda: defaultdict(Runs))
     rollouts: set[str] = field(default_factory=set[str])
-    """All that were counted, with tools and without."""
+    """Ids of all counted rollouts, with tools and without."""
 
     def add(self, span: Span) -> None:
         """Count a span of an agent."""
@@ -52,7 +52,7 @@ class ToolTally:
         runs.rollouts.add(span.rollout)
 
     def figures(self, failed: dict[str, bool]) -> Iterator[ToolStats]:
-        """Sums by tool, the busiest first. `failed`: of the rollouts of which it is known how they went."""
+        """Sums by tool, the busiest first. `failed`: by rollout, for those with a known outcome."""
         bad, good = ({one for one, it in failed.items() if it == wanted} for wanted in (True, False))
         for (server, tool), runs in sorted(self.tools.items(), key=lambda item: (-item[1].calls, item[0])):
             ran_bad, ran_good = len(runs.rollouts & bad), len(runs.rollouts & good)
@@ -71,21 +71,21 @@ class ToolTally:
 
 
 def latencies(durations: list[int]) -> dict[str, int]:
-    """Nearest-rank quantiles; none of nothing."""
+    """Nearest-rank quantiles of durations in nanoseconds; {} for no durations."""
     ordered = sorted(durations)
     quantiles = (("median_ns", 50), ("p95_ns", 95))
     return {name: ordered[-(-len(ordered) * q // 100) - 1] for name, q in quantiles} if ordered else {}
 
 
 def went(tally: ToolTally, summary_of: Callable[[str], RolloutSummary | None]) -> dict[str, bool]:
-    """Whether the rollouts failed, of those of which it is known; nothing is looked up where no tool was run."""
+    """By rollout id, True if it failed; only rollouts with a known outcome. Nothing is looked up if no tool was run."""
     found = (summary_of(one) for one in tally.rollouts) if tally.tools else ()
     known = ((one.id, failed(one)) for one in found if one is not None)
     return {name: bad for name, bad in known if bad is not None}
 
 
 def failed(rollout: RolloutSummary) -> bool | None:
-    """Whether a rollout failed: it ended as failed, or its reward is 0 or less; None where neither is known."""
+    """True if a rollout failed: it ended as failed, or its reward is 0 or less; None if neither is known."""
     ended = ENDED.get(rollout.status)
     if ended or rollout.reward is None:
         return ended

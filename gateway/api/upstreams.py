@@ -1,6 +1,7 @@
-"""Holding an upstream: while its weights are changed in place, calls wait at the socket and then go on.
+"""The control API that holds an upstream: while its weights are changed in place, calls wait at the socket and then go
+on.
 
-A person or a trainer pauses the upstream, waits until nothing runs there any more, changes the weights, and opens it. A
+A person or a trainer pauses the upstream, waits until no call runs there any more, changes the weights, and opens it. A
 hold is a lease in this process: holding again renews it, and a gateway that restarts has forgotten it
 (`gateway.upstreams.gate`).
 """
@@ -39,7 +40,7 @@ async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView
     Past the bound calls are refused with 504, until it is opened or paused again."""
     before = await _found(control, ids)
     await control.team.pause(before.name, asked.bound_s)
-    # A trainer renews its hold again and again: that changes nothing.
+    # A trainer's renewals of its hold change nothing, so they are not logged.
     if not before.paused or before.bound_s != asked.bound_s:
         await control.audit_log.keep(asked, "pause_upstream", before.name)
     return await _found(control, ids)
@@ -49,7 +50,7 @@ async def open_again(control: Control, ids: Ids, asked: Said) -> UpstreamView:
     """Serve what waits for an upstream, in the order in which it came, and everything from then on."""
     before = await _found(control, ids)
     await control.team.open(before.name)
-    # Those that waited go in this turn of the loop.
+    # Waiting calls go out in this turn of the loop.
     await asyncio.sleep(0)
     if before.paused:
         await control.audit_log.keep(asked, "open_upstream", before.name)
@@ -64,7 +65,7 @@ async def _found(control: Control, ids: Ids) -> UpstreamView:
 
 
 def view(pool: Pool) -> UpstreamView:
-    """An upstream, as this process meets it."""
+    """The state of an upstream in this process."""
     gate, now, check = pool.gate, monotonic(), pool.health.check
     return UpstreamView(
         name=pool.name,

@@ -1,4 +1,4 @@
-"""The control API of webhooks: how it goes at each, what became of each delivery, and a test."""
+"""The control API of webhooks: their state, their deliveries, and a test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""How many tokens a request may use at most: what is reserved for it. Pure.
+"""Computes how many tokens a request may use at most, which is reserved for it. Pure.
 
-A token stands for a byte of text at least, so a prompt has no more of them than its request has bytes; names and braces
-in it make up for what templates add. Images are counted apart, because their tokens do not follow from their bytes, and
-so is what a request only names: a file, a URL, an earlier response. An answer has as many as its request allows.
+A token stands for at least one byte of text, so a prompt has no more tokens than its request has bytes; field names and
+braces make up for the text that templates add. Images are counted apart, because their tokens do not follow from their
+bytes, and so is content that a request only names: a file, a URL, an earlier response. An answer has as many tokens as
+its request allows.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from penstock.gateway.dialects.loose_json import Peek, arr, count, lenient, load
 from penstock.gateway.store.codec import common_prefix
 
 ADDED: Final = 1024
-"""Tokens that a provider may add to any prompt, such as what it says of tools."""
+"""Tokens that a provider may add to any prompt, such as its instructions for tools."""
 IMAGE: Final = 8192
-"""Tokens of an image, or of something that is only named."""
+"""Tokens of an image, or of content that is only named."""
 _NAMES: Final = (
     "file_url", "file_id", "fileUri", "file_uri", "previous_response_id", "conversation", "cachedContent",
     "cached_content",
@@ -34,34 +35,34 @@ _APART = re.compile(
     + rb'|image_url"\s*:\s*(?:\{\s*(?:"detail"\s*:\s*"\w*"\s*,\s*)?"url"\s*:\s*)?"(?!data:)'
     + rb'|type"\s*:\s*"url"|s3Location"\s*:\s*\{)'
 )
-"""What is counted apart, found in one pass: images in base64 as PNG, GIF, WebP and JPEG begin (the group), and
-where a request only names what the provider reads. What agents give to tools may have a `url` too. How one may begin
-is looked at first, which makes it three times as fast."""
+"""Finds the content that is counted apart in one pass: images in base64, by the beginnings of PNG, GIF, WebP and JPEG
+(the group), and names of content that the provider reads. Arguments of tools may have a `url` too. The lookahead on the
+first characters makes it three times as fast."""
 _LONG: Final = 16 << 10
-"""Bytes of a prompt that is kept."""
+"""Least bytes of a prompt that is kept."""
 _KEPT: Final = 32 << 20
-"""Bytes of all that are."""
+"""Most bytes of all kept prompts."""
 _SHARES: Final = (0.5, 0.75, 0.95)
-"""Of a prompt: about where it is noted what was found so far, besides where it goes on from the one before. Behind the
+"""Parts of a prompt after which a mark is set, besides the one where it goes on from the prompt before: behind the
 messages there may be many tools."""
 
 
 class Bound(NamedTuple):
-    """Tokens that a call may use at most."""
+    """Most tokens that a call may use."""
 
     prompt: int
     answer: int | None
-    """None where the request sets no limit."""
+    """None if the request sets no limit."""
     answers: int = 1
-    """How many answers it asks for."""
+    """Number of answers that it asks for."""
 
     def answered(self, otherwise: int) -> int:
-        """Tokens of all its answers. `otherwise`: of one whose request sets no limit."""
+        """Tokens of all its answers. `otherwise`: tokens of one answer if the request sets no limit."""
         return self.answers * (otherwise if self.answer is None else self.answer)
 
 
 class _Config(msgspec.Struct):
-    """Gemini's and Bedrock's."""
+    """The generation config of Gemini and Bedrock."""
 
     maxOutputTokens: Any = None
     max_output_tokens: Any = None
@@ -74,7 +75,7 @@ _config = lenient(_Config)
 
 
 def bound(dialect: Dialect, asked: Peek, prompt: int) -> Bound:
-    """Of a request, whose prompt has at most so many tokens. `asked`: what was read of it."""
+    """The bound of a request. `asked`: the fields that were read of it; `prompt`: most tokens of its prompt."""
     if not dialect.generates:
         return Bound(prompt, 0)
     limits = [asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens]
@@ -87,7 +88,7 @@ def bound(dialect: Dialect, asked: Peek, prompt: int) -> Bound:
 
 
 class Mark(NamedTuple):
-    """A place in a prompt, and what is counted apart before it."""
+    """A place in a prompt, with the content before it that is counted apart."""
 
     at: int
     apart: int
@@ -96,7 +97,7 @@ class Mark(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of a prompt that ends here."""
+        """Most tokens of a prompt that ends here."""
         return self.at - self.images + ADDED + self.apart * IMAGE
 
 
@@ -104,17 +105,17 @@ _START: Final = Mark(0, 0, 0)
 
 
 class Prompts:
-    """Counts prompts. It keeps some long ones, so that of a conversation that has grown only what is new is read."""
+    """Counts prompts. It keeps some long ones, so that only the new part of a growing conversation is read."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[bytes, list[Mark]]] = {}
-        """The last prompt of a conversation, and places in it, the last one first."""
+        """The last prompt of a conversation, and marks in it, the last one first."""
         self._bytes = 0
 
     def tokens(self, whose: Hashable, body: bytes) -> int:
-        """At most so many, images and what is only named being guessed. `whose`: the conversation."""
+        """Most tokens of a prompt; images and named content are guessed. `whose`: its conversation."""
         if len(body) < _LONG:
-            found = _APART.findall(body)  # of each the bytes of its image
+            found = _APART.findall(body)  # for each match, the bytes of its image
             return Mark(len(body), len(found), sum(map(len, found))).tokens
         before, known = self._kept.pop(whose, (b"", ()))
         self._bytes -= len(before)
@@ -130,7 +131,7 @@ class Prompts:
 
 
 def _marks(body: bytes, start: Mark, same: int) -> Iterator[Mark]:
-    """Some places from `start` on, and the end. `same`: up to where it is the prompt before."""
+    """Yield some places from `start` on, and the end. `same`: bytes that the prompt shares with the one before."""
     apart, images = start.apart, start.images
     looked = {same, *(int(len(body) * share) for share in _SHARES)}
     places = sorted(place for place in {_gap(body, at) for at in looked} if place > start.at)
@@ -150,13 +151,13 @@ def _marks(body: bytes, start: Mark, same: int) -> Iterator[Mark]:
 
 
 def _gap(body: bytes, at: int) -> int:
-    """The last place up to there that is in nothing which is counted apart, whatever comes behind it: that has none of
-    these."""
+    """The last place up to `at` that is certainly outside of content counted apart, whatever follows: no such content
+    has a `}` or a dot."""
     return max(body.rfind(b"}", 0, at), body.rfind(b".", 0, at)) + 1
 
 
 _LONGEST: Final = 40
-"""Characters of a number that is read from a string."""
+"""Most characters of a string that is read as a number."""
 
 
 def _highest(values: Iterable[Any]) -> int | None:
@@ -165,7 +166,8 @@ def _highest(values: Iterable[Any]) -> int | None:
 
 
 def _whole(value: Any) -> int | None:
-    """A count, as servers take it that are not strict: 100.0, "100", " 1e2 " and 99.5 are ones too."""
+    """A count, read as leniently as servers read it: 100.0, "100", " 1e2 " and 99.5 count, rounded up; None for
+    others."""
     if isinstance(value, str) and len(value) <= _LONGEST:
         with suppress(ValueError):
             value = float(value)
@@ -175,6 +177,6 @@ def _whole(value: Any) -> int | None:
 
 
 def _prompts(raw: msgspec.Raw) -> int:
-    """How many prompts a completion has: each is answered."""
+    """The number of prompts of a completion; each gets an answer."""
     found = arr(loads(bytes(raw))) if raw and bytes(memoryview(raw)[:1]) == b"[" else []
     return len(found) if any(isinstance(one, str | list) for one in found) else 1

@@ -1,4 +1,4 @@
-"""Which budgets count a call, and what it may use of each at most. Pure."""
+"""Finds the budgets that count a call, and the most that it may use of each. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.gateway.model.prices import Price
 
 
 def budgets_of(limits: Iterable[Limit], call: Admitted, record: Record) -> list[tuple[Limit, str | None]]:
-    """The budgets that count a call, and whose of each; None for that of the run of its rollout."""
+    """The budgets that count a call, each with its owner; None for the run of its rollout, which the tape knows."""
     model = known_model(call.model, call.dialect, call.path)
     return [
         (limit, of)
@@ -35,8 +35,8 @@ def claims_of(
     prices: Sequence[Price],
     body: bytes,
 ) -> Iterator[Claim]:
-    """What a call may use of these; raises `Refusal` where it may not pass because nobody can say. `prices`: those that
-    it may have; `body`: its request."""
+    """Yield the claims of a call on these budgets; raises `Refusal` if its use cannot be counted and a budget refuses
+    that. `prices`: the prices that it may have; `body`: its request."""
     for limit, of in found:
         budget = limit.budget
         if isinstance(asked, Unread):
@@ -58,7 +58,7 @@ def claims_of(
 
 
 def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
-    """What it may use at most."""
+    """Most tokens that the call may use."""
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
     if record.changed:
@@ -68,7 +68,8 @@ def bound_of(prompts: Prompts, call: Admitted, record: Record) -> Bound:
 
 
 def unread_of(call: Admitted, record: Record) -> Unread | None:
-    """What is not understood of a call that uses something; None where its request says what it may use."""
+    """The part of the call that is not understood, if it may use something; None if its request tells what it may
+    use."""
     names = [value for low, _, value in record.request.headers if low == b"content-encoding"]
     packed = call.packed is None and any(value != b"identity" for value in names)
     if call.dialect.uses_tokens and not packed:

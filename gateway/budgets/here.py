@@ -1,9 +1,8 @@
-"""What calls have reserved while this process alone writes the tape: kept in memory, so that no call waits for a
-commit.
+"""Reservations of calls while this process alone writes the tape: kept in memory, so that no call waits for a commit.
 
-What they have used is on the tape, with their spans. The sums there are remembered for some seconds, and what a call
-has used is added to them when its span is durable, so they are what the tape says. Before another process writes the
-tape as well, what is reserved here goes there (`Here.leave`, `operations.BudgetOperations.keep`).
+The amounts used are on the tape, with the spans. The sums there are cached for some seconds, and the use of a call is
+added to the cache when its span is durable, so the cache equals the tape. Before another process writes the tape as
+well, all reservations are moved there (`Here.leave`, `operations.BudgetOperations.keep`).
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _NOTHING: Final = Held(0, 0)
 
 
 class Here:
-    """For the event loop."""
+    """The reservations of this process in memory. On the event loop only."""
 
     def __init__(self, tape: Reader) -> None:
         self._tape = tape
         self._sums: dict[bytes, Sum] = {}
-        """By key: what the tape says."""
+        """The sums of the tape, by key."""
         self._reserved: dict[tuple[bytes, int], Held] = {}
-        """By the key of a sum and when its window began."""
+        """By the key of a sum and the begin of its window (ns)."""
         self._calls: dict[bytes, Reservation] = {}
 
     def reserve(self, asked: Reservation, now: int) -> list[Short]:
-        """As `operations.BudgetOperations.reserve`."""
+        """Reserve for a call, as `operations.BudgetOperations.reserve` does; return the budgets without room."""
         since, short = dict[bytes, int](), list[Short]()
         for _, claim, key in self._claims(asked):
             sum_, window = sum_now(self._sum(key), claim, now)
@@ -61,27 +60,27 @@ class Here:
         return []
 
     def settled(self, asked: Reservation, used: Sequence[Used]) -> None:
-        """Its span is on the tape, with what it has used."""
+        """Called when the span of a call is on the tape, with the amounts used."""
         reserved = self._calls.pop(asked.who, None) is not None
         for place, claim, key in asked.held:
             if reserved:
                 self._free(key, asked.since[key], claim.amount)
                 self._add(key, asked.since[key], used[place])
             else:
-                # What was reserved on the tape is in these.
+                # The reservation was on the tape, so the cached sum is out of date.
                 self._sums.pop(key, None)
 
     def lost(self, asked: Reservation) -> None:
-        """Its span is not on the tape, and may come there later."""
+        """Called when the span of a call is not on the tape; it may come there later."""
         self.settled(asked, [Used(0)] * len(asked.claims))
         self.forget_sums()
 
     def forget_sums(self) -> None:
-        """Has them read again: something else may have changed them."""
+        """Drop the cached sums: something else may have changed them on the tape."""
         self._sums.clear()
 
     def leave(self) -> list[Reservation]:
-        """Reserves nothing any more; returns what is reserved."""
+        """Stop reserving here; return all reservations."""
         calls = list(self._calls.values())
         self._calls.clear()
         self._reserved.clear()
@@ -89,7 +88,7 @@ class Here:
         return calls
 
     def reserved(self) -> Mapping[tuple[bytes, int], Held]:
-        """What is reserved here, by the key of a sum and when its window began."""
+        """A copy of all amounts reserved here, by the key of a sum and the begin of its window."""
         return self._reserved.copy()
 
     def _claims(self, asked: Reservation) -> Sequence[tuple[int, Claim, bytes]]:

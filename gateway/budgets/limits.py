@@ -15,20 +15,20 @@ from typing import Final
 from penstock.gateway.model.budget import Budget, Unit
 
 PARTS: Final[dict[Unit, int]] = {"calls": 1, "tokens": 1, "usd": 10**9}
-"""Of one of a unit: what is counted."""
+"""Counted amount of one unit."""
 MOST: Final = 1 << 62
-"""What a call may claim, or have used, at most: more than any budget has, and less than a record can hold."""
+"""Most that a call may claim, or have used: more than any budget has, and less than a record can hold."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A budget, made ready."""
+    """A budget, prepared for counting."""
 
     budget: Budget
     most: int = field(init=False)
-    """What may be used, counted."""
+    """Counted amount that may be used."""
     prefix: bytes = field(init=False)
-    """What the keys of its sums begin with. A budget that is counted otherwise than before begins anew."""
+    """Prefix of the keys of its sums. A budget whose unit, window or owner changes begins anew."""
     _only: re.Pattern[str] | None = field(init=False)
     _model: re.Pattern[str] | None = field(init=False)
 
@@ -41,38 +41,38 @@ class Limit:
         object.__setattr__(self, "_model", None if budget.model == "*" else _pattern([budget.model.lower()]))
 
     def key(self, of: str) -> bytes:
-        """Key of a sum."""
+        """The key of the sum of one owner."""
         return b"%b%b\0" % (self.prefix, of.encode("ascii"))
 
     def of(self, key: bytes) -> str:
-        """The inverse of `key`."""
+        """The owner in the key of a sum; the inverse of `key`."""
         return key[len(self.prefix) : -1].decode("ascii")
 
     def is_for(self, of: str) -> bool:
-        """Whether this one has a budget."""
+        """True if the budget counts this owner."""
         return self._only is None or self._only.fullmatch(of) is not None
 
     def is_about(self, model: str | None) -> bool:
-        """Whether it is about calls for this model. A call of which nobody knows the model may be for any, as one for
-        what an account of AWS calls so is."""
+        """True if the budget counts calls for this model. A call for an unknown model may be for any, and so may one
+        for a model that an AWS account has named itself."""
         if self._model is None or model is None or _OWN_NAME.match(model) is not None:
             return True
         return self._model.fullmatch(model.lower()) is not None
 
     def shown(self, amount: int) -> float:
-        """What is counted, in its unit."""
+        """A counted amount, in the budget's unit."""
         return amount / PARTS[self.budget.unit]
 
 
 _OWN_NAME: Final = re.compile(r"arn:(?!.*:(?:foundation-model|inference-profile)/)")
-"""An ARN that tells no model."""
+"""An ARN that names no public model."""
 
 
 def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:
-    # A bracket is one of the name, as in prices.
+    # A bracket in a name is no pattern, as in prices.
     return re.compile("|".join(translate(one.replace("[", "[[]")) for one in patterns))
 
 
 def nanodollars(dollars: float) -> int:
-    """What is counted of them. An upstream may report any number of tokens."""
+    """Dollars as a counted amount, at most `MOST`: an upstream may report any number of tokens."""
     return ceil(min(dollars * PARTS["usd"], MOST))

@@ -1,16 +1,15 @@
 """Budgets on the tape, as operations inside a write transaction, so that any number of processes that write one tape
-share them. While one writes it alone, what it has reserved is not there (`budgets.here`).
+share them. While one process writes it alone, its reservations are in memory (`budgets.here`).
 
-A call reserves what it may use at most, of all its budgets or of none, before it goes out. With its span that is
-settled: what it has used counts in the window in which it began, whatever had been reserved. A reservation is good
-for as long as the process that made it is heard of (`renew`); what one has reserved that died is free when its lease
-is over.
+A call reserves the most that it may use, of all its budgets or of none, before it goes out. The reservation is settled
+with its span: the amount used counts in the window in which it began, whatever was reserved. A reservation holds as
+long as its process renews its lease (`renew`); the reservations of a dead process are freed when its lease has ended.
 
     budgets         key of a sum                            window (u64) used (u64) guessed (u64) reserved (u64)
-                                                            running (u64), and where there are any unread (u64)
+                                                            running (u64), and if there are any unread (u64)
     reservations    key of a sum, process (8), number (u64) window (u64) amount (u64)
     reservers       process (8)                             end of its lease (u64)
-    guesses         name of an answer                       [[[key of a sum, window, what is counted], ...], models]
+    guesses         name of an answer                       [[[key of a sum, window, counted amount], ...], models]
 """
 
 from __future__ import annotations
@@ -31,62 +30,62 @@ from penstock.gateway.store.transaction import Transaction
 
 SUMS, RESERVATIONS, RESERVERS, GUESSES = "budgets", "reservations", "reservers", "guesses"
 LEASE_NS: Final = 60 * 10**9
-"""How long what a process has reserved stays reserved when nothing is heard of it."""
+"""Nanoseconds after which the reservations of a process are freed if it does not renew its lease."""
 RUN: Final = "penstock.run"
 """The member of a rollout's metadata in which a trainer names its run."""
 _FULL: Final = (1 << 64) - 1
 _SUM, _SUM_UNREAD, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQQQQQ"), struct.Struct(">QQ")
 _WHO: Final = 16
-"""Bytes behind the key of a sum that say whose a reservation is: the process, then the number of the call."""
+"""Bytes behind the key of a sum that identify a reservation: the process, then the number of the call."""
 _ID = re.compile(ID_PATTERN)
 
 
 @dataclass(slots=True)
 class Sum:
-    """What is used of one budget in one window; counted as in `limits`."""
+    """The use of one budget in one window; counted as in `limits`."""
 
     since_ns: int
-    """When the window began."""
+    """Begin of the window."""
     used: int = 0
     guessed: int = 0
-    """The part of it that nobody counted."""
+    """The part of `used` that is guessed, because no provider reported it."""
     reserved: int = 0
     running: int = 0
-    """How many calls have reserved that."""
+    """Number of calls with a part of `reserved`."""
     unread: int = 0
-    """How many calls have passed of which nobody can say what they have used."""
+    """Number of calls that have passed although their use cannot be counted."""
 
     @staticmethod
     def read(stored: bytes) -> Sum:
-        """The inverse of `packed`."""
+        """Read a stored sum; the inverse of `packed`."""
         return Sum(*(_SUM if len(stored) == _SUM.size else _SUM_UNREAD).unpack(stored))
 
     def count(self, used: Used) -> None:
-        """Adds what a call has used, as far as a record holds it."""
+        """Add the use of a call, up to the most that a record can hold."""
         self.used = min(_FULL, self.used + used.amount)
         self.guessed = min(_FULL, self.guessed + (used.amount if used.guessed else 0))
         self.unread += used.unread
 
     def packed(self) -> bytes:
-        """As it is stored."""
+        """The bytes of the record."""
         held = (self.since_ns, self.used, self.guessed, self.reserved, self.running)
         return _SUM_UNREAD.pack(*held, self.unread) if self.unread else _SUM.pack(*held)
 
 
 class Claim(NamedTuple):
-    """What a call may use of a budget."""
+    """The most that a call may use of a budget."""
 
     limit: Limit
     of: str | None
-    """Whose budget; None where the tape tells: that of the run of its rollout."""
+    """Owner of the budget; None for the run of its rollout, which the tape knows."""
     amount: int
     unread: bool = False
-    """Whether nobody can say what the call uses. One that claims nothing then always has room."""
+    """True if the call's use cannot be counted. Such a claim of 0 always has room."""
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What a call may use, of all its budgets."""
+    """The claims of a call on all its budgets."""
 
     claims: Sequence[Claim]
     rollout: str
@@ -94,21 +93,21 @@ class Reservation:
     who: bytes
     """The process and the number of the call there: `_WHO` bytes."""
     held: Sequence[tuple[int, Claim, bytes]] = ()
-    """The claims whose budgets are known: the place of each, and the key of its sum."""
+    """The claims whose owners are known: (index in `claims`, claim, key of its sum)."""
     since: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """Where it is not on the tape: when the window began, by the key of a sum."""
+    """Begin of the window by the key of a sum, for a reservation that is not on the tape."""
     on_tape: bool = False
-    """Whether it may be there; for the thread that writes."""
+    """True if it may be on the tape; for the thread that writes."""
     settled: bool = False
-    """For the thread that writes."""
+    """True once it is settled; for the thread that writes."""
 
 
 class Held(NamedTuple):
-    """What is reserved of a sum."""
+    """The amount reserved of a sum."""
 
     amount: int
     calls: int
-    """How many have reserved that."""
+    """Number of calls that have reserved it."""
 
 
 class Short(NamedTuple):
@@ -120,36 +119,36 @@ class Short(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What a call has used of a budget."""
+    """The amount that a call has used of a budget."""
 
     amount: int
     guessed: bool = False
-    """Whether nobody has counted it."""
+    """True if the amount is a guess."""
     unread: bool = False
-    """Whether nobody can say what it has used."""
+    """True if the use cannot be counted."""
 
 
 class Reads(Protocol):
-    """What can be read of a tape."""
+    """The read interface of a tape."""
 
     def get(self, database: str, key: bytes) -> bytes | None:
-        """One record."""
+        """The record with this key; None if there is none."""
         ...
 
 
 class BudgetOperations:
-    """What can be done in one transaction."""
+    """The operations on budgets in one transaction."""
 
     def __init__(self, tape: Transaction) -> None:
         self._tape = tape
         self._sums = tape.late(SUMS)
 
     def reserve(self, asked: Reservation, now: int) -> list[Short]:
-        """Reserves what a call may use; or else says which budgets have no room for it, and reserves nothing."""
+        """Reserve all claims of a call; or else return the budgets that have no room for it, and reserve nothing."""
         asked.held = list(held(self._tape, asked))
         found = self._found(asked, now)
         if any(sum_.reserved and not fits(claim, sum_) for _, claim, sum_, _ in found) and self.bury(now):
-            # What the dead had reserved is free.
+            # The reservations of dead processes were freed.
             found = self._found(asked, now)
         short = [Short(claim, replace(sum_), window) for _, claim, sum_, window in found if not fits(claim, sum_)]
         if short:
@@ -168,7 +167,7 @@ class BudgetOperations:
         self._tape.put(RESERVATIONS, key + who, _RESERVED.pack(since, claim.amount))
 
     def keep(self, calls: Iterable[Reservation], now: int) -> list[Reservation]:
-        """Brings what a process has reserved elsewhere to the tape; returns the calls that have not ended meanwhile."""
+        """Move reservations from memory to the tape; return the calls that have not ended meanwhile."""
         left = [asked for asked in calls if not asked.settled]
         for asked in left:
             asked.on_tape = True
@@ -182,8 +181,8 @@ class BudgetOperations:
         return left
 
     def settle(self, asked: Reservation, used: Sequence[Used]) -> list[tuple[bytes, int, int]]:
-        """Counts what a call has used and frees what it has reserved. `used`: of each of its claims. Returns where that
-        was counted: key of the sum, window, and what."""
+        """Count the use of a call and free its reservation. `used`: for each of its claims. Returns what was counted:
+        key of the sum, window, amount."""
         asked.settled, counted = True, list[tuple[bytes, int, int]]()
         for place, claim, key in asked.held or held(self._tape, asked):
             stored = self._tape.get(RESERVATIONS, key + asked.who) if asked.on_tape else None
@@ -191,7 +190,7 @@ class BudgetOperations:
                 since, amount = _RESERVED.unpack(stored)
                 self._tape.delete(RESERVATIONS, key + asked.who)
             else:
-                # Nothing was reserved here, or its lease was over.
+                # There was no reservation on the tape, or its lease had ended.
                 began = window_at(claim.limit.budget.window, asked.began_ns).since_ns
                 since, amount = asked.since.get(key, began), None
             self.count(key, since, amount, used[place])
@@ -199,12 +198,12 @@ class BudgetOperations:
         return counted
 
     def guess(self, answer: str, counted: Iterable[tuple[bytes, int, int]], models: Sequence[str]) -> None:
-        """Notes what is counted of an answer until it is fetched. `models`: what its model is called."""
+        """Note the amounts counted for an answer until it is fetched. `models`: names of its model."""
         told = [(key.decode("ascii"), since, amount) for key, since, amount in counted]
         self._tape.put(GUESSES, answer.encode(), json.dumps([told, list(models)]).encode())
 
     def guessed(self, answer: str) -> tuple[list[tuple[bytes, int, int]], list[str]]:
-        """What was noted so."""
+        """The amounts and model names that `guess` has noted; empty lists if there are none."""
         stored = self._tape.get(GUESSES, answer.encode())
         if stored is None:
             return [], []
@@ -212,7 +211,7 @@ class BudgetOperations:
         return [(key.encode("ascii"), since, amount) for key, since, amount in told], models
 
     def correct(self, key: bytes, since: int, amount: int, used: Used) -> None:
-        """What was counted as a guess is known."""
+        """Replace a guessed amount by the use that is known now."""
         sum_ = self._sum(key)
         if sum_ is not None and sum_.since_ns == since:
             sum_.used, sum_.guessed = max(0, sum_.used - amount), max(0, sum_.guessed - amount)
@@ -220,7 +219,7 @@ class BudgetOperations:
             self._sums[key] = sum_
 
     def count(self, key: bytes, since: int, amount: int | None, used: Used) -> None:
-        """Counts what was used of a sum in a window. `amount`: what was reserved for it there; None for nothing."""
+        """Count a use in a window of a sum. `amount`: the reservation that it settles there; None if there is none."""
         sum_ = self._sum(key) or Sum(since)
         if since > sum_.since_ns:
             sum_ = Sum(since)
@@ -232,12 +231,12 @@ class BudgetOperations:
         self._sums[key] = sum_
 
     def renew(self, process: bytes, now: int) -> None:
-        """What a process has reserved stays reserved for longer."""
+        """Renew the lease of a process, which keeps its reservations."""
         self._tape.put(RESERVERS, process, keys.number(now + LEASE_NS))
 
     def clear(self, found: Iterable[bytes], limits: Sequence[Limit], now: int) -> None:
-        """Takes away what the dead have reserved, and sums that count for nothing any more. `found`: keys of sums for
-        which that may be so."""
+        """Delete the reservations of dead processes, and sums that count for nothing any more. `found`: keys of sums to
+        check."""
         self.bury(now)
         for key in found:
             sum_ = self._sum(key)
@@ -245,8 +244,8 @@ class BudgetOperations:
                 self._sums[key] = None
 
     def bury(self, now: int, alone: bytes | None = None) -> bool:
-        """Frees what processes have reserved whose lease is over; whether there was one. `alone`: the only process that
-        writes this tape, so all others are dead."""
+        """Free the reservations of processes whose lease has ended; True if there were any. `alone`: the only process
+        that writes this tape, so all others are dead."""
         leases = self._tape.scan(RESERVERS)
         dead = {process for process, end in leases if keys.to_number(end) <= now or alone not in (None, process)}
         if not dead:
@@ -269,12 +268,12 @@ class BudgetOperations:
         return None if stored is None else Sum.read(stored)
 
     def _lease(self, process: bytes) -> int:
-        """When it ends; 0 where there is none."""
+        """When the lease of a process ends, in nanoseconds; 0 without one."""
         stored = self._tape.get(RESERVERS, process)
         return 0 if stored is None else keys.to_number(stored)
 
     def _is_over(self, key: bytes, sum_: Sum, limits: Sequence[Limit], now: int) -> bool:
-        """Whether a sum counts for nothing any more: its window has ended, or its rollout was forgotten."""
+        """True if a sum counts for nothing any more: its window has ended, or its rollout was forgotten."""
         limit = limit_of(key, limits)
         if limit is None or sum_.running:
             return False
@@ -284,7 +283,7 @@ class BudgetOperations:
 
 
 def held(tape: Reads, asked: Reservation) -> Iterator[tuple[int, Claim, bytes]]:
-    """As `Reservation.held`."""
+    """Yield the claims whose owner is known, as in `Reservation.held`; looks up the run of the rollout."""
     run: str | None = None
     for place, claim in enumerate(asked.claims):
         if claim.of is not None:
@@ -296,22 +295,22 @@ def held(tape: Reads, asked: Reservation) -> Iterator[tuple[int, Claim, bytes]]:
 
 
 def sum_now(stored: Sum, claim: Claim, now: int) -> tuple[Sum, Window]:
-    """What is used of a budget now, and the window. `stored`: its sum on the tape."""
+    """The use of a budget in the current window, and that window. `stored`: its sum on the tape."""
     window = window_at(claim.limit.budget.window, now)
     if stored.since_ns < window.since_ns:
         return Sum(window.since_ns), window
-    # Where the clock went back, what began stays begun.
+    # If the clock went back, the window that has begun goes on.
     began = stored.since_ns == window.since_ns
     return stored, window if began else window_at(claim.limit.budget.window, stored.since_ns)
 
 
 def limit_of(key: bytes, limits: Iterable[Limit]) -> Limit | None:
-    """The budget that a sum is of; None where it is not configured any more."""
+    """The budget of a sum; None if it is not configured any more."""
     return next((limit for limit in limits if key.startswith(limit.prefix)), None)
 
 
 def fits(claim: Claim, sum_: Sum) -> bool:
-    """Whether a budget has room for it."""
+    """True if a budget has room for a claim."""
     free = claim.unread and not claim.amount
     return free or sum_.used + sum_.reserved + claim.amount <= claim.limit.most
 

@@ -1,4 +1,4 @@
-"""Whether the list of prices is one that budgets in money can be counted by: looked at before the gateway starts."""
+"""Checks before the gateway starts that budgets in money can be counted with the list of prices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.gateway.model.toml import ConfigError
 
 
 def prices_of(config: Config) -> Prices:
-    """The list of prices. Raises `ConfigError` where it cannot be read, or budgets count another currency."""
+    """The list of prices. Raises `ConfigError` if it cannot be read, or has another currency than budgets in money."""
     try:
         prices = Prices(config.prices)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Budgets of a tape, as they are read."""
+"""Reads the budgets of a tape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.gateway.store.view import View
 
 
 class BudgetReader:
-    """What is used of the budgets that are configured."""
+    """Reads the use of the configured budgets."""
 
     def __init__(self, tape: Reader, limits: Sequence[Limit]) -> None:
         self._tape, self._limits = tape, limits
@@ -24,21 +24,21 @@ class BudgetReader:
     def uses(
         self, now: int, name: str | None = None, reserved: Mapping[tuple[bytes, int], Held] = MappingProxyType({})
     ) -> list[BudgetUse]:
-        """Of each in the window of this moment, the fullest first. `name`: only of this budget. `reserved`: by calls of
-        which the tape says nothing (`Here.reserved`)."""
+        """The use of each budget in the current window, the fullest first. `name`: only of this budget. `reserved`:
+        reservations in memory that the tape does not have (`Here.reserved`)."""
         with self._tape.view() as view:
             asked = (limit for limit in self._limits if name in (None, limit.budget.name))
             found = [use for limit in asked for use in _uses(_sums(view, limit, reserved), limit, now)]
         return sorted(found, key=lambda use: (-use.share, use.budget, use.of))
 
     def over(self, now: int, most: int) -> list[bytes]:
-        """Keys of up to so many sums that may count for nothing any more."""
+        """Keys of up to `most` sums that may count for nothing any more."""
         with self._tape.view() as view:
             found = (key for key, stored in view.scan(SUMS) if _may_go(view, key, Sum.read(stored), self._limits, now))
             return list(islice(found, most))
 
     def dead(self, now: int) -> bool:
-        """Whether a process is not heard of any more."""
+        """True if the lease of a process has ended."""
         with self._tape.view() as view:
             return any(keys.to_number(end) <= now for _, end in view.scan(RESERVERS))
 
@@ -68,7 +68,7 @@ def _uses(sums: Mapping[bytes, Sum], limit: Limit, now: int) -> Iterator[BudgetU
 
 
 def _always(limit: Limit) -> set[str]:
-    """Whose budgets are shown also when nothing of them is used."""
+    """Owners whose budgets are shown even when they have used nothing."""
     budget = limit.budget
     return {""} if budget.per == "all" else {one for one in budget.only if not set("*?") & set(one)}
 

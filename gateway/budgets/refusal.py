@@ -1,7 +1,7 @@
-"""What a client is told when a budget has no room for its call: 429, which budget, and when it frees. Pure.
+"""Refusals of calls for which a budget has no room: 429, which budget, and when it frees. Pure.
 
-The headers are `Retry-After` and those of draft-ietf-httpapi-ratelimit-headers-10. Clients that would ask again in vain
-are told so: OpenAI's and Anthropic's SDKs heed `x-should-retry`.
+The headers are `Retry-After` and those of draft-ietf-httpapi-ratelimit-headers-10. Clients are told when a retry is in
+vain: OpenAI's and Anthropic's SDKs heed `x-should-retry`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from penstock.gateway.http.errors import ClientFault, Refusal
 from penstock.gateway.model.budget import MONTH, TOTAL, Budget
 
 KIND: Final = "budget"
-"""The `error` of such a call's span."""
+"""The `error` of the span of a call for which a budget has no room."""
 UNPRICED: Final = "budget_price"
-"""The same of one whose model has no price."""
+"""The `error` of the span of a call whose model has no price."""
 UNCOUNTABLE: Final = "budget_unread"
-"""The same of one of which nobody can say what it uses."""
+"""The `error` of the span of a call whose use cannot be counted."""
 SOON_S: Final = 1
-"""After which time a client may ask again where only calls that run are in its way; s."""
+"""Seconds after which a client may retry if only running calls take the room."""
 _PATIENCE_S: Final = 60
-"""SDKs wait no longer by themselves."""
+"""Seconds that SDKs wait at most by themselves."""
 _UNITS: Final = {"calls": "requests", "tokens": "tokens", "usd": "usd-micros"}
-"""What the headers count; those of requests are the draft's own name."""
+"""Names of units in the headers; `requests` is the draft's own."""
 _WINDOWS: Final = {TOTAL: "in all", MONTH: "in a month"}
 _NEVER: Final = 10**12
 _TOO_LARGE: Final = _NEVER + 1
-"""Waits that do not end: for a budget that is used up for good, and for a call that is larger than all of one."""
+"""Waits that never end: for a budget that is used up for good, and for a call larger than a whole budget."""
 _MICROS: Final = 1000
-"""Billionths in a millionth."""
+"""Nanodollars in a microdollar."""
 
 
 def refusal(short: Sequence[Short], now: int, asked: Bound) -> Refusal:
-    """Of a call for which these budgets have no room. `asked`: what it may use at most."""
+    """The refusal of a call for which these budgets have no room. `asked`: the most that it may use."""
     worst = max(short, key=lambda one: _wait(one, now))
     wait = _wait(worst, now)
     told = [b", ".join(part(one, now) for one in short) for part in (_policy, _left)]
@@ -54,7 +54,7 @@ def refusal(short: Sequence[Short], now: int, asked: Bound) -> Refusal:
 
 
 def unpriced(budget: Budget, model: str | None) -> Refusal:
-    """Of a call that nobody can say the cost of."""
+    """The refusal of a call whose cost is unknown."""
     what = f"model {model!r} has no price" if model else "this request names no model, so it has no price"
     message = (
         f"budget {budget.name!r} is in US dollars and {what}: the owner of this gateway can add one to the file that "
@@ -64,7 +64,7 @@ def unpriced(budget: Budget, model: str | None) -> Refusal:
 
 
 def uncountable(budget: Budget, call: Unread) -> Refusal:
-    """Of a call of which nobody can say what it uses. It is no 429: asking again, sooner or later, is in vain."""
+    """The refusal of a call whose use cannot be counted. It is no 429, because a retry is always in vain."""
     message = (
         f"budget {budget.name!r} counts {budget.unit}, and {call.what}, so {call.path} cannot be counted. Use an API "
         f"that Penstock reads, or the owner of this gateway can set unread of [[budget]] {budget.name!r}: "
@@ -76,7 +76,7 @@ def uncountable(budget: Budget, call: Unread) -> Refusal:
 
 
 def _wait(short: Short, now: int) -> int:
-    """Seconds until there may be room for the call; from `_NEVER` on it does not come by itself."""
+    """Seconds until there may be room for the call; from `_NEVER` on, room does not come by itself."""
     most, needs = short.claim.limit.most, short.claim.amount
     if needs > most:
         return _TOO_LARGE
@@ -101,7 +101,7 @@ def _message(short: Short, now: int, asked: Bound) -> str:
 
 
 def _tokens(budget: Budget, asked: Bound) -> str:
-    """What it may use, in tokens."""
+    """The most that it may use, in tokens."""
     answer = f"{asked.answered(budget.answer_tokens):,} for the answer"
     if asked.answer is None:
         answer += ", to which it sets no limit (such as max_tokens)"
@@ -158,6 +158,6 @@ def _integer(short: Short, counted: int) -> int:
 
 
 def _partition(short: Short) -> str:
-    """Whose it is, as a byte sequence of structured fields."""
+    """The owner as the partition key, a byte sequence of structured fields."""
     of = short.claim.of
     return f";pk=:{base64.b64encode(of.encode()).decode()}:" if of else ""

@@ -1,10 +1,10 @@
-"""Budgets as calls see them: what is reserved for each before it goes out, and how that is settled. For the event loop.
+"""The interface of budgets for calls: reserves for each call before it goes out, and settles it. For the event loop.
 
-A budget counts calls that use tokens up. It is asked once per call, however many upstreams are tried. A call that no
-budget counts costs a look at each of them, and where none is configured there is no such service.
+A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. A call that no budget
+counts costs a check of each budget, and if none is configured there is no such service.
 
-While this gateway alone writes the tape, reservations are in memory (`budgets.here`), of several workers in that of the
-first one (`budgets.together`); where there are others they are on the tape, for all to see.
+While this gateway alone writes the tape, reservations are in memory (`budgets.here`); with several workers, in the
+leader's memory (`budgets.together`). If there are other gateways, reservations are on the tape, for all to see.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
 
 EVERY_S: Final = LEASE_NS / 3e9
-"""How often leases are renewed, and what is over is taken away; s."""
+"""Seconds between two rounds that renew leases and delete ended reservations and sums."""
 _AT_ONCE: Final = 1000
-"""Sums that are taken away in one transaction."""
+"""Most sums that are deleted in one transaction."""
 _log = logging.getLogger("penstock.budgets")
 
 
 class Budgets:
-    """All of them. `start` before use, `stop` before the recorder closes."""
+    """All budgets. `start` before use, `stop` before the recorder closes."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Budgets:
         self._store, self._here, self._prompts = store, Here(store), Prompts()
         self._team, self._far = team, Calls(self._limits)
         self._alone = self._leaves = False
-        """Whether this is the first worker of a gateway that alone writes the tape; whether another takes over."""
+        """True if this is the leader of a gateway that alone writes the tape; true if another process takes over."""
         self._process, self._numbers = secrets.token_bytes(8), count()
         self._open = set[bytes]()
-        """Calls that have reserved something on the tape; changed by the recorder's thread."""
+        """Calls with reservations on the tape; changed by the recorder's thread."""
         self._stopping, self._news = False, asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -90,9 +90,9 @@ class Budgets:
     def reserve(
         self, call: Admitted, record: Record, names: Mapping[str, str] = MappingProxyType({})
     ) -> asyncio.Future[list[Short]] | None:
-        """Reserves what a call may use at most: done when that is on the tape, with the budgets that have no room for
-        it. None where that is done at once, no budget counts it, or it was asked for before. `names`: those
-        of its model, by upstream. Raises `Refusal`."""
+        """Reserve the most that a call may use: done when that is on the tape, with the budgets that have no room for
+        it. None if it is done at once, no budget counts the call, or it has reserved before. `names`: its model's
+        names, by upstream. Raises `Refusal`."""
         request, record.correct = record.request, self.correct
         if record.settle is not None or request.websocket:
             return None
@@ -106,7 +106,7 @@ class Budgets:
         asked = Reservation(claims, call.address.rollout, request.started_ns, who)
         record.settle = Settlement(self, asked, models, names)
         if self._alone:
-            # What cannot be read here is told of by the recorder.
+            # The recorder reports a tape that cannot be read.
             with suppress(TapeError):
                 short = self._here.reserve(asked, self._now_ns())
                 return asyncio.ensure_future(self._reserve_again(asked)) if short else None
@@ -119,16 +119,17 @@ class Budgets:
         return await self._recorder.submit(partial(self._reserve, asked)) if short is None else short
 
     async def _here_again(self, asked: Reservation) -> list[Short] | None:
-        """There was no room; calls that have ended may be about to be settled. None where the tape is asked by now."""
+        """Try again when there was no room: calls that have ended may be about to be settled. None if reservations are
+        on the tape by now."""
         _ = await self._recorder.flush_all()
         if asked.settled:
             return []  # its client has left
-        # All that is on the tape is settled here by now, so what is read of it is not counted once more.
+        # All spans on the tape are settled here by now, so rereading the sums counts none twice.
         self._here.forget_sums()
         return self._here.reserve(asked, self._now_ns()) if self._alone else None
 
     async def _reserve_far(self, asked: Reservation) -> list[Short]:
-        """The first worker reserves it, or says that the tape is to be asked."""
+        """Let the leader reserve, or reserve on the tape if the leader says so."""
         said = await self._team.ask_first("reserve", self._far.told(asked))
         if asked.settled:
             return []  # its client has left
@@ -137,13 +138,13 @@ class Budgets:
         return self._far.answered(asked, said)
 
     def refusal(self, short: Sequence[Short], call: Admitted, record: Record) -> Refusal:
-        """What its client is told where there is no room."""
+        """The refusal of a call for which these budgets have no room."""
         for one in short:
             self._metrics.budget_refusals[(one.claim.limit.budget.name,)] += 1
         return refusal.refusal(short, self._now_ns(), bound_of(self._prompts, call, record))
 
     def recorded(self, record: Record, kept: bool) -> None:
-        """The tape has the span of a call; or has not, then what it has reserved is free all the same."""
+        """Called when the tape has the span of a call, or has lost it; frees its reservation in both cases."""
         settlement = record.settle
         if record.follows:
             self.forget_sums()
@@ -161,7 +162,7 @@ class Budgets:
             self._recorder.submit(settlement.release).add_done_callback(lambda done: done.exception())
 
     def forget_sums(self) -> None:
-        """Sums were corrected on the tape."""
+        """Drop cached sums, in this process or the leader: they were corrected on the tape."""
         if self._team.leads:
             self._here.forget_sums()
         else:
@@ -170,7 +171,7 @@ class Budgets:
     # -- of other workers --------------------------------------------------------------------------------------------
 
     def for_others(self) -> tuple[Mapping[str, Callable[..., Any]], Callable[[], None]]:
-        """What another worker may ask of the first one, and what is to be done when that has died."""
+        """Handlers of another worker's messages to the leader, and one to call when that worker has died."""
         others = ForOthers(self._limits, self._here)
 
         def reserve(said: Any) -> Awaitable[Answer | None] | None:
@@ -180,7 +181,7 @@ class Budgets:
         return {"reserve": reserve, "settled": others.settled}, others.gone
 
     async def _reserve_here(self, asked: Reservation) -> list[Short] | None:
-        with suppress(TapeError):  # the recorder tells of it
+        with suppress(TapeError):  # the recorder reports it
             return self._here.reserve(asked, self._now_ns()) and await self._here_again(asked)
         return None
 
@@ -189,7 +190,7 @@ class Budgets:
     def _claims(
         self, found: Sequence[tuple[Limit, str | None]], call: Admitted, record: Record, names: Iterable[str]
     ) -> tuple[list[Claim], list[str]]:
-        """What a call may use of these, and what its model is called where that costs money. Raises `Refusal`."""
+        """The claims of a call, and the names of its model if it costs money. Raises `Refusal`."""
         unread = unread_of(call, record)
         if unread is not None:
             for limit, _ in found:
@@ -206,17 +207,17 @@ class Budgets:
         return list(claims_of(found, bound, call.model, priced, call.body)), models
 
     def _models(self, call: Admitted, record: Record, names: Iterable[str]) -> list[str]:
-        """What its model is called: by its client, and on its way."""
+        """The names of its model: the client's, and those on the way."""
         sent = record.call.dialect.model(record.plain, record.call.path) if record.changed else None
         return list(dict.fromkeys(name for name in (call.model, sent, *names) if name))
 
     @property
     def names(self) -> list[str]:
-        """Of all that are configured."""
+        """Names of all configured budgets."""
         return [limit.budget.name for limit in self._limits]
 
     def uses(self, name: str | None = None) -> list[BudgetUse]:
-        """What is used of them in the windows of this moment; reads the tape. `name`: only of this budget."""
+        """The use of all budgets in the current windows; reads the tape. `name`: only of this budget."""
         return self.reader.uses(self._now_ns(), name, self._here.reserved())
 
     # -- on the recorder's thread ------------------------------------------------------------------------------------
@@ -228,16 +229,16 @@ class Budgets:
         return BudgetOperations(tape).reserve(asked, self._now_ns())
 
     def settle(self, tape: Transaction, asked: Reservation, spent: Sequence[Used]) -> list[tuple[bytes, int, int]]:
-        """Counts what a call has used, and frees what it has reserved."""
+        """Count the use of a call, and free its reservation."""
         self._open.discard(asked.who)
         return BudgetOperations(tape).settle(asked, spent)
 
     def correct(self, tape: Transaction, entry: Entry, answer: str) -> None:
-        """Counts what a call has used whose answer was fetched, in place of what was counted as a guess."""
+        """Replace the guess for an answer by its use, after it was fetched."""
         do = BudgetOperations(tape)
         counted, models = do.guessed(answer)
         tape.delete(GUESSES, answer.encode())
-        # One that was stopped has used something, whether its provider reports that or not.
+        # A stopped answer has used something, whether its provider reports that or not.
         if entry.usage is None and entry.finish != "failed":
             return
         found = spent(entry if entry.usage is None else replace(entry, error=None))
@@ -249,7 +250,7 @@ class Budgets:
                 do.correct(key, since, amount, one)
 
     def correct_batch(self, tape: Transaction, batch: str, results: Sequence[Entry]) -> None:
-        """Counts what results of a batch have used, in the budgets that count the call which has made it, now."""
+        """Count the use of results of a batch, now, in the budgets that count the call which has made it."""
         do, now = BudgetOperations(tape), self._now_ns()
         for key, _, _ in do.guessed(batch)[0]:
             limit = limit_of(key, self._limits)
@@ -260,7 +261,8 @@ class Budgets:
                     do.count(key, window_at(limit.budget.window, now).since_ns, None, one)
 
     def cost(self, served: str | None, models: Iterable[str], at_ns: int, tokens: Tokens) -> float | None:
-        """What so many tokens cost of the model that answered, or else of the one that was asked for."""
+        """Cost of tokens, in dollars, of the model that answered, or else of the requested one; None without a
+        price."""
         found = (self._prices.cost(served, name, at_ns, tokens) for name in models)
         return next((dollars for dollars in found if dollars is not None), None)
 
@@ -268,37 +270,37 @@ class Budgets:
 
     @property
     def or_none(self) -> Budgets | None:
-        """What calls ask: nothing where no budget is configured."""
+        """These budgets; None if none is configured, so that calls skip them."""
         return self if self._limits else None
 
     async def start(self) -> None:
-        """Begins to renew leases and to take away what is over."""
+        """Begin to renew leases and to delete ended reservations and sums."""
         if self._limits:
             await self._safely(self._look_round)
             self._task = asyncio.ensure_future(self._run())
 
     async def share(self) -> None:
-        """Another process takes over: what is reserved in memory is on the tape from now on."""
+        """Move reservations from memory to the tape: another process takes over."""
         self._leaves, self._alone = True, False
         _ = await self._team.ask_others("share")
         await self._bring([asked for asked in self._here.leave() if asked.who[:8] == self._process])
         await self.bring()
 
     async def bring(self) -> None:
-        """The first worker has died, or another process takes over: what it has reserved for calls of this process is
-        on the tape from now on."""
+        """Move to the tape what the leader has reserved for calls of this process: the leader has died, or another
+        process takes over."""
         await self._bring(self._far.leave())
 
     async def _bring(self, calls: Sequence[Reservation]) -> None:
         if calls:
-            with suppress(TapeError):  # the recorder has told of it
+            with suppress(TapeError):  # the recorder has reported it
                 await self._recorder.submit(partial(self._keep, calls))
 
     def _keep(self, calls: Sequence[Reservation], tape: Transaction) -> None:
         self._open.update(asked.who for asked in BudgetOperations(tape).keep(calls, self._now_ns()))
 
     async def stop(self) -> None:
-        """Ends that."""
+        """End the renewal of leases."""
         self._stopping = True
         self.look_again()
         if self._task is not None:
@@ -313,29 +315,29 @@ class Budgets:
                     await self._news.wait()
 
     def look_again(self) -> None:
-        """Another worker has come, or has gone: perhaps this gateway alone writes the tape now."""
+        """Check soon whether this gateway alone writes the tape: a worker has come or gone."""
         self._news.set()
 
     async def _safely(self, do: Callable[[], Awaitable[None]]) -> None:
         try:
             await do()
         except TapeError:
-            pass  # the recorder has told of it
+            pass  # the recorder has reported it
         except Exception:
             _log.exception("budgets could not be tended")
 
     async def _look_round(self) -> None:
-        """Notices that nobody else writes the tape."""
+        """Keep reservations in memory if nobody else writes the tape."""
         if self._alone or self._leaves or not self._team.leads or await self._others_write():
             return
         if self._team.several:
-            # What others of this gateway were about to reserve on the tape is there then.
+            # After this, all reservations of this gateway's other workers are on the tape.
             if not await self._recorder.flush_others() or await self._others_write():
                 return
         else:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).bury(self._now_ns(), self._process))
         self._here.forget_sums()
-        # It may have become so meanwhile.
+        # A takeover may have begun meanwhile.
         self._alone = not self._leaves
 
     async def _others_write(self) -> bool:
@@ -353,19 +355,19 @@ class Budgets:
 
 
 class Settlement:
-    """How what a call has reserved is settled: in the transaction of its span. It does not know the call, which knows
-    it: of a ring of thousands of calls the collector would make a pause of 15 ms."""
+    """Settles the reservation of a call, in the transaction of its span. The call refers to it and not the other way
+    round: with a reference cycle, thousands of calls would make the collector pause for 15 ms."""
 
     __slots__ = ("_budgets", "_models", "_names", "asked", "used")
 
     def __init__(self, budgets: Budgets, asked: Reservation, models: Sequence[str], names: Mapping[str, str]) -> None:
-        """`models`: what its model is called, by its client and on its way; `names`: by upstream."""
+        """`models`: names of its model, the client's and those on the way; `names`: by upstream."""
         self._budgets, self.asked, self._models, self._names = budgets, asked, models, names
         self.used = [Used(0)] * len(asked.claims)
-        """By the places of its claims."""
+        """Use by the index of each claim."""
 
     def __call__(self, tape: Transaction, entry: Entry) -> None:
-        """With its span."""
+        """Called in the transaction of its span."""
         own = self._names.get(entry.upstream or "")
         models = self._models if own is None else [own, *self._models]
         cost = partial(self._budgets.cost, entry.model_served, models, entry.start_ns)
@@ -381,5 +383,5 @@ class Settlement:
             BudgetOperations(tape).guess(later, counted, models)
 
     def release(self, tape: Transaction) -> None:
-        """Where its span is lost."""
+        """Free the reservation: the span is lost."""
         self._budgets.settle(tape, self.asked, [Used(0)] * len(self.asked.claims))

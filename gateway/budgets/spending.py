@@ -1,8 +1,8 @@
-"""What a call has used, by its span. Pure.
+"""Computes the use of a call from its span. Pure.
 
-A call that was refused, did not reach its upstream, or was left before a byte of the answer was there has used nothing.
-Any other has used what its provider reports. Where nobody counted, the estimate of its tokens counts, and is marked as
-a guess; so is what was reserved where there is nothing else.
+A call that was refused, did not reach its upstream, or was left before the first byte of the answer has used nothing.
+Any other has used what its provider reports. If the provider reports no counts, the estimate of its tokens counts, and
+is marked as a guess; without an estimate, the reserved amount counts as a guess.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from penstock.gateway.store.records import Entry
 
 
 class Spent(NamedTuple):
-    """Tokens of a call."""
+    """The tokens that a call has used."""
 
     tokens: Tokens
     guessed: bool
 
 
 def spent(entry: Entry) -> Spent | None:
-    """The tokens of a call; None for one that has used nothing."""
+    """The tokens that a call has used; None if it has used nothing."""
     refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
     if entry.upstream is None or entry.first_byte_ns is None or refused:
         return None
     told, (asked, made) = Tokens.of(entry.usage), entry.estimate or (None, None)
     output, guessed = told.output, asked is not None or made is not None
     if entry.heard is not None and output is not None and entry.heard > output:
-        # Of an answer that was broken off, some providers have told only how it began.
+        # For an answer that was broken off, some providers have reported only the count at its beginning.
         output, guessed = entry.heard, True
     prompt = asked if told.input is None else told.input
     output = made if output is None else output
@@ -39,7 +39,7 @@ def spent(entry: Entry) -> Spent | None:
 
 
 def used(claims: Sequence[Claim], found: Spent | None, cost: Callable[[Tokens], float | None]) -> list[Used]:
-    """What that is of each budget. `cost`: of so many tokens; None where there is no price."""
+    """The use of each budget. `cost`: dollars of tokens; None without a price."""
     return [Used(0) if found is None else _used(claim, found, cost) for claim in claims]
 
 

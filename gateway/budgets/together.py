@@ -1,9 +1,9 @@
-"""Budgets of several workers of one gateway: the first one reserves for all, in its memory (`budgets.here`), while no
-other process writes the tape. A worker asks it before a call goes out, and says what the call has used when its span
-is durable.
+"""Budgets of several workers of one gateway: the leader reserves for all, in its memory (`budgets.here`), while no
+other process writes the tape. A worker asks it before a call goes out, and reports the use of the call when its span is
+durable.
 
-What a worker that dies had reserved is free. Where the first one dies, or another gateway takes over, each worker
-brings what is reserved for its calls to the tape, where all see it.
+The reservations of a worker that dies are freed. If the leader dies, or another gateway takes over, each worker moves
+the reservations of its calls to the tape, where all see them.
 """
 
 from __future__ import annotations
@@ -23,65 +23,63 @@ class Team(Protocol):
     """The workers of this gateway."""
 
     leads: bool
-    """Whether this is the first one."""
+    """True in the leader."""
 
     @property
     def several(self) -> bool:
-        """Whether there are, or will be, others."""
+        """True if there are, or will be, other workers."""
         ...
 
     def processes(self) -> set[str]:
-        """Names of the others that have a link with this one."""
+        """Names of the other workers that are connected with this one."""
         ...
 
     def ask_first(self, name: str, *said: Any) -> Awaitable[Any]:
-        """What the first one answers; None where it does not."""
+        """Ask the leader; None if it does not answer."""
         ...
 
-    def tell_first(self, name: str, *said: Any) -> None:
-        """Says something to the first one."""
-        ...
+    def tell_first(self, name: str, *said: Any) -> None: ...
 
     def ask_others(self, name: str, *said: Any) -> Awaitable[Mapping[str, Any]]:
-        """What the others answer."""
+        """Ask all other workers and return their answers."""
         ...
 
 
 class Told(msgspec.Struct):
-    """A reservation, as it goes to the first worker."""
+    """A reservation, as it is sent to the leader."""
 
     who: bytes
     rollout: str
     began_ns: int
     claims: list[tuple[bytes, str | None, int, bool]]
-    """(prefix of the budget's keys, whose, how much, whether that is unread) of each."""
+    """(prefix of the budget's keys, owner, amount, whether the use cannot be counted) of each claim."""
 
 
 class Answer(msgspec.Struct):
-    """What becomes of it."""
+    """The leader's answer to a reservation."""
 
     held: list[tuple[int, str | None, bytes]] = []
-    """(place, whose, key of the sum) of the claims whose budgets are known."""
+    """(index, owner, key of the sum) of the claims whose owners are known."""
     since: dict[bytes, int] = {}
-    """When the window began, by the key of a sum."""
+    """Begin of the window (ns), by the key of a sum."""
     short: list[tuple[int, str | None, tuple[int, ...], tuple[int, int | None]]] = []
-    """(place, whose, sum, window) of each budget that has no room."""
+    """(index of the claim, owner, sum, window) of each budget that has no room."""
 
 
 class Calls:
-    """The calls of this process for which the first worker has reserved something."""
+    """The calls of this process that have a reservation at the leader."""
 
     def __init__(self, limits: Sequence[Limit]) -> None:
         self._limits = limits
         self.open: dict[bytes, Reservation] = {}
 
     def told(self, asked: Reservation) -> Told:
-        """As it is asked for."""
+        """The message that asks for a reservation."""
         claims = [(claim.limit.prefix, claim.of, claim.amount, claim.unread) for claim in asked.claims]
         return Told(asked.who, asked.rollout, asked.began_ns, claims)
 
     def answered(self, asked: Reservation, said: Any) -> list[Short]:
-        """Takes the answer; what has no room for it."""
+        """Take the leader's answer; return the budgets that have no room."""
         answer = msgspec.convert(said, Answer)
         asked.held = [(place, asked.claims[place]._replace(of=of), key) for place, of, key in answer.held]
         asked.since = answer.since
@@ -93,14 +91,14 @@ class Calls:
         ]
 
     def leave(self) -> list[Reservation]:
-        """The first worker reserves nothing for them any more."""
+        """Return all reservations at the leader, which keeps them no longer."""
         calls = list(self.open.values())
         self.open.clear()
         return calls
 
 
 class ForOthers:
-    """What the first worker reserves for the calls of another."""
+    """The leader's reservations for the calls of another worker."""
 
     def __init__(self, limits: Iterable[Limit], here: Here) -> None:
         self._limits = {limit.prefix: limit for limit in limits}
@@ -108,7 +106,7 @@ class ForOthers:
         self._open: dict[bytes, Reservation] = {}
 
     def asked(self, said: Any) -> Reservation | None:
-        """What is asked for; None where one of its budgets is not known here."""
+        """The requested reservation; None if this process does not know one of its budgets."""
         told = msgspec.convert(said, Told)
         if not all(prefix in self._limits for prefix, *_ in told.claims):
             return None
@@ -118,8 +116,8 @@ class ForOthers:
     def reserve(
         self, asked: Reservation, reserve: Callable[[Reservation], Awaitable[list[Short] | None]]
     ) -> Awaitable[Answer | None]:
-        """Reserves it; None where that must be done on the tape."""
-        # Known at once: what is said in the same breath may be that it has ended.
+        """Reserve in memory; None if it must be done on the tape."""
+        # Noted at once: the worker's next message may be that the call has ended.
         self._open[asked.who] = asked
         return self._reserve(asked, reserve)
 
@@ -135,25 +133,25 @@ class ForOthers:
         self._open.pop(asked.who, None)
         if short is None:
             return None
-        # Claims have no hash: what a limit is made of may be a list.
+        # Claims are not hashable: a limit may contain a list.
         places = {id(claim): place for place, claim, _ in asked.held}
         return Answer(held, short=[(places[id(one.claim)], one.claim.of, *_numbers(one)) for one in short])
 
     def settled(self, said: Any, used: Sequence[tuple[int, bool, bool]]) -> None:
-        """A call has ended, and the tape has its span."""
+        """Called when a call of the worker has ended, and the tape has its span."""
         told = self.asked(said)
         if told is None:
             return
         asked = self._open.pop(told.who, told)
         asked.settled = True
         if not asked.held:
-            # What was reserved on the tape, or whatever it was, is in sums that are to be read again.
+            # The reservation may have been on the tape, so the cached sums are out of date.
             self._here.forget_sums()
         else:
             self._here.settled(asked, [Used(*one) for one in used])
 
     def gone(self) -> None:
-        """The worker has died or has left: what it has used is on the tape."""
+        """Free all reservations: the worker has died or left, and its use is on the tape."""
         for asked in self._open.values():
             self._here.lost(asked)
         self._open.clear()

@@ -11,19 +11,19 @@ from penstock.gateway.model.times import nanoseconds
 
 
 class Window(NamedTuple):
-    """One of them."""
+    """The begin and end of one window."""
 
     since_ns: int
     ends_ns: int | None
-    """None where it never does."""
+    """None if it never ends."""
 
 
 _last: Final[dict[str, Window]] = {}
-"""Those that were asked for last: most calls are in the same."""
+"""The latest window of each kind: most calls are in the same one."""
 
 
 def window_at(window: str, at_ns: int) -> Window:
-    """The one that a moment is in. A length of time begins at its multiples: `1h` on the hour, `1d` at midnight."""
+    """The window that a moment is in. A length of time begins at its multiples: `1h` on the hour, `1d` at midnight."""
     known = _last.get(window)
     if known is None or at_ns < known.since_ns or (known.ends_ns is not None and at_ns >= known.ends_ns):
         known = _last[window] = _window_at(window, at_ns)

@@ -1,4 +1,5 @@
-"""Where a call belongs: URL, headers or baggage <-> (rollout, attempt, agent). Pure; only here is the grammar known.
+"""The address of a call: URL, headers or baggage <-> (rollout, attempt, agent). Pure; only this module knows the
+grammar.
 
     /rollout/{rollout}[/attempt/{attempt}][/agent/{agent}][/prompt/{prompt}]/v1/...
     /proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/...       Agent Lightning 1.0
@@ -6,7 +7,7 @@
     baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
     session headers that coding agents send by themselves
 
-The first that names a rollout wins. Without any, `gateway.calls.conversations` follows the conversation. Agent
+The first one that names a rollout wins. Without any, `gateway.calls.conversations` follows the conversation. Agent
 Lightning 0.3 writes the first form too.
 """
 
@@ -43,7 +44,7 @@ _REMEMBERED_LENGTH = 1024
 
 
 class AddressError(ValueError):
-    """An id that may not be one; names the part, the value and what is allowed."""
+    """An id that is not valid; names the part, the value and what is allowed."""
 
     def __init__(
         self, part: str, value: str, allowed: str = f"1 to 128 of A-Z a-z 0-9 . _ - ({ID_PATTERN}), not . or .."
@@ -62,23 +63,23 @@ class Address:
     mode: Mode = "online"
     origin: Origin = "header"
     prompt: str | None = None
-    """The registered prompt that the first system text is said to be."""
+    """Name of the registered prompt that the first system text is."""
     ambiguous: bool = False
-    """Whether the call could be another implicit rollout's as well (`gateway.calls.conversations`)."""
+    """True if the call could belong to another implicit rollout as well (`gateway.calls.conversations`)."""
     session: bool = False
-    """Whether it is that of a coding agent's session, which a header of the agent names."""
+    """True if a coding agent's own session header names it."""
 
 
 def check_id(part: str, value: str) -> str:
-    """The value, if it is a valid id; else raises `AddressError`."""
+    """Return the value if it is a valid id; else raise `AddressError`."""
     if value in (".", "..") or not _ID.fullmatch(value):
         raise AddressError(part, value)
     return value
 
 
 def from_path(path: str) -> tuple[Address | None, str]:
-    """(address, path below it); (None, path) when the path names no rollout. Raises `AddressError`."""
-    # An attempt asks for the same path again and again; what is too long to be one of those is not worth the memory.
+    """(address, path below it); (None, path) if the path names no rollout. Raises `AddressError`."""
+    # An attempt repeats the same paths; a path too long to be one of those is not worth the memory.
     return _remembered(path) if len(path) <= _REMEMBERED_LENGTH else _parse(path)
 
 
@@ -114,7 +115,7 @@ def _segment(path: str, name: str) -> tuple[str | None, str]:
 
 
 def from_headers(headers: Mapping[bytes, bytes]) -> Address | None:
-    """The address in a request's headers (names in lower case); None when they name no rollout."""
+    """The address in a request's headers (names in lower case); None if they name no rollout."""
     if not ADDRESS_HEADERS & headers.keys():
         return None
     named = _named(headers)
@@ -137,7 +138,7 @@ def session_rollout(kind: str, session: str) -> str:
 
 
 def _unkeyed(session: str) -> str:
-    """A session as it may be shown: one that looks like a key becomes its hash."""
+    """A session as it may be shown; if it looks like a key, its hash."""
     return hashlib.sha256(session.encode()).hexdigest()[:32] if looks_secret(session) else session
 
 
@@ -155,13 +156,13 @@ def _named(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def _baggage(header: str) -> dict[str, str]:
-    """The members that are ours."""
+    """The baggage's members of Penstock."""
     ours = ((name, value) for name, value in members(header) if name.startswith("penstock.") and name.endswith("_id"))
     return {name[9:-3]: unquote(value) for name, value in ours}
 
 
 def path_of(address: Address) -> str:
-    """The path prefix that an agent's base URL gets; the inverse of `from_path`."""
+    """The path prefix of an agent's base URL; the inverse of `from_path`."""
     agent = "" if address.agent is None else f"/agent/{address.agent}"
     mode = "" if address.mode == "online" else f"/mode/{address.mode}"
     prompt = "" if address.prompt is None else f"/prompt/{address.prompt}"

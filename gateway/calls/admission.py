@@ -1,4 +1,4 @@
-"""Which rollout does a call belong to, and may it pass? The first steps in the life of a call; nothing here does I/O.
+"""Finds the rollout of a call and decides whether it may pass: the first steps in the life of a call. No I/O.
 
 An address in the path, the headers or the baggage comes first, then an agent token, then the conversation that the
 request continues, or the connection it comes on (`calls.joining`).
@@ -30,24 +30,24 @@ from penstock.gateway.http.request import Request
 from penstock.gateway.upstreams.pool import Pool
 
 PACKED: Final = 64 << 10
-"""A request that came with a content encoding and is longer is unpacked on the thread; bytes."""
+"""Bytes beyond which a request with a content encoding is decoded on the thread."""
 
 
 class Admission:
-    """Knows the keys and the conversations."""
+    """Admits calls. Knows the keys and the conversations."""
 
     def __init__(self, auth: Auth, joining: Joining, token_required: bool, local_only: bool) -> None:
-        """`local_only`: whether only this machine can connect."""
+        """`local_only`: only this machine can connect."""
         self.joining = joining
         self._auth = auth
         self._foreign_pages = local_only and not token_required
-        """Whether a page of a foreign site could call, in the browser of somebody on this machine."""
+        """True if a page of a foreign site could call, in a browser on this machine."""
         self._hosts: set[bytes] = set()
-        """Some that may be named in `Host`."""
+        """Some values of `Host` that were found valid."""
         self._token_required = token_required
 
     def open_tunnel(self, request: Request, wanted: Pool) -> Tunnel:
-        """What a sidecar says of a connection; raises `ClientFault`."""
+        """Admit a sidecar's connection: its address, host and key; raises `ClientFault`."""
         headers = {low: value for low, _, value in request.headers}
         try:
             address = from_headers(headers)
@@ -58,13 +58,13 @@ class Admission:
         return Tunnel(_agreed(address, shown.rollout), shown.rollout is not None, wanted, shown.key)
 
     def admit_tunnelled(self, request: Request, hints: Hints, tunnel: Tunnel, server: Pool | None) -> Admitted:
-        """A call that came through a tunnel, which says whose it is; an agent token in place of a key says it, too.
-        `server`: whose tools it asks for. Raises `ClientFault`."""
+        """Admit a call that came through a tunnel, which names its rollout; an agent token in place of a key names it,
+        too. `server`: the MCP server that it calls, if any. Raises `ClientFault`."""
         target = request.target.decode("latin-1")
         check_target(target)
         dialect = find(request.method, target.partition("?")[0] if server is None else PREFIX + server.name)
         if dialect.family is MCP and server is None:
-            # `/mcp/NAME` is an address of ours, and means nothing on another host.
+            # `/mcp/NAME` is an address of this gateway, and means nothing on another host.
             dialect = OPAQUE
         admitted = Admitted(
             _NOWHERE, dialect, target, request.body(), server or tunnel.wanted, tunnel.token, tunnel.key
@@ -93,8 +93,8 @@ class Admission:
         metadata: bytes = b"",
         of: Admitted | None = None,
     ) -> Admitted:
-        """A request that came as a message on a WebSocket, whose opening was admitted. `metadata`: what its body says
-        in place of headers, as JSON; `of`: the call whose settings it has, where it is more input for its response."""
+        """Admit a request that came as a message on a WebSocket, whose opening was admitted. `metadata`: JSON of its
+        body that stands for headers; `of`: for steering input, the call whose settings it has."""
         address = opening.address if of is None else of.address
         call = Admitted(address, dialect, opening.path, body, opening.wanted, opening.token, opening.key)
         call.baggage = opening.baggage
@@ -110,7 +110,7 @@ class Admission:
         return call
 
     def admit(self, request: Request, hints: Hints) -> Admitted:
-        """Finds the address; raises `ClientFault`. `hints`: of the connection it came on."""
+        """Admit a call and find its address; raises `ClientFault`. `hints`: of the connection it came on."""
         target = request.target.decode("latin-1")
         check_target(target)
         path, mark, query = target.partition("?")
@@ -139,7 +139,7 @@ class Admission:
         return admitted
 
     def _check_names(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises `ClientFault` for what a page of a foreign site asks: it would use the keys of this gateway."""
+        """Raise `ClientFault` for a request of a foreign site's page: it would use the keys of this gateway."""
         host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
         if host not in self._hosts:
             if host and not self._auth.names.may_be_asked(host.decode("latin-1")):
@@ -150,7 +150,7 @@ class Admission:
             raise _foreign("origin", origin)
 
     def _authorize(self, headers: Mapping[bytes, bytes]) -> Shown:
-        """What a call comes with; raises `ClientFault` where it needs more."""
+        """The credential of a call; raises `ClientFault` if it needs one and has none."""
         shown = self._shown(headers)
         if shown is _NOTHING and self._token_required and not self._auth.is_admin(_text(headers)):
             message = "an agent token is needed: `penstock token ROLLOUT` makes one, give it as the API key"
@@ -158,7 +158,7 @@ class Admission:
         return shown
 
     def _shown(self, headers: Mapping[bytes, bytes]) -> Shown:
-        """What a call comes with."""
+        """The credential of a call; raises `ClientFault` if it is not valid."""
         token = _agent_token(headers)
         if token is None:
             return _NOTHING
@@ -173,10 +173,10 @@ class Admission:
 
 
 class Shown(NamedTuple):
-    """What a call comes with: an agent token, or a key for calls."""
+    """The credential of a call: an agent token, or a key for calls."""
 
     rollout: str | None
-    """The one that the token names."""
+    """The rollout that the token names."""
     key: str | None
     """The name of the key."""
 
@@ -185,7 +185,7 @@ _NOTHING: Final = Shown(None, None)
 _NOWHERE = Address("nowhere")
 _HOSTS: Final = 64
 _TURN: Final = "x-codex-turn-metadata"
-"""JSON within what Codex says of a request."""
+"""Field of Codex's metadata that holds more JSON."""
 
 
 def _foreign(field: str, value: bytes) -> ClientFault:
@@ -198,7 +198,7 @@ def _foreign(field: str, value: bytes) -> ClientFault:
 
 
 def _agreed(address: Address | None, token: str | None) -> Address | None:
-    """The address that is named, or that of the token; raises `ClientFault` where they are not of one rollout."""
+    """The named address, or the token's; raises `ClientFault` if they are of different rollouts."""
     if address is None:
         return None if token is None else Address(token)
     if token is not None and token != address.rollout:
@@ -208,12 +208,12 @@ def _agreed(address: Address | None, token: str | None) -> Address | None:
 
 
 def _baggage(request: Request) -> str:
-    """May be in several headers."""
+    """The baggage of a request; it may be in several headers."""
     return b",".join([value for low, _, value in request.headers if low == b"baggage"]).decode("latin-1")
 
 
 def checked(request: Request, call: Admitted) -> Admitted:
-    """Takes the body and the baggage of a call that another worker has admitted."""
+    """Add the body and the baggage to a call that another worker has admitted."""
     call.body, call.baggage = request.body(), _baggage(request)
     _unpack(call, request)
     if call.dialect is OPAQUE:
@@ -228,7 +228,7 @@ def _form(headers: Mapping[bytes, bytes]) -> str:
 
 
 def _unpack(call: Admitted, request: Request) -> None:
-    """Undoes the content encoding of a request, or has it wait for the thread."""
+    """Undo the content encoding of a request, or leave that to the thread if it is long."""
     names = b",".join(value for low, _, value in request.headers if low == b"content-encoding").decode("latin-1")
     if names and len(call.body) > PACKED:
         call.encodings, call.waits = names, True
@@ -245,7 +245,7 @@ def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def _session(metadata: bytes) -> dict[bytes, bytes]:
-    """What Codex says of a request on a WebSocket, as the headers that name its session over HTTP."""
+    """Codex's metadata of a request on a WebSocket, as the headers that name its session over HTTP."""
     said = obj(loads(metadata))
     turn = said.get(_TURN)
     said = obj(loads(turn)) | said if isinstance(turn, str) else said

@@ -1,4 +1,4 @@
-"""A call that may pass: whose it is, what it asks for, and what was read of it so far."""
+"""An admitted call: its address, its request, and the facts that were read of it so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.gateway.dialects.loose_json import LONGEST_LABEL, Peek, is_readabl
 from penstock.gateway.upstreams.pool import Pool
 
 _UNREAD: Final = "\0"
-"""Stands for a model name that was not read yet; no model is called that."""
+"""Stands for a model name that was not read yet; no model has this name."""
 
 
 @dataclass(slots=True)
@@ -27,46 +27,46 @@ class Admitted:
     path: str
     """Path and query below the address."""
     body: bytes
-    """The request's; without its content encoding where it has one that can be undone."""
+    """The request's body, without its content encoding if that can be undone."""
     wanted: Pool | None = None
-    """The host that its agent has called, behind a sidecar."""
+    """The host that its agent has called through a sidecar; else None."""
     token: bool = False
-    """Whether it came with the agent token of its rollout."""
+    """True if it came with the agent token of its rollout."""
     key: str | None = None
-    """Name of the key that it came with, where that is one for calls."""
+    """Name of the key for calls that it came with; None without one."""
     baggage: str = ""
     """Its `baggage` header."""
     packed: bytes | None = None
-    """The request's as it came, where that had a content encoding."""
+    """The request's body as it came, if its content encoding was undone."""
     families: tuple[Family, ...] = ()
-    """Those that it may be of, once it is known where it goes."""
+    """API families that it may belong to, once its destination is known."""
     routed: bool = False
-    """Whether the settings send it along a route of its model, or a release does."""
+    """True if a route of its model, or a release, decides its destination."""
     form: str = field(default="", init=False)
-    """Its content type, where its body is a form: then that names its model."""
+    """Its content type if its body is a form, which then names its model; else empty."""
     waits: bool = field(default=False, init=False)
-    """Whether it must be followed (`Joining.follow`) before its rollout, or what it asks for, is known."""
+    """True if it must be followed (`Joining.follow`) before its rollout, or its request, is known."""
     encodings: str | None = field(default=None, init=False)
     """The content encodings that are not undone yet."""
     anonymous: bool = field(default=False, init=False)
-    """Whether its conversation decides the rollout."""
+    """True if its conversation decides the rollout."""
     story: Story | None = field(default=None, init=False)
     """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
     previous: str | None = field(default=None, init=False)
     """The `previous_response_id` that it names."""
     found: Found = field(default_factory=Found, init=False)
-    """What the conversation told."""
+    """The result of matching its conversation."""
     asked: Peek | None = field(default=None, init=False)
-    """What was already read of its body, so that nobody reads it again."""
+    """Fields that were already read of its body, so that none is read twice."""
     _model: str | None = field(default=_UNREAD, init=False)
 
     def is_read(self, read: Read) -> None:
-        """Takes what was read of its conversation."""
+        """Take what was read of its conversation."""
         self.asked, self.story, self.previous = read.items.asked, read.story, read.items.previous
 
     @property
     def model(self) -> str | None:
-        """The model that it asks for. Read once, by the first who needs it: routes, releases, or the recorder."""
+        """The model that it asks for. Read once, on first use by routes, releases, or the recorder."""
         if self._model is _UNREAD:
             self.asked = self.asked or self._peek()
             self._model = self.dialect.model(self.body, self.path, self.asked)
@@ -77,8 +77,7 @@ class Admitted:
 
     @property
     def unclear(self) -> tuple[str, str] | None:
-        """(field, what is wrong) where nobody can say which model it asks for although it must name one; None of any
-        other call."""
+        """(field, what is wrong) if a call must name a model and its model cannot be read; None for any other call."""
         if self.model is not None or (self.dialect.unknown and not self.form):
             return None
         if self.asked is not None and self.asked.model is not None:

@@ -1,9 +1,9 @@
 """Takes the gateway's own keys out of error answers on their way to the agent. Sans-I/O.
 
 Providers repeat a key that they refuse, and the agent must not learn the gateway's. In the head and the body of an
-answer of 300 and above a key becomes as many asterisks; lengths, chunks and their boundaries stay. The end of a read is
-held back only where it may be the beginning of a key. An encoded answer is held until it is whole, and goes without its
-encoding if a key was found in it; one that cannot be decoded, or is too large, passes as it came.
+answer of 300 and above, a key becomes as many asterisks; lengths, chunks and their boundaries stay. The end of a read
+is held back only if it may be the beginning of a key. An encoded answer is held until it is complete, and goes without
+its encoding if a key was found in it; one that cannot be decoded, or is too large, passes unchanged.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ HELD: Final = 256 << 10
 _DECODED: Final = 4 << 20
 """The most bytes of its decoded form that are searched."""
 SEARCHED: Final = 8
-"""Of a body that is too large to be decoded as a whole so many times what came is searched: text and images hardly come
-near it. What is packed more tightly is kept as far as it was decoded, without its encoding."""
+"""A body that is too large to be decoded as a whole is searched up to so many times its encoded size; text and images
+hardly come near it. A body that is packed more tightly is kept as far as it was decoded, without its encoding."""
 _ENCODING: Final = frozenset({b"content-encoding"})
 _UNREAD: Final = (LARGER, MEMBERS)
-"""How the problems of bodies end that were not decoded to their end."""
+"""Ends of the problems of bodies that were not decoded to their end."""
 _IDENTITY: Final = (None, b"identity")
 
 
 def hiding(own: Secrets, connection: UpstreamConnection, chunked: bool) -> Framing:
-    """The way of an error answer. `chunked`: whether the client gets it in chunks."""
+    """The framing of an error answer. `chunked`: the client gets it in chunks."""
     return Plain(own, chunked) if connection.encoding in _IDENTITY else Encoded(own, chunked)
 
 
 class Plain:
-    """An answer that can be looked into as it comes."""
+    """An answer without content encoding, searched as it comes."""
 
     ids = False
 
@@ -46,16 +46,16 @@ class Plain:
         self._own = own
         self._chunks = Chunks() if chunked else None
         self._raw = bytearray()
-        """What is held back, framing included."""
+        """Bytes that are held back, framing included."""
         self._places: list[tuple[int, int]] = []
-        """Where the payload stands in it."""
+        """(start, end) of the payload's parts in them."""
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """The head at once."""
+        """Return the head at once."""
         return self._own.hide(head) + self.go_on(connection, raw)
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """All but what may be the beginning of a key."""
+        """Return all bytes but those that may be the beginning of a key."""
         raw = _passed(connection, raw, self._chunks is not None)
         before = len(self._raw)
         places = [(0, len(raw))] if self._chunks is None else self._chunks.payload(raw)
@@ -64,7 +64,7 @@ class Plain:
         return self._let_go(connection.done)
 
     def broken(self) -> bytes:
-        """What was held back."""
+        """Return the bytes that were held back."""
         return self._let_go(True)
 
     def _let_go(self, ended: bool) -> bytes:
@@ -86,7 +86,7 @@ class Plain:
         return bytes(raw[:cut])
 
     def _cut(self, kept: int) -> int:
-        """Where the last bytes of the payload begin."""
+        """The offset at which the last `kept` bytes of the payload begin."""
         for start, end in reversed(self._places if kept else ()):
             if kept <= end - start:
                 return end - kept
@@ -95,7 +95,7 @@ class Plain:
 
 
 class Encoded:
-    """An answer that can only be looked into as a whole."""
+    """An answer with a content encoding, searched when it is complete."""
 
     ids = False
 
@@ -108,12 +108,12 @@ class Encoded:
         self._held = True
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """The head waits for the length."""
+        """Hold the head, because the length may change."""
         self._head = self._own.hide(head)
         return self.go_on(connection, raw)
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """Everything, once it is whole or too large."""
+        """Return everything once it is complete or too large."""
         passed = _passed(connection, raw, self._chunked)
         if not self._held:
             return passed
@@ -124,7 +124,7 @@ class Encoded:
         return self.broken() + b"".join(self._raw) if sum(map(len, self._raw)) > HELD else b""
 
     def broken(self) -> bytes:
-        """The head; the client sees that the rest is missing."""
+        """Return the head; the client sees that the rest is missing."""
         held, self._held = self._held, False
         return self._head if held else b""
 
@@ -142,13 +142,13 @@ class Chunks:
 
     def __init__(self) -> None:
         self._left = 0
-        """Bytes of the chunk that are still to come."""
+        """Bytes of the chunk that have not come yet."""
         self._line = b""
         self.over = False
-        """Whether only trailers can follow."""
+        """True once only trailers can follow."""
 
     def payload(self, raw: bytes) -> list[tuple[int, int]]:
-        """Where the payload stands in a read."""
+        """(start, end) of the payload's parts in a read."""
         places: list[tuple[int, int]] = []
         at = 0
         while at < len(raw) and not self.over:
@@ -163,7 +163,7 @@ class Chunks:
         return places
 
     def _size(self, part: bytes) -> None:
-        """The size in a chunk's head line; an empty line ends the chunk before."""
+        """Read the size in a chunk's head line; an empty line ends the chunk before."""
         self._line += part
         if self._line.endswith(b"\n"):
             line, self._line = self._line.partition(b";")[0].strip(), b""
@@ -173,7 +173,7 @@ class Chunks:
 
 
 def _passed(connection: UpstreamConnection, raw: bytes, chunked: bool) -> bytes:
-    """What the client gets of a read."""
+    """The bytes for the client of a read, without the upstream's chunks if the client takes none."""
     return raw if chunked or not connection.chunked else b"".join(connection.pieces)
 
 
@@ -181,17 +181,17 @@ class Kept(NamedTuple):
     """A body without the secrets in it."""
 
     body: bytes
-    """The same object if there was none."""
+    """The same object if it holds no secret."""
     plain: bytes
     """Without its content encoding, as far as it could be undone."""
     bare: bool
-    """Whether the body had to be taken out of its encoding."""
+    """True if the body had to be taken out of its encoding."""
     problem: str | None = None
     """Why its encoding could not be undone completely."""
 
     @property
     def in_part(self) -> bool:
-        """Whether only the beginning of it is kept."""
+        """True if only the beginning of the body is kept."""
         return self.bare and self.problem is not None and self.problem.endswith(_UNREAD)
 
 
@@ -201,8 +201,8 @@ _UNKNOWN: Final = About()
 def keep(
     secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None, about: About = _UNKNOWN
 ) -> Kept:
-    """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched. Without a limit, one
-    that is too large to be decoded as a whole is searched on, and only kept whole where that finds nothing."""
+    """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched. Without a limit, a
+    body that is too large to be decoded as a whole is searched on, and kept whole only if that finds nothing."""
     if not encoding or encoding == "identity":
         hidden = secrets.body(body, about)
         return Kept(hidden, hidden, False)
@@ -210,7 +210,7 @@ def keep(
     cut = problem is not None and problem.endswith(CUT)
     hidden = secrets.body(plain, about._replace(cut=about.cut or cut, problem=None if cut else problem))
     if problem is not None and not plain:
-        # There was nothing to search, but what cannot be decoded here may be elsewhere.
+        # There was nothing to search here, but another reader may decode the body.
         hidden = secrets.body(body, about._replace(problem=problem))
     unchanged = hidden is plain or hidden is body
     if unchanged and limit is None and problem is not None and problem.endswith(_UNREAD) and secrets:
@@ -219,7 +219,7 @@ def keep(
 
 
 def _absent(secrets: Secrets, body: bytes, encoding: str) -> bool:
-    """Whether no secret is in a body that is too large to be decoded as a whole."""
+    """True if no secret is in a body that is too large to be decoded as a whole."""
     most = SEARCHED * len(body)
     try:
         return secrets.absent(decoded_pieces(body, encoding, most), most)
@@ -228,14 +228,14 @@ def _absent(secrets: Secrets, body: bytes, encoding: str) -> bool:
 
 
 def without_tokens(secrets: Secrets, kept: Kept, about: About) -> Kept:
-    """A body of a call in which something was masked, without the tokens that say it too."""
+    """A body of a masked call, without the token ids that repeat the masked text."""
     plain = secrets.without_tokens(kept.plain, about)
     return kept if plain is kept.plain else Kept(plain, plain, kept.bare or kept.body is not kept.plain, kept.problem)
 
 
 def masked_facts(dialect: Dialect, request: bytes, response: bytes, stream: bool, seen: Facts) -> Facts:
-    """The facts of a call in which something was masked: its texts as they are kept, and what is no text as it was
-    `seen` before. So it stays true that the call went well, and what it has cost."""
+    """The facts of a masked call: its texts as they are kept, and all other facts from `seen`, read before masking. So
+    its outcome and cost stay true."""
     gone = not response.strip(b"*")
     said = Facts(seen.model, finish=seen.finish) if gone else dialect.facts(request, response, stream)
     counts = {"tool_calls": seen.tool_calls, "choices": seen.choices, "failed": seen.failed, "answers": seen.answers}

@@ -1,12 +1,12 @@
-"""Who may do what: keys for the control API, each with a name and a role, and agent tokens that open the data plane for
-one rollout.
+"""Credentials and roles: keys for the control API, each with a name and a role, and agent tokens that open the data
+plane for one rollout.
 
 A token is stateless: `pst_` and the base64 of expiry, rollout and their HMAC-SHA256 under the gateway's secret. It
 needs no storage and cannot be revoked alone; a new secret ends them all. Without an admin key everybody who reaches the
 port is admin (the gateway then listens on loopback only), except a request with an agent token: that opens only its
-rollout, whatever else the gateway allows. Of named keys only the SHA-256 is known here, which is enough: they are made
-at random (`make_key`). Those with the role `call` open calls of any rollout and nothing else; of the others only the
-admin key does. Pure: the caller brings headers and the clock.
+rollout, whatever else the gateway allows. Of named keys the gateway knows only the SHA-256, which is enough because
+they are random (`make_key`). Keys with the role `call` open calls of any rollout and nothing else; of the other keys
+only the admin key opens calls. Pure: the caller brings headers and the clock.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY
 
 PREFIX = "pst_"
 KEY_PREFIX = "pst_key_"
-"""What named keys begin with: they are masked as agent tokens are. No token begins so, because each begins with the
-highest bytes of its expiry, which are zero."""
+"""Prefix of named keys, which are masked like agent tokens. No token begins so, because each begins with the highest
+bytes of its expiry, which are zero."""
 PURPOSE = b"penstock agent token 1\0"
 _KEY_HEADERS = ("authorization", "x-api-key")
 _KEY_LENGTHS = frozenset(map(len, _KEY_HEADERS))
@@ -39,30 +39,30 @@ EXPIRY = struct.Struct(">Q")
 
 
 class AuthError(Exception):
-    """A token that does not open anything; the text says why."""
+    """A credential that opens nothing; the text says why."""
 
 
 class Holder(NamedTuple):
-    """Whoever has a key."""
+    """The holder of a key."""
 
     name: str
-    """Name of the key; empty for everybody where there is none."""
+    """Name of the key; empty for everybody if the gateway has no admin key."""
     role: Role
-    """What it may do."""
+    """Role of the key."""
 
 
 def make_key() -> str:
-    """A new key to be named."""
+    """Return a new random key, to be given a name."""
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def key_hash(key: str) -> str:
-    """What is kept of a named key: SHA-256; hex."""
+    """SHA-256 of a named key, in hex: all that is kept of it."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Auth:
-    """The gateway's keys."""
+    """Checks the gateway's keys and tokens."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Auth:
         callers: Iterable[tuple[str, str]] = (),
         names: LocalNames | None = None,
     ) -> None:
-        """`named`: the hash of each named key, and whoever has it; `callers`: that of each that opens calls, and its
-        name. `names`: by which it is asked where it asks for no key."""
+        """`named`: hash and holder of each named key; `callers`: hash and name of each key that opens calls; `names`:
+        the gateway's host names for requests while no key is required."""
         for name, key in ((f"admin key ({ADMIN_KEY})", admin_key), (f"read key ({READ_KEY})", read_key)):
             if key is not None and (not key or key.startswith(PREFIX)):
                 raise ValueError(f"the {name} must not be empty nor start with {PREFIX!r}, which marks agent tokens")
@@ -96,7 +96,7 @@ class Auth:
         self.names = names or LocalNames()
         self.admin_key = admin_key
         self.read_key = read_key
-        # Prepared once: keying it costs more than signing a name.
+        # Made once: setting up the HMAC costs more than signing a name.
         self._mac = hmac.new(secret, PURPOSE, hashlib.sha256)
 
     @property
@@ -105,7 +105,7 @@ class Auth:
         return tuple(key for key in (self.admin_key, self.read_key) if key is not None)
 
     def mint(self, rollout: str, expires_s: int | None = None, now: float | None = None) -> str:
-        """A token for one rollout, valid for `expires_s` seconds or for ever."""
+        """Return a token for one rollout, valid for `expires_s` seconds, or for ever if None."""
         if not re.fullmatch(ID_PATTERN, rollout):
             raise ValueError(f"not a rollout id: {rollout!r}")
         if expires_s is not None and expires_s <= 0:
@@ -115,7 +115,7 @@ class Auth:
         return PREFIX + base64.urlsafe_b64encode(payload + self._sign(payload)).decode().rstrip("=")
 
     def rollout_of(self, token: str, now: float) -> str:
-        """The rollout that a token opens; raises AuthError. `now` is in seconds since the epoch."""
+        """The rollout that a token opens; raises `AuthError`. `now`: seconds since the epoch."""
         blob = _decode(token)
         payload, signature = blob[:-32], blob[-32:]
         if len(payload) <= EXPIRY.size or not hmac.compare_digest(signature, self._sign(payload)):
@@ -126,12 +126,12 @@ class Auth:
         return payload[EXPIRY.size :].decode()
 
     def is_admin(self, headers: Mapping[str, str]) -> bool:
-        """True when the request may change things at the control API."""
+        """True if the request may change things at the control API."""
         found = self.holder(list(credentials(headers)))
         return found is not None and found.role == "admin"
 
     def holder(self, presented: Sequence[str]) -> Holder | None:
-        """Who has these keys, all that a request presents; None: nobody whom the control API knows."""
+        """The holder of the keys that a request presents; None if the control API does not know them."""
         if any(map(is_token, presented)) or self.calling(presented) is not None:
             return None
         if self.admin_key is None:
@@ -144,7 +144,7 @@ class Auth:
         return next((found for it in hashes if (found := self._named.get(it)) is not None), None)
 
     def calling(self, presented: Iterable[str]) -> str | None:
-        """The name of a key among them that opens calls and nothing else."""
+        """The name of a key among them that opens only calls; None if there is none."""
         keys = (key for key in presented if self._callers and key.startswith(KEY_PREFIX))
         return next((name for key in keys if (name := self._callers.get(key_hash(key))) is not None), None)
 
@@ -164,9 +164,9 @@ class Auth:
 
 
 def credentials(headers: Mapping[str, str]) -> Iterator[str]:
-    """Every key that a request presents, where the SDKs put them: `Authorization: Bearer` and `x-api-key`."""
+    """Yield every key that a request presents, where SDKs put them: `Authorization: Bearer` and `x-api-key`."""
     for name, value in headers.items():
-        # Their length rules out most headers.
+        # The length of its name rules out most headers.
         if len(name) in _KEY_LENGTHS and (low := name.lower()) in _KEY_HEADERS:
             scheme, _, rest = value.strip().partition(" ")
             if low == "x-api-key":
@@ -176,13 +176,13 @@ def credentials(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 def _presents(presented: Sequence[str], key: str) -> bool:
-    """True when the key is among them. Every one is compared, in constant time."""
+    """True if the key is among them. All are compared, in constant time."""
     wanted = key.encode()
     return any([hmac.compare_digest(one.encode(errors="replace"), wanted) for one in presented])
 
 
 def is_token(credential: str) -> bool:
-    """True for what claims to be an agent token, good or bad."""
+    """True for the form of an agent token, valid or not."""
     return credential.startswith(PREFIX) and not credential.startswith(KEY_PREFIX)
 
 

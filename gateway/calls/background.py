@@ -1,10 +1,10 @@
 """Answers that another call fetches, as operations inside a write transaction.
 
-A call that asks for its answer in the background is open until its answer has come: `deferred` notes under the answer's
-name that it waits. The first call that fetches the answer's last state ends it (`fetched`), whoever makes it, in
-whatever process: the answer, its tokens and how it ended are those of the call that has asked. Others that fetch the
-same change nothing. A process may write that an answer was fetched before another has written that it was asked for;
-then the second ends it. An answer that nobody fetches for a day is not waited for any longer.
+A call that asks for its answer in the background stays open until its answer has come: `deferred` notes under the
+answer's name that the call waits. The first call that fetches the answer's last state ends it (`fetched`), whichever
+client or process makes it: the answer, its tokens and its outcome become those of the call that has asked. Later
+fetches of the same answer change nothing. A process may write that an answer was fetched before another has written
+that it was asked for; then the second ends the call. An answer that nobody fetches for a day is given up.
 
     background      name of an answer       "a" since (u64) key of the call that waits for it
                                             "f" since (u64) key of the call that has fetched it
@@ -32,17 +32,17 @@ from penstock.gateway.store.transaction import Transaction
 
 DATABASE: Final = "background"
 WAITS_NS: Final = 24 * 3600 * 10**9
-"""How long an answer is waited for."""
+"""Nanoseconds after which an answer is given up."""
 _LOOK_NS: Final = 600 * 10**9
-"""How often those are looked for that were waited for as long."""
+"""Nanoseconds between two searches for answers to give up."""
 _ASKED, _FETCHED, _LOOKED = b"a", b"f", b"\0"
 _KEPT: Final = tuple(name for name in (*STYLE, *OWN) if name not in ("body", "estimate"))
 Correct: TypeAlias = Callable[[Transaction, Entry, str], None]
-"""What is done with the tokens of an answer, by its name, once the call that has asked has them."""
+"""Called with the tokens of an answer and its name, once the call that has asked has them."""
 
 
 class _Noted(NamedTuple):
-    """What is known of an answer."""
+    """The record of an answer."""
 
     state: bytes
     since_ns: int
@@ -62,17 +62,17 @@ class _Answer(NamedTuple):
     facts: Facts
     by: Entry | Span
     body: Body | None
-    """Of the call that has fetched it."""
+    """Bytes of the call that has fetched it."""
 
 
 def deferred(tape: Transaction, entry: Entry, correct: Correct | None) -> None:
-    """A call has asked for an answer that is still to be fetched."""
+    """Note that a call waits for an answer, or end it if the answer was fetched already."""
     name, mine = entry.deferred, (entry.rollout, entry.attempt, entry.sequence)
     if name is None:
         return
     noted = _noted(tape, name)
     if noted is not None and noted.state == _ASKED and noted.call != mine:
-        _give_up(tape, noted.call)  # Nobody could tell its answer from that of this one.
+        _give_up(tape, noted.call)  # Its answer could not be told from this call's.
     answer = None
     if noted is not None and noted.state == _FETCHED and noted.since_ns >= (entry.end_ns or 0):
         answer = _read(tape, name, noted.call)
@@ -84,7 +84,7 @@ def deferred(tape: Transaction, entry: Entry, correct: Correct | None) -> None:
 
 
 def fetched(tape: Transaction, entry: Entry, answers: tuple[str, Facts], correct: Correct | None) -> None:
-    """A call has fetched the last state of an answer."""
+    """End the call that waits for this answer: another call has fetched its last state."""
     (name, facts), mine = answers, (entry.rollout, entry.attempt, entry.sequence)
     noted = _noted(tape, name)
     if noted is not None and noted.state == _FETCHED:
@@ -96,7 +96,7 @@ def fetched(tape: Transaction, entry: Entry, answers: tuple[str, Facts], correct
 
 
 def give_up(tape: Transaction, rollout: bytes) -> None:
-    """No answer is waited for any longer that calls of a rollout have asked for. `rollout`: its key."""
+    """Give up all answers that calls of a rollout wait for. `rollout`: its key."""
     for key in [key for key, value in tape.scan("open", rollout) if process_of(value) == DEFERRED]:
         entry = _give_up(tape, keys.split_head_key(key))
         if entry is not None and entry.attributes is not None:
@@ -111,7 +111,7 @@ def _noted(tape: Transaction, name: str) -> _Noted | None:
 
 
 def _look_through(tape: Transaction, now: int) -> None:
-    """Now and then gives those up that have waited for too long, and forgets what was fetched long ago."""
+    """Every ten minutes, give up answers that were waited for too long, and forget those fetched long ago."""
     looked = tape.get(DATABASE, _LOOKED)
     if looked is not None and now - keys.to_number(looked) < _LOOK_NS:
         return
@@ -129,7 +129,7 @@ def _all(tape: Transaction) -> Iterator[tuple[bytes, _Noted]]:
 
 
 def _read(tape: Transaction, name: str, call: tuple[str, str, int]) -> _Answer | None:
-    """An answer that was fetched before anybody knew who had asked for it."""
+    """An answer that was fetched before its call was known."""
     span = tape.span(call)
     body = None if span is None else tape.body(span)
     if span is None or body is None:
@@ -139,7 +139,7 @@ def _read(tape: Transaction, name: str, call: tuple[str, str, int]) -> _Answer |
 
 
 def _end(tape: Transaction, call: tuple[str, str, int], answer: _Answer, name: str, correct: Correct | None) -> None:
-    """The answer that a call has waited for is there."""
+    """End a call whose answer was fetched."""
     entry = _waiting(tape, call)
     if entry is None:
         return
@@ -162,7 +162,7 @@ def _end(tape: Transaction, call: tuple[str, str, int], answer: _Answer, name: s
 
 
 def _with_answer(asked: Body, came: Body, entry: Entry) -> Body:
-    """The bytes of a call with the answer that was fetched; what it was told at first stands beside."""
+    """The bytes of a call with the fetched answer; its first answer is kept as a side."""
     told = Side(who="receipt", dialect=entry.dialect, path=entry.path, request_body=b"", response_body=asked.response)
     arrived = max(0, ((entry.end_ns or entry.start_ns) - entry.start_ns) // 1000)
     return replace(
@@ -184,7 +184,7 @@ def _give_up(tape: Transaction, call: tuple[str, str, int]) -> Entry | None:
 
 
 def _waiting(tape: Transaction, call: tuple[str, str, int]) -> Entry | None:
-    """A call that waits for its answer; None where it is over, or was forgotten."""
+    """A call that waits for its answer; None if it has ended, or was forgotten."""
     found = tape.deferred(call)
     if found is None:
         return None

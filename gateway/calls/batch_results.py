@@ -1,7 +1,7 @@
-"""Reads results of batches of the tape once they were fetched (`calls.batches`): a few at a time, on a thread.
+"""Reads results of batches from the tape after they were fetched (`calls.batches`): a few at a time, on a thread.
 
-It works in the process whose call has fetched them, and takes up what another has left: when it starts, with the next
-results, and now and then. Two that read the same keep each result once.
+It works in the process whose call has fetched them, and takes over work that another process has left: at the start,
+with the next results, and every ten minutes. Two processes that read the same results keep each result once.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from penstock.gateway.store.reader import Reader
 from penstock.gateway.store.recorder import Recorder
 
 EVERY_S: Final = 600.0
-"""How often it is looked for what others have left."""
+"""Seconds between two searches for results that other processes have left."""
 _log = logging.getLogger("penstock.batches")
 
 
 class BatchResults:
-    """`start` before use, `stop` before the recorder closes."""
+    """The service that reads fetched results. `start` before use, `stop` before the recorder closes."""
 
     def __init__(
         self, tape: Reader, recorder: Recorder, metrics: Metrics, now_ns: Callable[[], int], count: Count,
         counted: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`count`: what is done with new results in their transaction; `counted`: after that."""
+        """`count`: called with new results in their transaction; `counted`: called after that."""
         self._tape, self._recorder, self._metrics, self._now_ns = tape, recorder, metrics, now_ns
         self._count, self._counted = count, counted
         self._news, self._stopping = asyncio.Event(), False
         self._task: asyncio.Task[None] | None = None
 
     def look(self) -> None:
-        """A call may have fetched results."""
+        """Look for results soon: a call may have fetched some."""
         self._news.set()
 
     async def start(self) -> None:
-        """Takes up what was left."""
+        """Begin, with the results that were left unread."""
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """Keeps what it is about to keep; the rest is read later."""
+        """Finish the current transaction; the rest is read later."""
         self._stopping = True
         self.look()
         if self._task is not None:
@@ -56,7 +56,7 @@ class BatchResults:
     async def _run(self) -> None:
         while not self._stopping:
             self._news.clear()
-            with suppress(TapeError):  # the recorder has told of it
+            with suppress(TapeError):  # the recorder has reported it
                 for todo in await asyncio.to_thread(batches.todos, self._tape):
                     await self._safely(todo)
             with suppress(TimeoutError):
@@ -73,7 +73,7 @@ class BatchResults:
             await self._finish(todo, (1, "they could not be read; the gateway's log says why"))
 
     async def _read(self, todo: Todo) -> None:
-        # The call that has made the batch may wait to be written, here or by another worker.
+        # The call that has made the batch may still be queued for the tape, here or in another worker.
         await self._recorder.flush_all()
         found = await asyncio.to_thread(Results, self._tape, todo)
         while entries := [] if self._stopping or not found.rollout else await asyncio.to_thread(found.some):
@@ -81,7 +81,7 @@ class BatchResults:
                 partial(batches.keep, batch=found.batch, entries=entries, count=self._count)
             )
             if kept is None:
-                # They are those of the call that has fetched them now, or nobody's.
+                # Their rollout was forgotten: they belong to the call that has fetched them now, or to none.
                 found = await asyncio.to_thread(Results, self._tape, todo)
                 continue
             self._metrics.batch_results[("kept",)] += kept

@@ -1,13 +1,14 @@
-"""Results of batches become calls: each is a span beside the call that has made its batch, once, whoever fetches it.
+"""Results of batches become calls: each is a span beside the call that has made its batch, kept once, however often it
+is fetched.
 
-What calls tell of batches and their files (`dialects.batches`) is noted with their spans. A call that fetches results
-leaves a note that they are to be read (`noted`); `batch_results` reads them of the tape, some at a time, and keeps
-those that are new (`keep`). A file of results may be fetched, or its note written, before anybody knows whose it is:
-then it waits for that.
+What calls tell about batches and their files (`dialects.batches`) is noted with their spans. A call that fetches
+results leaves a note that they are to be read (`noted`); `batch_results` reads them from the tape, some at a time, and
+keeps the new ones (`keep`). A file of results may be fetched, or its note written, before its batch is known: then the
+note waits.
 
     batches     "b" name of a batch             its `Known`
                 "f" name of a file              its `File`
-                "r" name of a batch NUL what tells a result (16)    key of its summary
+                "r" name of a batch NUL digest of a result's name (16)    key of its summary
                 "t" key of the summary of a call that has fetched results    name of the batch
 """
 
@@ -36,27 +37,28 @@ from penstock.gateway.store.transaction import Transaction
 
 DATABASE: Final = "batches"
 KNOWN_NS: Final = 90 * 24 * 3600 * 10**9
-"""How long it is known which results of a batch are kept: longer than providers have them."""
+"""Nanoseconds for which the kept results of a batch are known: longer than providers offer them."""
 AT_ONCE, AT_ONCE_BYTES = 128, 1 << 20
-"""Results that are kept in one transaction, and about as many bytes of them."""
+"""Most results that are kept in one transaction, and about the most bytes of them."""
 MOST_BYTES: Final = 1 << 30
-"""Bytes of results that are read of one answer, without its content encoding."""
+"""Most bytes of results that are read of one answer, without its content encoding."""
 LEFT_OUT: Final = "penstock.batch.left_out"
-"""The event that tells of results which are not read; its attribute of that name says how many, as far as is known."""
+"""The event that records results which were not read; its attribute of the same name has their number, as far as is
+known."""
 _WAITING: Final = 16
-"""Calls that wait until it is known whose file they have fetched."""
+"""Most calls that wait until the batch of a fetched file is known."""
 _SWEPT: Final = 4096
-"""Records of old batches that are deleted at once."""
+"""Most records of an old batch that are deleted at once."""
 _PIECE: Final = 1 << 20
 _USUAL: Final = {"anthropic": "/v1/messages", "gemini": "/v1beta/models/unknown:generateContent"}
-"""Where requests of a batch go that was made elsewhere."""
+"""Path of the requests of a batch that was made elsewhere, by API."""
 Call: TypeAlias = tuple[str, str, int]
 Count: TypeAlias = Callable[[Transaction, str, Sequence[Entry]], None]
-"""What is done with results that are new, by the name of their batch."""
+"""Called with new results and the name of their batch."""
 
 
 class Known(msgspec.Struct):
-    """What is known of a batch."""
+    """The record of a batch."""
 
     since_ns: int
     made: Call | None = None
@@ -68,7 +70,7 @@ class Known(msgspec.Struct):
 
 
 class File(msgspec.Struct):
-    """What is known of a file."""
+    """The record of a file."""
 
     since_ns: int
     brought: Call | None = None
@@ -76,7 +78,7 @@ class File(msgspec.Struct):
     of: str | None = None
     """The batch whose results it has."""
     waiting: list[Call] = []
-    """Calls that have fetched it before that was known."""
+    """Calls that have fetched it before its batch was known."""
 
 
 _known, _file = msgspec.json.Decoder(Known).decode, msgspec.json.Decoder(File).decode
@@ -87,7 +89,7 @@ _written = msgspec.json.Encoder().encode
 
 
 def noted(tape: Transaction, entry: Entry, told: Told) -> None:
-    """A call tells of batches, brings a file, or has fetched results."""
+    """Note what a call tells about batches, files and fetched results."""
     mine = (entry.rollout, entry.attempt, entry.sequence)
     for batch in told.batches:
         _note(tape, batch, mine, entry.start_ns)
@@ -110,7 +112,7 @@ def _note(tape: Transaction, batch: Batch, mine: Call, now: int) -> None:
     stored = tape.get(DATABASE, b"b" + batch.name.encode())
     known = Known(now) if stored is None else _known(stored)
     if batch.made and known.made is not None and known.created != batch.created:
-        # A server that has begun anew gives the names of earlier batches to others.
+        # A server that was set up anew gives the names of earlier batches to others.
         known = Known(now)
         for key in [key for key, _ in tape.scan(DATABASE, _kept(batch.name))]:
             tape.delete(DATABASE, key)
@@ -130,7 +132,7 @@ def _note(tape: Transaction, batch: Batch, mine: Call, now: int) -> None:
 
 
 def _kept(batch: str) -> bytes:
-    """What the keys of results of a batch begin with."""
+    """The prefix of the keys of a batch's results."""
     return b"r%b\0" % batch.encode()
 
 
@@ -148,7 +150,7 @@ def _put(tape: Transaction, kind: bytes, name: str, said: Known | File) -> None:
 
 
 def _sweep(tape: Transaction, now: int) -> None:
-    """Forgets batches and files of long ago, some of their results at a time."""
+    """Forget old batches and files, some of their results at a time."""
     old = [key for key, stored in tape.scan(DATABASE, b"f") if now - _file(stored).since_ns > KNOWN_NS]
     for key, stored in list(tape.scan(DATABASE, b"b")):
         if now - _known(stored).since_ns > KNOWN_NS:
@@ -170,7 +172,7 @@ class Todo(NamedTuple):
 
 
 def todos(tape: Reader) -> list[Todo]:
-    """All that were fetched, and are not read yet."""
+    """All results that were fetched and are not read yet."""
     with tape.view() as view:
         return [
             Todo(keys.split_head_key(key[1:]), batch.decode()) for key, batch in view.scan(DATABASE, b"t")
@@ -178,12 +180,12 @@ def todos(tape: Reader) -> list[Todo]:
 
 
 class Results:
-    """Those that a call has fetched, as entries. It holds its answer, and the call or the file that has the requests:
-    each at most what of a body is recorded."""
+    """The results that a call has fetched, as entries. Holds its answer, and the call or the file with the requests; of
+    each body at most what is recorded."""
 
     def __init__(self, tape: Reader, todo: Todo) -> None:
         self.batch, self.left_out, self.why = todo.batch, 0, ""
-        """What is not read, and why."""
+        """Number of results that are left out, and why."""
         self._of = todo.batch.partition("/")[0]
         with tape.view() as view:
             stored = view.get(DATABASE, b"b" + todo.batch.encode())
@@ -196,7 +198,7 @@ class Results:
         brought = None if file is None or file.brought is None else tape.span(*file.brought)
         self._beside = made or brought
         self.rollout = (self._beside or self._by).rollout if self._by is not None else ""
-        """Whose the results are; empty where nothing is left of the call that has fetched them."""
+        """Rollout of the results; empty if the call that has fetched them was forgotten."""
         asked = brought if self._of == "openai" else made
         self._requests = _requests(self._of, None if asked is None else tape.exchange(asked))
         fetched = None if self._by is None else tape.exchange(self._by)
@@ -209,7 +211,7 @@ class Results:
             self._leave_out("the answer broke off")
 
     def some(self) -> list[Entry]:
-        """The next ones; none when there are no more."""
+        """The next entries; empty after the last ones."""
         made, size = list[Entry](), 0
         while len(made) < AT_ONCE and size < AT_ONCE_BYTES:
             try:
@@ -249,7 +251,7 @@ class Results:
         entry = Entry(beside.rollout, beside.attempt, status="ok" if found.error is None else "error")
         entry.path, entry.error, entry.http_status = request.url or self._url, found.error, found.status
         entry.dialect = find("POST", entry.path.partition("?")[0]).name
-        # What no model has seen has used nothing.
+        # A request that no model has seen has used nothing.
         entry.upstream = None if found.status is None else beside.upstream or by.upstream
         entry.agent, entry.arm = beside.agent, beside.arm
         entry.trace_id = beside.trace_id
@@ -276,7 +278,7 @@ def _requests(of: str, asked: Exchange | None) -> Requests:
 
 
 def _read(entry: Entry, request: Request, found: Result) -> None:
-    """What the summary takes from the bodies: at the price of a batch."""
+    """Read the facts of the summary from the bodies, with the prices of batches."""
     dialect = by_name(entry.dialect)
     facts = dialect.facts(request.body, found.body, False) if found.error is None else Facts()
     entry.model = facts.model or dialect.model(request.body, entry.path)
@@ -295,7 +297,7 @@ def _read(entry: Entry, request: Request, found: Result) -> None:
 
 
 def keep(tape: Transaction, batch: str, entries: Sequence[Entry], count: Count) -> int | None:
-    """Keeps those that are new; how many these are. None where their rollout was forgotten since they were read."""
+    """Keep the new entries and return how many they are. None if their rollout was forgotten since they were read."""
     if entries and tape.rollout(entries[0].rollout) is None:
         return None
     kept = list[Entry]()
@@ -303,7 +305,7 @@ def keep(tape: Transaction, batch: str, entries: Sequence[Entry], count: Count) 
         name: Any = (entry.attributes or {})[CUSTOM_ID]
         key = _kept(batch) + blake2b(name.encode(), digest_size=16).digest()
         if tape.get(DATABASE, key) is None:
-            # The same entry may be written in another transaction, where this one fails.
+            # If this transaction fails, the same entry may be written in another one.
             kept.append(made := replace(entry, sequence=0))
             tape.record(made, 0)
             tape.put(DATABASE, key, keys.summary_key(made.rollout, made.attempt, made.sequence))
@@ -313,7 +315,7 @@ def keep(tape: Transaction, batch: str, entries: Sequence[Entry], count: Count) 
 
 
 def finish(tape: Transaction, todo: Todo, left: tuple[int, str] | None, now: int) -> None:
-    """All that can be read of an answer is kept. `left`: how many results were left out, and why."""
+    """Delete the note of an answer that was read. `left`: number of results that were left out, and why."""
     key = b"t" + keys.summary_key(*todo.fetched)
     if tape.get(DATABASE, key) is None:
         return  # another process has read it at the same time

@@ -1,7 +1,7 @@
-"""A line of the log for each call that has ended (`[log] calls`): how it went, and nothing that was said in it. And a
-count of what was not read of answers.
+"""Writes a log line for each call that has ended (`[log] calls`): its outcome, and nothing of its content. Also counts
+the keys of answers that were not read.
 
-Both are made on the recorder's thread, when the call has its place on the tape and what is secret in it is masked.
+Both happen on the recorder's thread, when the call has its place on the tape and its secrets are masked.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.gateway.store.records import Entry
 
 LOGGER: Final = "penstock.calls"
 _LONGEST: Final = 200
-"""Characters of a name that an agent has chosen."""
+"""Most characters of a name that an agent has chosen."""
 _MOST_KEYS: Final = 100
-"""Paths of keys that are counted each; all others are counted together."""
+"""Most paths of keys that are counted separately; all others are counted together."""
 OTHER: Final = "other"
 _log = logging.getLogger(LOGGER)
 
 
 def teller(log: Log, metrics: Metrics) -> Callable[[Entry, bool], None]:
-    """What tells of calls, and writes lines of them if they are wanted. Those do not go by the level of the log."""
+    """The function that is called with each recorded call. Lines of calls do not depend on the level of the log."""
     if log.calls:
         _log.setLevel(logging.INFO)
 
@@ -44,23 +44,23 @@ def teller(log: Log, metrics: Metrics) -> Callable[[Entry, bool], None]:
 
 
 def count_unread(metrics: Metrics, dialect: str, keys: Iterable[str]) -> None:
-    """Counts what was not read of an answer."""
+    """Count the keys of an answer that were not read."""
     counts = Counter(metrics.unread)
     for key in keys:
         known = (dialect, key) in counts or len(counts) < _MOST_KEYS
         counts[dialect, key if known else OTHER] += 1
-    # Another one, since the event loop may be walking through that which is there.
+    # A new object, since the event loop may be iterating over the old one.
     metrics.unread = counts
 
 
 def tell(entry: Entry, recorded: bool) -> None:
-    """Writes the line of a call that has ended; nothing of what is none, or runs on. `recorded`: the tape has it."""
+    """Write the line of a call that has ended; nothing for other spans or open calls. `recorded`: the tape has it."""
     if entry.status != "open" and entry.kind in CALLS:
         _log.info("call %s", entry.status, extra={"fields": fields(entry, recorded)})
 
 
 def fields(entry: Entry, recorded: bool) -> dict[str, Any]:
-    """What the line has, in its order; what is not known is left out."""
+    """The fields of the line, in order; unknown ones are left out."""
     usage, end_ns = entry.usage, entry.end_ns or entry.start_ns
     trace = entry.trace_id or trace_id(entry.rollout, entry.attempt)
     found: dict[str, Any] = {
@@ -101,7 +101,7 @@ def _span(entry: Entry, trace: str) -> str | None:
 
 
 def _short(name: str | None) -> str | None:
-    """A name without what has the shape of a key, of which none is left by cutting either."""
+    """A name with secrets masked, then cut, so that no part of a secret is left."""
     if name is None:
         return None
     shown = plain_text(name)

@@ -1,12 +1,13 @@
-"""Conversations as numbers: what each item says, and each beginning of the conversation. Pure.
+"""Conversations as numbers: one for the content of each item, and one for each beginning of the conversation. Pure.
 
 Agents resend the whole conversation with every call, and most requests begin with bytes that were seen before. Such a
-beginning is a *stem*: the request is compared with it, which costs a hundredth of reading it. The bytes after the
-conversation (the model, tools) are compared too; if they are the same, only the new items are read. An item that comes
-again is known by its raw bytes. A new item is read for its content, however its JSON is written.
+beginning is a *stem*: the request is compared with it, at a hundredth of the cost of reading it. The bytes after the
+conversation (the model, tools) are compared too; if they are the same, only the new items are read. An item that was
+seen before is recognised by its raw bytes. A new item is read for its content, however its JSON is written.
 
-A stem ends in two places: with its last item, and some items before that, because clients move cache markers there. It
-is looked up by the bytes before the last of some places that it reaches, each an eighth further than the one before.
+A stem ends in two places: with its last item, and some items before that, because clients move cache markers there.
+Stems are found at fixed places in a request, each an eighth further than the one before: the key of a stem is the bytes
+before the last place that it reaches.
 """
 
 from __future__ import annotations
@@ -24,31 +25,32 @@ from penstock.gateway.dialects.items import LARGE, Items
 from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, peek_apart
 
 LONGEST: Final = 4 << 20
-"""A longer request has no stem, because comparing it would hold other calls up; bytes."""
+"""Most bytes of a request with a stem: comparing a longer one would delay other calls."""
 _STEMS_BYTES: Final = 32 << 20
 _ITEMS: Final = 1 << 14
-"""Items that are known by their raw bytes; at most twice as many. Dropping them takes well below a millisecond."""
+"""Number of items that are known by their raw bytes; at most twice as many. Dropping them takes well below a
+millisecond."""
 _LARGE_ITEM: Final = 256 << 10
-"""A larger item is not read: it must come again byte for byte; bytes."""
+"""Most bytes of an item that is read; a larger one must come again byte for byte."""
 _HEAD: Final = 2
-"""Items that are always read: an agent's task, and instructions that are no item of the request's list."""
+"""Number of first items that are always read: an agent's task, and instructions outside the request's list."""
 _MOVING: Final = 3
-"""Items at the end of a stem that clients may write otherwise the next time."""
+"""Number of items at the end of a stem that clients may write otherwise the next time."""
 _NEW: Final = 8
-"""With more items after a stem than this, the stem is extended."""
+"""Number of items after a stem beyond which the stem is extended."""
 _LONG: Final = _HEAD + 2 * _MOVING
-"""A conversation gets a stem from so many items on."""
+"""Least items of a conversation with a stem."""
 _SHORTEST: Final = 8 << 10
-"""Reading a shorter request costs no more than following it; bytes."""
+"""Least bytes of a request with a stem: reading a shorter one costs no more than following it."""
 _PLACES: Final = [int(_SHORTEST * 1.125**step) for step in range(60)]
 _BEFORE: Final = 128
-"""Bytes by which a stem is found."""
+"""Number of bytes that are the key of a stem."""
 _TRIES: Final = 8
-"""Places that are tried: a request may be two and a half times as long as its stem."""
+"""Number of places that are tried: a request may be two and a half times as long as its stem."""
 
 
 class Reads(Protocol):
-    """The slice of a dialect that is needed here."""
+    """The part of a dialect that is needed here."""
 
     @property
     def name(self) -> str: ...
@@ -57,14 +59,14 @@ class Reads(Protocol):
 
 
 class Story(msgspec.Struct, frozen=True, gc=False):
-    """A conversation: a number for each item, and one for each beginning, the first item alone first."""
+    """A conversation: a number for each item, and one for each beginning, from the first item alone to all."""
 
     items: array[int]
     beginnings: array[int]
 
     @property
     def key(self) -> int:
-        """Stands for the whole conversation."""
+        """The number of the whole conversation."""
         return self.beginnings[-1]
 
 
@@ -72,12 +74,12 @@ EMPTY: Final = Story(array("q"), array("q"))
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
-    """What was read of a request."""
+    """The result of reading a request."""
 
     items: Items
-    """The items that had to be read, and what else a head needs."""
+    """The items that had to be read, with the other facts of the request."""
     story: Story
-    """Of all items."""
+    """The conversation of all items."""
     numbers: list[int]
     """Numbers of the items that were read; 0 for one that does not count."""
 
@@ -92,15 +94,15 @@ class _End(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Start(msgspec.Struct, frozen=True, gc=False):
-    """How the requests of a stem begin; stays as the stem grows."""
+    """The common beginning of a stem's requests; stays the same as the stem grows."""
 
     dialect: str
     first: int
-    """Where in the request the items begin that need not be read again."""
+    """Offset in the request at which the items begin that need not be read again."""
     head: list[Raw]
     """The items before that."""
     mark: bytes
-    """What stands between two items."""
+    """The bytes between two items."""
 
 
 class _Stem(msgspec.Struct, frozen=True, gc=False):
@@ -120,11 +122,11 @@ _items = msgspec.json.Decoder(list[Raw]).decode
 
 
 class Fingerprints:
-    """Stems, items and what they say."""
+    """The known stems and items."""
 
     def __init__(self, stems_bytes: int = _STEMS_BYTES) -> None:
         self._said: dict[str, dict[int, int]] = {}
-        """By dialect: what an item says, by the hash of its raw bytes."""
+        """Number of an item by the hash of its raw bytes, by dialect."""
         self._said_before: dict[str, dict[int, int]] = {}
         self._stems: OrderedDict[bytes, _Stem] = OrderedDict()
         self._stems_bytes = stems_bytes
@@ -159,11 +161,11 @@ class Fingerprints:
         return read
 
     def read(self, dialect: Reads, body: bytes) -> Read:
-        """The conversation of any request. On any thread."""
+        """Read the conversation of any request. On any thread."""
         return self._read(EMPTY, dialect, dialect.items(body), len(body))
 
     def keep(self, dialect: Reads, body: bytes, read: Read) -> None:
-        """Makes a stem of this request, which was read, for later ones. On the loop only."""
+        """Make a stem of this request, which was read, for later ones. On the loop only."""
         raw = read.items.raw
         if len(raw) < _LONG or not _SHORTEST <= len(body) <= LONGEST or body.rfind(bytes(raw[-_MOVING])) < _SHORTEST:
             return
@@ -206,20 +208,20 @@ class Fingerprints:
         self._held -= stem.weight
 
     def _read(self, story: Story, dialect: Reads, items: Items, size: int) -> Read:
-        """`story`: what comes before these; `size`: bytes that they were cut from."""
+        """`story`: the conversation before these items; `size`: bytes that they were cut from."""
         numbers = self._numbers(dialect, items.raw, size)
         total = story.beginnings[-1] if story.beginnings else 0
         new, sums = array("q"), array("q")
         for number in numbers:
             if number:
                 new.append(number)
-                # The numbers are salted hashes, so nobody can foresee these.
+                # The numbers are salted hashes, so nobody can predict these.
                 total = hash((total, number))
                 sums.append(total)
         return Read(items, Story(story.items + new, story.beginnings + sums), numbers)
 
     def _numbers(self, dialect: Reads, items: list[Raw], size: int) -> list[int]:
-        """0 for an item that does not count."""
+        """The numbers of items; 0 for an item that does not count."""
         said = self._said.get(dialect.name)
         if said is None or len(said) > _ITEMS:
             self._said_before[dialect.name], said = said or {}, {}
@@ -249,17 +251,15 @@ class Fingerprints:
 
 def number_of(source: bytes | memoryview) -> int:
     """The content of an item as a number, never 0. A large item is hashed by a function that lets other threads run
-    meanwhile.
-    """
+    meanwhile."""
     if len(source) > _LARGE_ITEM:
         return int.from_bytes(blake2b(source, digest_size=8).digest(), signed=True) or 1
     return hash(source) or 1
 
 
 def _stem(start: _Start, end: _End, body: bytes, read: Read) -> _Stem | None:
-    """A stem to the last of the items that were read after this end, more than `_MOVING`; None if they do not follow it
-    directly, with the mark between them.
-    """
+    """A stem up to the last of the items that were read after this end, more than `_MOVING`; None if they do not follow
+    the end directly, with the mark between them."""
     raw, mark = read.items.raw, start.mark
     text = mark.join([b"", *raw])
     last = end.length + len(text)

@@ -1,8 +1,8 @@
 """Joins calls without an address to the conversations that they continue. For the event loop.
 
-A thread does the work that would hold other calls up, and only the call that needs it waits: it unpacks large requests,
-reads large conversations, and answers where only these tell equal conversations apart. Of several workers the first
-keeps the conversations for all: in the others every such call waits for what that finds.
+A thread does the work that would delay other calls, and only the call that needs it waits: it decodes large requests,
+reads large conversations, and reads answers if only these distinguish equal conversations. With several workers the
+leader keeps the conversations for all: in the others every such call waits for the leader's answer.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ T = TypeVar("T")
 
 
 class Elsewhere(Protocol):
-    """The conversations, where another worker keeps them."""
+    """The conversations, if the leader keeps them for this worker."""
 
     async def find(self, story: Story, previous: str | None, answers: bool, hints: Hints) -> Found:
-        """As `Joining.found`."""
+        """Find a call's rollout, as `Joining.found` does."""
         ...
 
     def remember(
         self, found: Found, key: int | None, hints: Hints, rollout: str, answer: Answer, response: str | None
     ) -> None:
-        """As `Joining.answered`."""
+        """Remember an answered call, as `Joining.answered` does."""
         ...
 
     def undo(self, found: Found, key: int | None) -> None:
-        """As `Conversations.undo`. `key`: None where it has continued no conversation."""
+        """Take back a failed call, as `Conversations.undo` does. `key`: None if it has continued no conversation."""
         ...
 
 
 class Joining:
-    """All calls of one process. The conversations are its own unless they are elsewhere."""
+    """Joins all calls of one process. It keeps the conversations itself unless they are elsewhere."""
 
     def __init__(self, elsewhere: Elsewhere | None = None) -> None:
         self.conversations = Conversations()
         self._elsewhere = elsewhere
         self._fingerprints = Fingerprints()
         self._ended: list[tuple[Admitted, Hints, Answer | None]] = []
-        """Calls that have ended in this turn of the loop."""
+        """Calls that have ended in this turn of the loop, not remembered yet."""
         self._following = set[asyncio.Future[None]]()
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
-        """One thread: what it was asked first is done when it comes to what was asked later."""
+        """One thread, so that work is done in the order of requests."""
 
     # -- a call begins -----------------------------------------------------------------------------------------------
 
     def join(self, call: Admitted, hints: Hints) -> Address:
-        """The implicit rollout of a call that names none. A new one for now, if finding it takes longer."""
+        """The implicit rollout of a call that names none; a new one for now, if finding it takes longer."""
         call.anonymous = True
         if call.encodings is not None:
             return Address(new_rollout(), origin="implicit")
@@ -74,7 +74,7 @@ class Joining:
         return self._given(call, hints)
 
     def follow(self, call: Admitted, hints: Hints, then: Callable[[], None]) -> None:
-        """Does what a call waits for, and calls `then` when its rollout, and what it asks for, are known."""
+        """Do the work that a call waits for, and call `then` when its rollout, and its request, are known."""
         following = asyncio.ensure_future(self._follow(call, hints))
         self._following.add(following)
 
@@ -112,11 +112,11 @@ class Joining:
                 call.address = Address(rollout, origin="implicit", ambiguous=call.found.ambiguous)
 
     async def on_thread(self, do: Callable[[], T]) -> T:
-        """Does something that may take long, after what was asked for before."""
+        """Run a slow function on the thread, after all earlier ones."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, do)
 
     def _catch_up(self, call: Admitted) -> tuple[bytes | None, Read | None]:
-        """The request without its content encodings where it has any, and its conversation where that matters; on the
+        """The request without its content encodings, if it has any, and its conversation, if that matters; on the
         thread."""
         body = read = None
         try:
@@ -130,11 +130,10 @@ class Joining:
 
     def _given(self, call: Admitted, hints: Hints) -> Address:
         """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
-        new one.
-        """
+        new one."""
         story = call.story or EMPTY
         if call.previous is not None:
-            # It sends only the new items.
+            # Such a request has only the new items.
             call.story = story = EMPTY
         if self._elsewhere is not None and (story.items or call.previous is not None):
             call.waits = True
@@ -144,9 +143,9 @@ class Joining:
         return Address(call.found.rollout or new_rollout(), origin="implicit", ambiguous=call.found.ambiguous)
 
     def found(self, story: Story, previous: str | None, answers: bool, hints: Hints) -> Found:
-        """The rollout of a call with this conversation on a connection; a new one where it continues none. `previous`:
-        the response that it names instead; `answers`: whether what it gets can be continued. Where something is unread
-        that comes first: then ask again."""
+        """The rollout of a call with this conversation on a connection; a new one if it continues none. `previous`: the
+        response that it names instead; `answers`: its answer can be continued. If the result has unread answers, read
+        them and call again."""
         if previous is not None:
             found = Found(self.conversations.find_response(previous))
         else:
@@ -161,8 +160,9 @@ class Joining:
     # -- a call ends -------------------------------------------------------------------------------------------------
 
     def remember_soon(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
-        """As `remember`, when the bytes of this turn of the loop have gone out, but before a client can react. Before
-        these where conversations are elsewhere: the client may go on there before this process runs again."""
+        """Remember a call, as `remember` does, when the bytes of this turn of the loop have gone out, but before a
+        client can react. If conversations are elsewhere, before these bytes: the client may continue in that worker
+        before this process runs again."""
         if self._elsewhere is not None:
             self._remember(call, hints, answer)
             return
@@ -182,7 +182,7 @@ class Joining:
             _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
 
     def remember(self, call: Admitted, hints: Hints, answer: Answer | None) -> None:
-        """Remembers a call that a later request may continue. `answer`: None when the call failed."""
+        """Remember a call that a later request may continue. `answer`: None if the call failed."""
         story, dialect = call.story, call.dialect
         if story is None or call.waits or not dialect.answers:
             return
@@ -193,7 +193,7 @@ class Joining:
         elif answer is not None and self._elsewhere is not None and (key is not None or response is not None):
             self._elsewhere.remember(call.found, key, hints, call.address.rollout, answer, response)
         elif self._elsewhere is not None and (key is not None or call.found.number):
-            # Nobody can go on from it: whoever has found it need not remember that.
+            # No call can continue it, so the leader need not remember it.
             self._elsewhere.undo(call.found, key)
         elif key is not None:
             self.conversations.undo(call.found, key)
@@ -201,8 +201,8 @@ class Joining:
     def answered(
         self, found: Found, key: int | None, hints: Hints, rollout: str, answer: Readable, response: str | None
     ) -> None:
-        """A call was answered. `key`: of its conversation, where it has one; `response`: the id of a response that
-        later requests may name."""
+        """Remember that a call was answered. `key`: of its conversation, if it has one; `response`: the id of a
+        response that later requests may name."""
         if key is not None:
             ended = self.conversations.remember(key, found, hints, rollout, answer)
             if ended:
@@ -212,13 +212,13 @@ class Joining:
 
 
 def unpacked(packed: bytes, names: str) -> bytes | None:
-    """A request without its content encodings. None: it passes as it came, unread where these cannot be undone."""
+    """A request without its content encodings. None if it passes unchanged, unread if these cannot be undone."""
     body, problem = decode_body(packed, names)
     return None if problem is not None or body is packed else body
 
 
 def settle(some: Iterable[Ended]) -> None:
-    """Reads answers; on the thread."""
+    """Read answers; on the thread."""
     for ended in some:
         try:
             ended.settle()

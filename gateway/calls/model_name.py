@@ -1,4 +1,4 @@
-"""Changes the model name in a request. Pure; every other byte stays as it was."""
+"""Changes the model name in a request. Pure; every other byte stays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MODEL: Final[Tree] = {"model": LEAF}
 
 
 def replace_model(body: bytes, name: str, form_type: str = "") -> bytes:
-    """The body with its top-level model name replaced: the last one, which counts. Unchanged when it names none.
-    `form_type`: its content type where it is a form."""
+    """The body with its top-level model name replaced; of several, the last one, which counts. Unchanged if it names
+    none. `form_type`: its content type if it is a form."""
     if form_type:
         return form.replaced(body, form_type, "model", name)
     try:
-        # `find` takes a quarter of the time, but makes objects of all that it skips.
+        # `find` takes a quarter of the time, but creates objects for all values that it skips.
         places = [one[1:3] for one in find(body, _MODEL)] if not is_bulky(body) else _walked(body)
     except UNREADABLE:
         return body

@@ -1,8 +1,9 @@
-"""What a span adds to a conversation (`model.passage`): of a call what its bodies say, of what is no call its texts.
+"""The passages that a span adds to a conversation (`model.passage`): of a call from its bodies, of any other span its
+texts.
 
-Agents send the whole conversation with every call, so a call adds what its request says after the model's last answer,
-and the answer. The first call of a conversation in an attempt adds all that it begins with: examples, or what was said
-elsewhere. Whether a call is the first is asked only where there is an answer in its request.
+Agents send the whole conversation with every call, so a call adds the part of its request after the model's last
+answer, and its answer. The first call of a conversation in an attempt adds everything that it begins with: examples, or
+messages of an earlier attempt or client. Whether a call is the first is only looked up if its request holds an answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _REASON: Final = "penstock.reward.reason"
 
 
 class Called(Protocol):
-    """What of a span tells how to read its bodies."""
+    """The facts of a span that its bodies are read by."""
 
     @property
     def kind(self) -> str: ...
@@ -34,7 +35,7 @@ class Called(Protocol):
 
 
 def passages(span: Span, exchange: Exchange | None, whole: Callable[[], bool]) -> list[Passage]:
-    """Those of a span. `whole`: is it the first call of a conversation in its attempt?"""
+    """The passages of a span. `whole`: True if it is the first call of a conversation in its attempt."""
     if exchange is None:
         return of_attributes(span.attributes)
     request = decode_body(exchange.request_body, encoding(exchange.request_headers))[0]
@@ -43,22 +44,23 @@ def passages(span: Span, exchange: Exchange | None, whole: Callable[[], bool]) -
 
 
 def of_call(call: Called, request: bytes, response: bytes, whole: Callable[[], bool]) -> list[Passage]:
-    """Those of a call, by its decoded bodies."""
+    """The passages of a call, from its decoded bodies."""
     found = list(by_name(call.dialect).passages(request, response, call.stream, whole))
     if (call.http_status or 0) >= 400 and not any(passage.answer for passage in found):
-        # An error in no shape that is known, such as a page of a proxy.
+        # An error in an unknown shape, such as a page of a proxy.
         found += of_body(response, True)
     return _bounded(found)
 
 
 def converses(call: Called) -> bool:
-    """Whether it is a call of a conversation: embeddings and counts of tokens are none."""
+    """True if it is a call of a conversation; embeddings and counts of tokens are none."""
     dialect = by_name(call.dialect)
     return call.kind == "llm" and dialect.answers and bool(dialect.conversation_field)
 
 
 def of_attributes(attributes: Mapping[str, Any] | None) -> list[Passage]:
-    """Those of what is no call: every attribute that is text; of the gateway's own only why a reward was given."""
+    """The passages of a span that is no call: each attribute that is text; of the gateway's own only a reward's
+    reason."""
     return _bounded(list(_texts(attributes or {})))
 
 
@@ -69,7 +71,7 @@ def _texts(attributes: Mapping[str, Any]) -> Iterator[Passage]:
 
 
 def _bounded(passages: list[Passage]) -> list[Passage]:
-    """The passages up to so many characters together; the last one is cut there."""
+    """The passages up to `MOST` characters together; the last one is cut there."""
     left = MOST
     for at, passage in enumerate(passages):
         left -= len(passage.text)
@@ -79,5 +81,5 @@ def _bounded(passages: list[Passage]) -> list[Passage]:
 
 
 def tools_called(passages: Iterable[Passage]) -> list[str]:
-    """The names of the tools that an answer asks for."""
+    """The names of the tools that an answer calls."""
     return [passage.name or "" for passage in passages if passage.answer and passage.kind == "tool_call"]

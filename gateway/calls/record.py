@@ -1,5 +1,4 @@
-"""What is known of one call. The event loop fills it in while the call runs; then it becomes the call's entry on the
-tape.
+"""The record of one call. The event loop fills it in while the call runs; then it becomes the call's entry on the tape.
 
 `entry` runs on the recorder's thread: it reads the summary's facts out of the bodies and masks secrets. If a parser
 fails there, the facts are missing, but never the bytes.
@@ -40,24 +39,25 @@ from penstock.gateway.upstreams.pool import Pool
 _log = logging.getLogger("penstock.recorder")
 _OVERHEAD = 1024
 _MANY = 64
-"""Chunks of one read from which on they are kept as one piece: of a byte each they would take ten times the memory."""
+"""Most chunks of one read that are kept as they are; more are joined: chunks of a byte each would take ten times the
+memory."""
 _CAME = About(answer=True)
 _BEGINNINGS = b"deir:\r\n\xef\0"
-"""With one of these bytes a stream of any format begins, and no JSON does."""
+"""First bytes of streams of any format; no JSON begins with one."""
 ALWAYS_KEPT = 1 << 20
-"""Bytes of an answer that are kept whatever other calls hold."""
+"""Bytes of an answer that are always kept, whatever other calls hold."""
 PROMPTS = "penstock.prompts.sha256"
 """Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
 
 
 def whole(pieces: list[bytes], encoding: bytes | None) -> bytes:
-    """A body without content encoding, as far as it can be read."""
+    """A body without content encoding, as far as it can be decoded."""
     body = b"".join(pieces)
     return body if encoding is None else decode_body(body, encoding.decode("latin-1"))[0]
 
 
 class Held:
-    """What of their answers running calls hold for the tape, all of them together."""
+    """Counts the bytes of answers that running calls hold for the tape, all calls together."""
 
     __slots__ = ("_most", "bytes")
 
@@ -68,12 +68,12 @@ class Held:
 
     @property
     def too_much(self) -> bool:
-        """Whether they hold more than they may."""
+        """True if they hold more than they may."""
         return self.bytes > self._most
 
 
 class Record:
-    """One call, as far as it has come."""
+    """One call so far."""
 
     __slots__ = (
         "_entry",
@@ -118,21 +118,21 @@ class Record:
     )
 
     def __init__(self, call: Admitted, request: Request, redactor: Redactor, limit: int, held: Held) -> None:
-        """`limit`: most bytes of the response that are kept. `held`: what running calls hold."""
+        """`limit`: most bytes of the response that are kept. `held`: counter of all running calls."""
         self.call = call
         self.request = request
         self.body = call.body
-        """As it goes upstream."""
+        """The request's body that goes upstream."""
         self.pool: Pool | None = None
         self.kind: Kind = "llm"
         self.name: str | None = None
-        """What its span is called, where that is not a model."""
+        """Name of its span, if that is not a model."""
         self.span_id: str | None = None
-        """Of its span, where others must name it before it is on the tape."""
+        """Id of its span, if others must refer to it before it is on the tape."""
         self.trace: tuple[str, str] | None = None
-        """The caller's trace and span, where the body tells."""
+        """The caller's trace and span, if the body names them."""
         self.sent: list[bytes] = []
-        """Header lines as they went upstream, in pieces: of each its name, a colon, its value and its end."""
+        """Header lines as they went upstream, each as four pieces: name, colon, value and line end."""
         self.http_status: int | None = None
         self.response_headers: Headers = []
         self.trailers: Headers = []
@@ -154,19 +154,19 @@ class Record:
         self.captured: tuple[str, ...] = ()
         """Names of the fields of the body that the gateway has added."""
         self.attributes: Mapping[str, Any] = {}
-        """More attributes of its span."""
+        """Further attributes of its span."""
         self.convert: Callable[[bytes], bytes] | None = None
-        """How another body of its agent's goes upstream; None when as it is."""
+        """Converts another body of the agent's for the upstream; None if bodies pass unchanged."""
         self.sides: list[Side] = []
-        """Parties that were spoken with in another wire format, as far as they have come."""
+        """Exchanges with other parties in another wire format, so far."""
         self.settle: Callable[[Transaction, Entry], None] | None = None
-        """What is done in the transaction of its span; None for nothing."""
+        """Called in the transaction of its span; None for nothing."""
         self.correct: Correct | None = None
-        """What is done, in the transaction of a span, with an answer that was asked for earlier; None for nothing."""
+        """Called in the transaction of its span with an answer that an earlier call has asked for; None for nothing."""
         self.pin: Callable[[Transaction, Entry], None] | None = None
-        """As `settle`, also while it is open: pins of its rollout that the tape has not yet."""
+        """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
         self.follows = False
-        """Whether it has to do with answers that are fetched apart from their requests; for after it was recorded."""
+        """True if it concerns answers that are fetched by another call; set when it is recorded."""
         self._size = 0
         self._limit = limit
         self._held = held
@@ -176,22 +176,23 @@ class Record:
 
     @property
     def changed(self) -> bool:
-        """Whether it goes upstream as another request than the client's."""
+        """True if it goes upstream as another request than the client's."""
         return self.body is not self.call.body and self.body is not self.call.packed
 
     @property
     def plain(self) -> bytes:
-        """The request without content encoding, as far as it can be read."""
+        """The request without content encoding, as far as it can be decoded."""
         return self.body if self.changed else self.call.body
 
     @property
     def weight(self) -> int:
-        """Bytes that it holds in memory: the bodies, and the request's once more, which is the base of the next one."""
+        """Bytes that it holds in memory: the bodies, and the request twice, because it is the base of the next
+        request's."""
         sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
         return _OVERHEAD + 2 * len(self.body) + self._size + sides
 
     def arrived(self, pieces: list[bytes], now: float) -> None:
-        """Notes the bytes of one read, by reference."""
+        """Note the bytes of one read, by reference. `now`: monotonic seconds."""
         elapsed = int((now - self.request.started) * 1e9)
         if self.first_byte_ns is None:
             self.first_byte_ns = elapsed
@@ -208,36 +209,36 @@ class Record:
             self.truncated = True
 
     def _is_stream(self, response: bytes) -> bool:
-        """Whether the answer is a stream, by its first bytes."""
+        """True if the answer is a stream, by its first bytes."""
         return self.call.dialect.is_stream(self.stream, self.plain, self.call.path, response)
 
     def _may_keep(self, size: int) -> bool:
         return size <= self._limit and (size <= ALWAYS_KEPT or not self._held.too_much)
 
     def ended(self) -> None:
-        """It runs no longer: what it holds is the recorder's."""
+        """Called when the call has ended: its bytes count for the recorder from now on."""
         self._held.bytes -= self._size
 
     def answered(self, status: int, body: bytes) -> None:
-        """Notes an answer of the gateway's own."""
+        """Note an answer of the gateway's own."""
         self.http_status = status
         self._held.bytes += len(body) - self._size
         self.pieces, self.marks = [body], []
         self._size = self.response_bytes = len(body)
 
     def response(self) -> bytes:
-        """The response body without content encoding, as far as it can be read."""
+        """The response body without content encoding, as far as it can be decoded."""
         return whole(self.pieces, self.encoding)
 
     @property
     def sequence(self) -> int:
-        """Its place in its attempt; 0 until it is on the tape."""
+        """Its number in its attempt; 0 until it is on the tape."""
         return 0 if self._entry is None else self._entry.sequence
 
     # -- on the recorder's thread ------------------------------------------------------------------------------------
 
     def entry(self, final: bool) -> Entry | None:
-        """The call as it goes to the tape, the same object every time; None for an announcement that comes too late."""
+        """The call's entry for the tape, always the same object; None for an announcement that comes too late."""
         if not final and self.status != "open":
             return None
         entry = self._entry
@@ -270,7 +271,7 @@ class Record:
         asked = [] if self.changed else asked
         response = b"".join(self.pieces) if final else b""
         if final:
-            # In one piece: a batch of streams would hold all their chunks once more.
+            # In one piece: otherwise a batch of streams would hold all their chunks twice.
             self.pieces = [response]
         told = (self.encoding or b"").decode("latin-1")
         sent = About(_content_type((low, value) for low, _, value in self.request.headers))
@@ -278,13 +279,13 @@ class Record:
         kept = keep(self._secrets, self.body, b",".join(asked).decode("latin-1"), about=sent)
         answer, sides = keep(self._secrets, response, told, about=came), [self._side(side) for side in self.sides]
         if self._secrets.masked:
-            # Tokens would say once more what was masked, maybe in another body.
+            # Token ids would disclose the masked text, maybe in another body.
             kept, answer = without_tokens(self._secrets, kept, sent), without_tokens(self._secrets, answer, came)
             sides = [self._side_without_tokens(side) for side in sides]
         return kept, answer, sides
 
     def _hide(self, entry: Entry) -> None:
-        """Hides secrets in those texts of the summary that come from the bodies or the request."""
+        """Mask secrets in the texts of the summary that come from the bodies or the request."""
         names = ("path", "name", "error", "model", "model_served", "response_id", "finish")
         for name, said in zip(names, self._secrets.texts([getattr(entry, name) for name in names]), strict=True):
             setattr(entry, name, said)
@@ -313,7 +314,7 @@ class Record:
             self.stream = self._is_stream(response.plain)
         facts, call = self._facts(request, response), self.call
         kept = not self._secrets.masked
-        # An alias has replaced the name that was asked for.
+        # An alias has replaced the requested name.
         named = None if self.changed else facts.model
         entry.model = named or call.model
         # It may have been announced before it was translated.
@@ -342,7 +343,7 @@ class Record:
         entry.response_bytes = self.response_bytes
 
     def _look_for_answer(self, entry: Entry, request: bytes, response: Kept, facts: Facts) -> None:
-        """Notes that its answer is still to be fetched, or that it has fetched that of another call, or of a batch."""
+        """Note that its answer is still to be fetched, or that it has fetched another call's, or a batch's."""
         if self.pool is None or (entry.http_status or 500) >= 400:
             return
         if facts.answers is not None:
@@ -361,7 +362,7 @@ class Record:
         self.follows = entry.follow is not None
 
     def _count(self, entry: Entry, request: bytes, response: bytes) -> None:
-        """Counts what the provider did not."""
+        """Count or estimate the tokens that the provider did not report."""
         entry.usage = counted(entry.usage, response, self.stream, entry.status == "ok" and not self.truncated)
         dialect = self.call.dialect
         if uncounted(entry, dialect):
@@ -377,16 +378,16 @@ class Record:
             else:
                 facts = dialect.facts(request, response.plain, self.stream, asked)
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
-                # Its end is not among the kept bytes.
+                # The end of the answer is not among the kept bytes.
                 facts.failed = None
             return facts
         except Exception:
-            # The bytes are what happened; what could not be read out of them now can be read later.
+            # The bytes are the truth; facts that could not be read now can be read later.
             _log.exception("a call of %s could not be read", self.call.address.rollout)
             return Facts(self.call.model)
 
     def _unread(self, request: bytes, response: Kept, facts: Facts) -> Gaps:
-        """What its bytes hold and was not read."""
+        """The keys of its bytes that were not read."""
         masked = self._secrets.masked
         said = (self.plain, self.response()) if masked else (request, response.plain)
         try:
@@ -409,7 +410,7 @@ class Record:
         )
 
     def _block(self, headers: Iterable[tuple[bytes, bytes]], bare: bool) -> bytes:
-        """`bare`: of a body that is kept without its content encoding."""
+        """A block of headers. `bare`: its body is kept without its content encoding."""
         return self._secrets.block(self._redactor.block(unencoded(headers) if bare else headers))
 
     def _side(self, side: Side) -> Side:

@@ -1,11 +1,12 @@
-"""Connections of a sidecar: it takes the TLS of an agent off, and says once whose calls follow and where they go.
+"""Connections of a sidecar, which ends an agent's TLS, and names once the rollout and the host of the calls that
+follow.
 
     CONNECT api.anthropic.com:443 HTTP/1.1
     Proxy-Authorization: Bearer pst_...         the agent token; also x-rollout-id, x-attempt-id, x-agent-id, baggage
 
 After the gateway's `200` the agent's own bytes follow, in plain text. Nothing in them can name another rollout, reach
-the control API or go to another host, so a sidecar need not look into them. They go on as they came: an agent behind a
-sidecar sends its model what it would send without one.
+the control API or go to another host, so a sidecar need not look into them. They are forwarded unchanged: an agent
+behind a sidecar sends its model the same bytes as without one.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ _AUTHORITY: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])
 
 @dataclass(slots=True, frozen=True)
 class Tunnel:
-    """What the calls of one connection have in common."""
+    """The data that all calls of one connection share."""
 
     address: Address | None
-    """Whose they are; None where their conversation tells."""
+    """Address of the calls; None if their conversation decides."""
     token: bool
-    """Whether its agent token was shown."""
+    """True if its agent token was presented."""
     wanted: Pool
     """The host that the agent has called."""
     key: str | None = None
-    """Name of the key that was shown."""
+    """Name of the key that was presented."""
 
 
 def host_of(target: str) -> tuple[str, int] | None:
-    """The host and the port that a CONNECT names; None where it names none."""
+    """The host and the port of a CONNECT target; None if it names none."""
     found = _AUTHORITY.fullmatch(target)
     return None if found is None else (found[1].strip("[]").lower(), int(found[2]))

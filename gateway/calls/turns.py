@@ -1,7 +1,7 @@
-"""Makes a Turn of what is on the tape: decodes the bodies and lets their dialect read them. It never raises.
+"""Makes a Turn of an exchange on the tape: decodes the bodies and lets their dialect read them. It never raises.
 
-Decoding is bounded, because a few bytes can stand for gigabytes. It returns what it could decode together with what was
-wrong, because a body may have been cut off with its connection.
+Decoding is bounded, because a few bytes can decode to gigabytes. It returns the bytes that it could decode together
+with the problem, because a body may have been cut off with its connection.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 
 LIMIT = 32 << 20
-"""The most bytes that a body is decoded to."""
+"""Most bytes that a body is decoded to."""
 ALWAYS, TIMES = 1 << 20, 64
-"""Beyond `ALWAYS` bytes a body is decoded to so many times what came. Text and images come nowhere near it. A hundred
-bytes can stand for all of `LIMIT`, which a call would hold as long as it runs and every reader of a tape make anew."""
+"""Beyond `ALWAYS` bytes a body is decoded to at most `TIMES` its encoded size. Text and images come nowhere near it. A
+hundred bytes can decode to all of `LIMIT`, which a call would hold as long as it runs and every reader of a tape would
+decode anew."""
 SLICE = 512
 """Encoded bytes decoded at a time, so that one step cannot go far over the limit."""
 ZSTD_WINDOW = 8 << 20
-"""The most that RFC 9659 allows for HTTP."""
+"""Largest window that RFC 9659 allows for HTTP; bytes."""
 BLOCK = 1 << 16
-"""About how many bytes brotli gives at a time: it knows no bound of its own, and 512 bytes can stand for gigabytes."""
+"""About the bytes that brotli returns at a time: it has no bound of its own, and 512 bytes can decode to gigabytes."""
 MOST_ENCODINGS = 4
-"""Encodings of a body that are undone, one after the other. Nobody sends more than two, and each may take as long."""
+"""Most encodings of a body that are undone, one after the other. Nobody sends more than two, and each may take as
+long."""
 MOST_MEMBERS = 1 << 14
-"""Members of an encoded body that are read: each takes a decoder of its own."""
+"""Most members of an encoded body that are read: each takes a decoder of its own."""
 LARGER = "bytes once decoded"
-"""How the problem of a body ends that is too large to be decoded as a whole."""
+"""End of the problem of a body that is too large to be decoded as a whole."""
 MEMBERS = "members"
-"""How that of one ends that has too many of them."""
+"""End of the problem of a body with too many members."""
 CUT = "ends early"
-"""The problem of a body that is good as far as it goes."""
+"""Problem of a body that is valid but incomplete."""
 EXCERPT = 300
 
 
@@ -56,7 +58,7 @@ class _Inflater(Protocol):
 
 
 class _Brotli:
-    """A decoder of brotli with the interface of the others. It stops once it has made more than `limit`."""
+    """A decoder of brotli with the interface of the others. It stops once it has made more than `limit` bytes."""
 
     unused_data = b""
     """Brotli is one stream: bytes after it are an error, and reported as one."""
@@ -79,7 +81,7 @@ class _Brotli:
 
 
 def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
-    """An exchange as a Turn."""
+    """Read an exchange as a Turn."""
     request, request_problem = decode_body(exchange.request_body, encoding(exchange.request_headers))
     response, response_problem = decode_body(exchange.response_body, encoding(exchange.response_headers))
     dialect = by_name(dialect_name)
@@ -101,8 +103,8 @@ def read_exchange(dialect_name: str, exchange: Exchange, span: Span) -> Turn:
 
 
 def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -> tuple[bytes, str | None]:
-    """A body without its content encodings, and what was wrong with it. Whoever reads a body that was sent or recorded
-    asks here, so all of them read it as far."""
+    """A body without its content encodings, and the problem, or None. Every reader of a sent or recorded body calls
+    this, so all of them read it equally far."""
     limit = min(limit, max(ALWAYS, TIMES * len(body)))
     told = [name.strip().lower() for name in (content_encoding or "").split(",")]
     names = [name for name in told if name not in ("", "identity")]
@@ -119,12 +121,12 @@ def decode_body(body: bytes, content_encoding: str | None, limit: int = LIMIT) -
 
 
 class Unread(Exception):
-    """Nobody has read a body to its end."""
+    """A body that was not read to its end."""
 
 
 def decoded_pieces(body: bytes, content_encoding: str, most: int) -> Iterator[bytes]:
-    """What a body says without its content encoding, in small pieces and so never as a whole. Whoever asks takes
-    about `most` bytes of it. Raises `Unread` where there is more to say than is read: it has several encodings, or many
+    """Yield a body without its content encoding, in small pieces and so never as a whole. The caller takes about `most`
+    bytes of it. Raises `Unread` if a part cannot be read this way: the body has several encodings, or too many
     members."""
     make = _inflater(content_encoding.strip().lower(), body, most)
     if make is None:
@@ -141,7 +143,7 @@ def plain_bodies(exchange: Exchange) -> tuple[bytes, bytes]:
 
 
 def unpacked(exchange: Exchange) -> Exchange:
-    """The exchange as if its request had been sent without a content encoding; as it is where that cannot be undone."""
+    """The exchange as if its request had been sent without a content encoding; unchanged if that cannot be undone."""
     packed = encoding(exchange.request_headers)
     body, problem = decode_body(exchange.request_body, packed)
     if not packed or problem is not None:
@@ -151,7 +153,7 @@ def unpacked(exchange: Exchange) -> Exchange:
 
 
 def encoding(headers: Iterable[tuple[str, str]]) -> str:
-    """The content encodings that headers name, with commas between them."""
+    """The content encodings that headers name, joined by commas."""
     return ",".join(value for name, value in headers if name.lower() == "content-encoding")
 
 
@@ -170,7 +172,7 @@ def _inflater(name: str, body: bytes, limit: int) -> Callable[[], _Inflater] | N
 
 
 def _inflate(make: Callable[[], _Inflater], body: bytes, limit: int) -> tuple[bytes, str | None]:
-    # Gives what was written without a copy of it.
+    # `BytesIO.getvalue` returns the bytes without a copy.
     decoded, size, pieces = BytesIO(), 0, _pieces(make, body)
     while size <= limit:
         try:
@@ -182,7 +184,7 @@ def _inflate(make: Callable[[], _Inflater], body: bytes, limit: int) -> tuple[by
 
 
 def _pieces(make: Callable[[], _Inflater], body: bytes) -> Generator[bytes, None, str | None]:
-    """What members of a body say one after the other; gzip and zstd allow for several. Returns what was wrong."""
+    """Yield the decoded members of a body one after the other; gzip and zstd allow for several. Returns the problem."""
     inflater, ended, members = make(), not body, 0
     for start in range(0, len(body), SLICE):
         piece = body[start : start + SLICE]

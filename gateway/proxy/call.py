@@ -1,12 +1,12 @@
 """The life of one call, from its plan to its record. Read `Call` from top to bottom, beside the moves in `state`.
 
-No coroutine runs per call: what arrives moves it on. `run` plans where it goes and writes it upstream; `on_answer` and
-`on_data` pass on what comes back in the very read that brought it; `_complete` hands it to the recorder. A client that
+No coroutine runs per call: callbacks move it on. `run` plans where it goes and writes it upstream; `on_answer` and
+`on_data` pass on the answer in the same read that brought it; `_complete` hands the call to the recorder. A client that
 leaves (`on_client_gone`), an upstream that cannot be reached, stays silent or breaks off (`on_unreachable`, `check`,
 `on_broken`) each end the call once, with one span. A bug in any of these is logged and ends the call like a broken
-upstream; no client waits for an answer that cannot come.
+upstream, so that no client waits for an answer that cannot come.
 
-What only some calls need (translation, token ids, exact sessions, shadows) is in their `parts`, never here.
+Work that only some calls need (translation, token ids, exact sessions, shadows) is in their `parts`, never here.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class Call(Choosing):
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
         super().__init__(shared, client, request, admitted)
         self._given: tuple[Uses, Mapping[str, Pin]] | None = None
-        """What it uses of the catalog, and what its rollout was given of it."""
+        """The released resources that it uses, and the versions that its rollout was given."""
         self._aliases: Mapping[str, str] = {}
-        """What upstreams call the model, where they do not all call it the same."""
+        """Model name by upstream; empty if all upstreams use the same name."""
         self._came = request.headers
-        """Its headers, before anything was changed."""
+        """The request's headers before any change."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._asked_again = False
 
     def run(self, began: float) -> None:
-        """Begins it, and ends it if that fails. `began`: when its request was whole."""
+        """Start the call, and end it if that fails. `began`: when its request was complete; monotonic seconds."""
         self._shared.running[self] = None
         self._shared.metrics.inflight_calls += 1
         self._do("begun", self._begin)
@@ -70,7 +70,7 @@ class Call(Choosing):
             self._start()
 
     def _on_followed(self) -> None:
-        """It is known whose it is."""
+        """Called when the call's conversation, and so its rollout, is known."""
         if self._resumes():
             self._do("begun", self._start)
         else:
@@ -90,13 +90,13 @@ class Call(Choosing):
             decided.pinned.add_done_callback(lambda done: self._on_pinned(found, done))
 
     def _on_pinned(self, found: Uses, done: asyncio.Future[list[Pin]]) -> None:
-        """The tape has what its rollout is given, or does not take it."""
+        """Called when the tape has recorded the rollout's versions, or has failed to."""
         if self._resumes():
-            # Where its release was rolled back in this very moment, it is pinned once more.
+            # If its release was rolled back at this very moment, the rollout is pinned once more.
             self._do("switched", lambda: self._plan_given(found, done.exception()))
 
     def _plan_given(self, found: Uses, error: BaseException | None = None) -> None:
-        # It may have been made ready for a version that it is not given after all.
+        # The request may have been changed for a version that the rollout does not get after all.
         self.request.headers = self._came
         self._carry_out(plan_given(self._shared, self._admitted, self.request, found, error))
 
@@ -115,7 +115,7 @@ class Call(Choosing):
     # 2. Forward -----------------------------------------------------------------------------------------------------
 
     def _forward(self) -> None:
-        """To the next upstream that may serve it."""
+        """Send the call to the next upstream that may serve it."""
         record, self._given_at = self.record, monotonic()
         record.pool = pool = take_next(self._pools, self._given_at)
         if self._aliases:
@@ -131,14 +131,14 @@ class Call(Choosing):
         self._announce_first(lambda: self._reach(pool))
 
     def _pack(self, packed: bytes) -> None:
-        """A request that came with a content encoding goes as it came, and without one where it was changed."""
+        """Forward a request with a content encoding as it came, or without the encoding if its body was changed."""
         if self.record.changed:
             self.request.headers = [header for header in self.request.headers if header[0] != b"content-encoding"]
         else:
             self.record.body = packed
 
     def _reach(self, pool: Pool, fresh: bool = False) -> None:
-        """Connects, as soon as the upstream's gate is open."""
+        """Connect as soon as the upstream's gate is open and it has a free place."""
         if pool.gate.must_wait:
             self._wait(partial(pool.gate.leave, self))
             pool.gate.wait(self)
@@ -161,7 +161,7 @@ class Call(Choosing):
             self.connecting = pool.connect(self)
 
     def on_open(self) -> None:
-        """The gate that it has waited at is open."""
+        """Called when the upstream's gate opens."""
         pool = self.record.pool
         if self._resumes() and pool is not None and not self._rolled_back():
             if pool.places.full:
@@ -170,7 +170,7 @@ class Call(Choosing):
                 self._connect(pool, fresh=False)
 
     def _rolled_back(self) -> bool:
-        """Gives it another version where the one that it has waited for may not be served any more."""
+        """Plan the call anew if the version that it has waited for was rolled back meanwhile; True if so."""
         given = self._given
         if given is None or not self._shared.pins.rolled_back(*given):
             return False
@@ -179,7 +179,7 @@ class Call(Choosing):
         return True
 
     def on_refused(self, refusal: Refusal) -> None:
-        """The gate was not opened in time, or a part of it finds no way: the next upstream, or a clear answer."""
+        """Try the next upstream, or refuse the call: the gate did not open in time, or a part cannot connect."""
         self._leave = None
         if self._pools:
             self._try_next(refusal.kind)
@@ -187,13 +187,14 @@ class Call(Choosing):
             self._fail(refusal)
 
     def on_connected(self, connection: UpstreamConnection) -> None:
-        """A connection is there: write the request."""
+        """Write the request."""
         self._move(State.SENT)
         self.send(connection, *self._sent)
         self._sent_at = self.touched
 
     def on_unreachable(self, reason: str, detail: str) -> None:
-        """No connection came about: the next upstream, or a clear answer. One that is paused may be starting again."""
+        """Try the next upstream, or answer with an error. A paused upstream may be restarting: wait for its gate
+        again."""
         self.connecting, pool = None, self.record.pool
         if pool is not None and pool.gate.paused:
             self._move(State.PLANNING)
@@ -209,7 +210,7 @@ class Call(Choosing):
     # 3. Stream back as it arrives -----------------------------------------------------------------------------------
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Passes on the head with what came in the same read."""
+        """Pass on the head of the answer with the body bytes of the same read, or hold it."""
         record = self.record
         if connection.status == 404 and not self._asked_again and self._shared.pins.adapted(record.versions):
             self._ask_again()
@@ -236,15 +237,15 @@ class Call(Choosing):
         self._pass_on(connection, out)
 
     def framing(self, connection: UpstreamConnection) -> Framing | None:
-        """The first part that changes the answer does."""
+        """The framing of the first part that changes the answer, or else the relay's own."""
         for part in self._parts:
             if (made := part.framing(connection, self.request.http10)) is not None:
                 return made
         return super().framing(connection)
 
     def _ask_again(self) -> None:
-        """Its server has been restarted and has lost its adapters, or has not been given this one yet. The agent waits
-        until servers have been looked after."""
+        """Ask the same server again after a repair: it was restarted and has lost its adapters, or it has not loaded
+        this one yet. The agent waits for the repair."""
         self.cancel_upstream()
         self._note_try("http_404")
         self._asked_again, pool, self.record.pool = True, self.record.pool, None
@@ -259,7 +260,6 @@ class Call(Choosing):
                 self._reach(pool, fresh=True)
 
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
-        """Passes on a read."""
         if not self._holds(connection, raw):
             self._pass_on(connection, self.continue_answer(connection, raw))
 
@@ -280,7 +280,7 @@ class Call(Choosing):
     # 4. Record ------------------------------------------------------------------------------------------------------
 
     def _complete(self, connection: UpstreamConnection, out: bytes) -> None:
-        """The answer is here as a whole."""
+        """End the call: its answer is complete."""
         status = connection.status
         self.record.trailers = connection.headers[connection.head_fields :]
         self.release_upstream()
@@ -293,19 +293,19 @@ class Call(Choosing):
         self._hand_over()
 
     def _learn_from_it(self) -> None:
-        """It was a good answer, and its client has had all of it."""
+        """Called after a complete, successful response."""
         self._learn_patience()
         for part in self._parts:
             part.completed(self.record, self.token_ids)
 
     def _problem(self) -> str | None:
-        """Why an answer that came whole is none."""
+        """The reason why a complete answer counts as an error; None if it does not."""
         return next(filter(None, [part.problem() for part in self._parts]), None)
 
     # Ends that are not completions ----------------------------------------------------------------------------------
 
     def on_client_gone(self) -> None:
-        """Nobody waits any more: the upstream is told at once. A client that has had the last event has had it all."""
+        """Cancel the upstream: the client left. If it already had the last event, the call counts as complete."""
         if self.state < State.ENDING:
             self.cancel_upstream()
             if self.record.stream and self._admitted.dialect.over(self.told()):
@@ -316,7 +316,8 @@ class Call(Choosing):
             self._shared.recorder.put(self.record, self._recorded)
 
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
-        """The upstream broke off. Before its answer began it is asked again; after that the client gets what came."""
+        """Handle an upstream that broke off: retry before the answer has begun; after that the client gets what
+        came."""
         self.connection, pool, self._held = None, self.record.pool, None
         if self.state >= State.ENDING:
             return
@@ -327,7 +328,7 @@ class Call(Choosing):
             self._cut_off("error", reason)
             return
         if pool is not None and not connection.seen and self._repeats(connection, pool):
-            # It lost a race with the keep-alive timer, or its engine was stopped to be changed.
+            # The request lost a race with the server's keep-alive timer, or the engine was stopped for new weights.
             self._note_try(reason)
             self._move(State.PLANNING)
             self._reach(pool, fresh=True)
@@ -339,12 +340,13 @@ class Call(Choosing):
             self._fail(UpstreamFault(502, reason, f"{self._where()} {_BROKEN[reason]}"))
 
     def _repeats(self, connection: UpstreamConnection, pool: Pool) -> bool:
-        """Whether a call whose connection closed without a byte is sent once more: at once if that was idle, because
-        what a server closes after a while it has read and does not answer."""
+        """True if a call whose connection closed before any byte is sent once more: the connection was idle before and
+        closed at once (a server that closes an idle connection has not processed the request), or the upstream is
+        paused."""
         return (connection.reused and monotonic() - self.touched < _RACE_S) or pool.gate.paused
 
     def check(self, now: float, announce: float) -> None:
-        """Called every tick: must the call be announced, has the upstream been silent for too long?"""
+        """Called every tick: announce the call if it is due, and end it if its upstream is silent for too long."""
         self._announce_late(announce)
         if self._queued_at is not None and self.state is State.WAITING:
             self._check_queue(now - self._queued_at)
@@ -360,7 +362,7 @@ class Call(Choosing):
                 self._check_content(now)
 
     def _late(self, now: float) -> str | None:
-        """What its upstream has not done in time, and the setting that says so."""
+        """The upstream's failure in words, with the setting of the time limit; None while it is in time."""
         assert self.record.pool is not None
         config, setting = self.record.pool.config, "read_timeout"
         if self.state is State.SENT and self._held is None and config.first_byte_timeout is not None:
@@ -369,7 +371,7 @@ class Call(Choosing):
         return f"sent nothing for {limit:g} s (upstream.{setting})" if now - self.touched > limit else None
 
     def _stuck(self) -> bool:
-        """Whether nothing can move it on any more: a step of it has failed."""
+        """True if no event can move the call on any more because one of its steps has failed."""
         if self.state is State.CONNECTING:
             return self.connecting is None or self.connecting.done()
         if self.state in (State.SENT, State.STREAMING):
@@ -389,7 +391,8 @@ class Call(Choosing):
 
 
 _RACE_S: Final = 1.0
-"""How soon after a request was sent a connection closes that its server has closed at the same time."""
+"""Seconds after a request was sent within which a close counts as a race: the server closed the idle connection at the
+same moment."""
 _BROKEN: Final = {
     "upstream_closed": "closed the connection before it answered",
     "upstream_protocol": "answered with something that is not HTTP/1.1",

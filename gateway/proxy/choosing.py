@@ -1,7 +1,7 @@
-"""A call whose answer may still come from elsewhere: what is held of an answer until that is clear, and the next try.
+"""A call whose answer may still come from elsewhere: it holds an answer until it is accepted, and makes the next try.
 
-Until the client has a byte of it, an answer can be dropped: for that of the next upstream where this one is down
-(`failover`), or of the same one, a moment later or where a part of the call knows how to ask otherwise. The base of
+Until the client has a byte of it, an answer can be dropped: for an answer of the next upstream if this one is down
+(`failover`), or of the same one, a moment later or with a request that a part of the call has changed. The base of
 `gateway.proxy.call`.
 """
 
@@ -32,28 +32,28 @@ from penstock.gateway.upstreams.health import asked_to_wait
 from penstock.gateway.upstreams.pool import Pool
 
 _REFUSAL: Final = 1 << 20
-"""Bytes of a refusal that are held at most."""
+"""Most bytes of a refusal that are held."""
 _ANSWER: Final = 64 << 20
-"""Bytes of an answer that are held at most."""
+"""Most bytes of an answer that are held."""
 _REFUSED: Final = (400, 413)
-"""What is said of requests that could be asked otherwise."""
+"""Statuses of refusals after which the request may be sent in another form or elsewhere."""
 
 
 class Answered(NamedTuple):
-    """A whole refusal of an upstream, for want of a better answer."""
+    """A complete refusal of an upstream, passed on if no upstream gives a better answer."""
 
     pool: Pool
     body: bytes
     sent: list[bytes]
-    """As it was asked."""
+    """Header lines as they were sent."""
     connection: UpstreamConnection
-    """As it was then."""
+    """A copy, with the state of that moment."""
     head: bytes
     raw: bytes
 
 
 class Choosing(RecordedCall):
-    """One call, with what upstreams have made of it so far."""
+    """One call and the state of its tries at upstreams."""
 
     __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_pools", "_queued_at", "_refused",
                  "_sent_at", "_size", "_spoke_at", "_streams", "_tries", "_whole")  # fmt: skip
@@ -63,25 +63,25 @@ class Choosing(RecordedCall):
         self._pools: list[Pool] = []
         """Upstreams that have not been tried."""
         self._held: tuple[bytes, list[bytes]] | None = None
-        """Head and body, as far as it has come, of an answer that is not passed on yet."""
+        """Head and body pieces of an answer that is not passed on yet."""
         self._size = 0
-        """Bytes of that body."""
+        """Bytes of the held body."""
         self._beginning: Beginning | None = None
-        """Of its answer, while that has not said anything; None where nobody asks."""
+        """The beginning of its answer until the first content; None if nothing depends on it."""
         self._heard = 0
-        """Pieces of its connection that were looked at."""
+        """Number of the connection's pieces that were looked at."""
         self._spoke_at: float | None = None
-        """When it said something; monotonic seconds."""
+        """When the first content came; monotonic seconds."""
         self._streams = False
-        """Whether a part of it changes a stream."""
+        """True if a part of the call changes a streamed answer."""
         self._whole = False
-        """Whether an answer is held until it is whole."""
+        """True if an answer is held until it is complete."""
         self._refused: Answered | None = None
         """The last refusal that was not passed on."""
         self._again = False
-        """Whether an upstream was asked once more; that is done once."""
+        """True once the same upstream was asked a second time; there is no third."""
         self._queued_at: float | None = None
-        """Since when it waits for a place; monotonic seconds."""
+        """When it began to wait for a free place at its upstream; monotonic seconds."""
         self._given_at = 0.0
         """When its upstream was chosen; monotonic seconds."""
         self._sent_at = 0.0
@@ -90,31 +90,30 @@ class Choosing(RecordedCall):
 
     @abstractmethod
     def _forward(self) -> None:
-        """To the next upstream that may serve it."""
+        """Send the call to the next upstream that may serve it."""
 
     @abstractmethod
     def _reach(self, pool: Pool, fresh: bool = False) -> None:
-        """To this upstream, as it was made ready for it."""
+        """Send the prepared request to this upstream once its gate is open and it has a free place."""
 
     @abstractmethod
-    def _connect(self, pool: Pool, fresh: bool) -> None:
-        """Connects to it."""
+    def _connect(self, pool: Pool, fresh: bool) -> None: ...
 
     @abstractmethod
     def _rolled_back(self) -> bool:
-        """Gives it another version where the one that it has waited for may not be served any more."""
+        """Plan the call anew if the version that it has waited for was rolled back meanwhile; True if so."""
 
     @abstractmethod
     def _tell(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Begins the client's answer with this one."""
+        """Begin the client's answer with this upstream's."""
 
     def _where(self) -> str:
         pool = self.record.pool
         return "the upstream" if pool is None else f"upstream {pool.name!r} ({pool.origin})"
 
     def _leave_out(self, pool: Pool, names: list[bytes]) -> None:
-        """Keys that are of another provider than an upstream do not go there. Where the settings send the call, it goes
-        without them; raises `ClientFault` where nothing does."""
+        """Note that a client's key of another provider is not sent to this upstream. A call that the settings send here
+        goes without the key; raises `ClientFault` for any other."""
         name = names[0].decode("latin-1")
         if not self._admitted.routed:
             message = (
@@ -132,7 +131,7 @@ class Choosing(RecordedCall):
         return bool(self._pools) and may_repeat(self.request.method, self.record.call.dialect)
 
     def _larger(self) -> list[Pool]:
-        """Upstreams that take a longer prompt than the one that is asked."""
+        """Untried upstreams that take a longer prompt than the current one."""
         pool = self.record.pool
         if pool is None or pool.config.context is None or not self._has_spare():
             return []
@@ -146,7 +145,7 @@ class Choosing(RecordedCall):
         pool.places.wait(self.on_place)
 
     def on_place(self) -> None:
-        """The upstream may be given one more call."""
+        """Called when the upstream has a free place."""
         self._queued_at, pool = None, self.record.pool
         if self._resumes() and pool is not None and not self._rolled_back():
             if pool.gate.must_wait:
@@ -155,7 +154,7 @@ class Choosing(RecordedCall):
                 self._connect(pool, fresh=False)
 
     def _check_queue(self, waited_s: float) -> None:
-        """Has it waited for its place for too long?"""
+        """Try elsewhere, or fail, if the call has waited too long for a place."""
         pool = self.record.pool
         assert pool is not None
         limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
@@ -172,7 +171,8 @@ class Choosing(RecordedCall):
                 self._fail(UpstreamFault(503, "busy", message))
 
     def _check_connecting(self, now: float) -> None:
-        """One call waits for an upstream that does not connect; the others that can go elsewhere need not."""
+        """Try elsewhere if another call has already waited too long for a connection to this upstream: one waiting call
+        is enough."""
         pool = self.record.pool
         if pool is not None and self._pools and pool.keeps_waiting(now, self.connecting):
             self.cancel_upstream()
@@ -186,18 +186,18 @@ class Choosing(RecordedCall):
     # An answer that is held -----------------------------------------------------------------------------------------
 
     def _must_hold(self, connection: UpstreamConnection) -> bool:
-        """Whether an answer may not be the one, or its first bytes must tell whether it is a stream."""
+        """True if the answer may still be replaced, or if only its first bytes tell whether it is a stream."""
         unlabelled = self._streams and connection.status < 300 and not connection.events
         return self._has_spare() or unlabelled or (connection.status == 400 and bool(self._parts))
 
     def _hold(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Does not pass on the head of an answer before it is clear that this is the one."""
+        """Hold the head of an answer back until the answer is accepted."""
         self._held, self._size = (head, [raw]), len(raw)
         self._listen(connection)
         self._look(connection)
 
     def _holds(self, connection: UpstreamConnection, raw: bytes) -> bool:
-        """Whether a read belongs to an answer that is held; looks at that once more."""
+        """True if the read belongs to an answer that is held; adds it and looks at the answer again."""
         if self._held is None:
             return False
         self.touched = monotonic()
@@ -210,7 +210,7 @@ class Choosing(RecordedCall):
         assert self._held is not None
         refused = connection.status in _REFUSED and (self._parts or self._larger())
         if refused or is_down(connection.status):
-            # A refusal is held until it is whole.
+            # A refusal is held until it is complete.
             if connection.done or self._size > _REFUSAL:
                 (head, pieces), self._held = self._held, None
                 if refused:
@@ -230,7 +230,7 @@ class Choosing(RecordedCall):
             self._tell(connection, head, b"".join(pieces))
 
     def _waits_for_more(self) -> bool:
-        """Whether what there is of an answer may still be dropped."""
+        """True if the held answer may still be dropped."""
         if self._size >= _ANSWER:
             return False
         if self._has_spare():
@@ -238,12 +238,12 @@ class Choosing(RecordedCall):
         return self._beginning is not None and not self._beginning.is_told
 
     def _listen(self, connection: UpstreamConnection) -> None:
-        """From now on it is heard when its answer says something."""
+        """Watch the answer for its first content."""
         self._beginning = Beginning(connection.content_type, bool(connection.encoding))
         self._heard, self._spoke_at = 0, None
 
     def _hear(self, connection: UpstreamConnection) -> Said:
-        """What a read says that was not looked at yet."""
+        """Classify the pieces of the answer that were not looked at yet."""
         assert self._beginning is not None
         found = self._beginning.says(connection.pieces[self._heard :])
         self._heard = len(connection.pieces)
@@ -254,7 +254,7 @@ class Choosing(RecordedCall):
         return found
 
     def _pass_over(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Its upstream is down: it is asked once more, or the next one is."""
+        """Ask an upstream that is down once more a moment later, or ask the next one."""
         assert self.record.pool is not None
         pool, reason, asked_s = self.record.pool, f"http_{connection.status}", asked_to_wait(connection.headers)
         was_good = pool.health.state(monotonic()) == "good"
@@ -270,7 +270,7 @@ class Choosing(RecordedCall):
             self._wait(asyncio.get_running_loop().call_later(after_s, self._on_time, pool).cancel)
 
     def _put_aside(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Keeps a refusal, where it is whole, and leaves its upstream."""
+        """Keep a refusal if it is complete, and leave its upstream."""
         record = self.record
         if connection.done and record.pool is not None:
             self._refused = Answered(record.pool, record.body, record.sent, copy(connection), head, raw)
@@ -279,12 +279,12 @@ class Choosing(RecordedCall):
             self.cancel_upstream()
 
     def _on_time(self, pool: Pool) -> None:
-        """It is time to ask it once more."""
+        """Called when the delay before the second request to the same upstream is over."""
         if self._resumes():
             self._do("asked again", lambda: self._reach(pool))
 
     def _ask_otherwise(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """A request was refused: a part may know how to ask otherwise, or another upstream take a longer prompt."""
+        """Retry a refused request in a form that a part knows, or at an upstream with a longer context."""
         answer, pool = whole(connection.pieces, connection.encoding), self.record.pool
         if pool is not None:
             pool.health.answered(monotonic())
@@ -305,14 +305,14 @@ class Choosing(RecordedCall):
     # The next try ---------------------------------------------------------------------------------------------------
 
     def _blame(self, reason: str, asked_s: float | None = None) -> None:
-        """Its upstream does not serve it."""
+        """Count a failure of the upstream."""
         if self.record.pool is not None and reason != "internal":
             self.record.pool.health.failed(reason, monotonic(), asked_s)
 
     def _try_next(self, reason: str) -> None:
-        """The next upstream. `reason`: why this one does not serve it."""
+        """Go to the next upstream. `reason`: why the current one does not serve the call."""
         if self.record.pool is not None:
-            # It may never have come to it: then another call may show how it is.
+            # If the call never reached it, another call may probe this upstream.
             self.record.pool.health.left(self._given_at)
         self._note_try(reason)
         self._move(State.PLANNING)
@@ -327,7 +327,8 @@ class Choosing(RecordedCall):
         self._shared.metrics.upstream_retries[name, reason] += 1
 
     def _fail(self, refusal: Refusal) -> None:
-        """What an upstream has said, with its `Retry-After`, tells more than that the next one cannot be reached."""
+        """Pass on the last refusal of an upstream, if one was kept: with its `Retry-After` it tells the client more
+        than an error about the next upstream."""
         refused, self._refused = self._refused, None
         if refused is None or not isinstance(refusal, UpstreamFault):
             super()._fail(refusal)
@@ -339,7 +340,7 @@ class Choosing(RecordedCall):
         self._tell(refused.connection, refused.head, refused.raw)
 
     def _check_content(self, now: float) -> None:
-        """Has a stream begun, and said nothing for so long that another upstream is asked?"""
+        """Try elsewhere if a stream has begun and has brought no content for too long."""
         pool = self.record.pool
         if self._held is None or self._beginning is None or pool is None or not self._has_spare():
             return
@@ -351,11 +352,11 @@ class Choosing(RecordedCall):
             self._do("asked elsewhere", lambda: self._try_next("no_content"))
 
     def _learn_patience(self) -> None:
-        """Its stream was whole: how long did it take to say something?"""
+        """Learn from a complete stream how long its model takes until the first content."""
         if self.record.stream and self._spoke_at is not None:
             self._shared.patience.took(self._admitted.model or "", self._spoke_at - self._sent_at)
 
     @property
     def _may_choose(self) -> bool:
-        """Whether its route has several upstreams."""
+        """True if its route has several upstreams."""
         return bool(self._pools or self._tries)

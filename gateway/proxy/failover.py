@@ -1,9 +1,9 @@
-"""When is another upstream asked in place of one that has begun to answer? Pure.
+"""Decides when another upstream is asked instead of one that has begun to answer. Pure.
 
 Until a call's client has a byte of its answer, another upstream of its route can still serve it. So an answer that says
-that this upstream cannot do it now is not passed on while another one is left, and neither is the beginning of a stream
-before it says something: a model that accepts a call and then says nothing is as good as one that does not answer. What
-a call asks for a second time must do no harm twice, so that is held to calls that generate or read.
+that this upstream cannot serve the call now is not passed on while another upstream is left, and neither is the
+beginning of a stream before its first content: a model that accepts a call and then says nothing is as good as one that
+does not answer. A repeated request must do no harm, so only calls that generate or read are repeated.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from penstock.gateway.dialects.base import EVENT_STREAM, Dialect
 from penstock.gateway.dialects.sse import begins
 
 AGAIN_S: Final = 0.1
-"""How long after a fault the same upstream is asked once more, seconds: most are over by then, and it has the prompt's
-beginning in its cache."""
+"""Seconds after a fault until the same upstream is asked once more: most faults are over by then, and it has the
+prompt's beginning in its cache."""
 PATIENT_S: Final = 3.0
-"""How long a call waits at most for an upstream that says when to ask it again, while another one is left."""
+"""Seconds of `Retry-After` that a call waits at most while another upstream is left."""
 _PASSING: Final = frozenset({500, 502, 503})
-"""Faults that may be over in a moment."""
+"""Statuses of faults that may be over in a moment."""
 _NEVER: Final = frozenset({501, 505})
-"""Another upstream would say the same."""
+"""Statuses that another upstream would give, too."""
 _READS: Final = frozenset({"GET", "HEAD"})
 _PREAMBLES: Final = frozenset({
     "message_start", "content_block_start", "ping", "response.created", "response.queued", "response.in_progress",
     "response.output_item.added", "response.content_part.added",
 })  # fmt: skip
-"""Types of events that come before anything is said (Anthropic's messages, OpenAI's responses)."""
+"""Types of events that come before the first content (Anthropic's messages, OpenAI's responses)."""
 _OF_UPSTREAMS: Final = (None, "server_error", "rate_limit_exceeded", "vector_store_timeout")
-"""Codes with which responses fail that another upstream may make; the others are the request's own."""
+"""Error codes of failed responses after which another upstream may succeed; all others are the request's own fault."""
 _TOO_LONG: Final = re.compile(
     rb"context_length_exceeded|context (?:length|window)|prompt is too long|input is too long|"
     rb"exceeds the maximum number of tokens",
@@ -43,50 +43,50 @@ Said = Literal["nothing", "an error", "something"]
 
 
 def may_repeat(method: str, dialect: Dialect) -> bool:
-    """Whether a call may be served twice: it makes nothing that stays."""
+    """True if a call may be served twice, because it creates nothing that stays."""
     return dialect.generates or dialect.uses_tokens or method in _READS
 
 
 def is_down(status: int) -> bool:
-    """Whether an answer says that this upstream cannot serve the call now, while another one may."""
+    """True if the status says that this upstream cannot serve the call now, while another one may."""
     return status in (408, 429) or (status >= 500 and status not in _NEVER)
 
 
 def again_after(status: int, asked_s: float | None) -> float | None:
-    """Seconds after which the upstream that has answered so is asked once more; None where another one is at once.
-    `asked_s`: what its `Retry-After` says."""
+    """Seconds after which the upstream with this answer is asked once more; None if another upstream is asked at once.
+    `asked_s`: seconds of its `Retry-After`."""
     if asked_s is not None:
         return max(asked_s, AGAIN_S) if asked_s <= PATIENT_S else None
     return AGAIN_S if status in _PASSING else None
 
 
 def is_too_long(body: bytes) -> bool:
-    """Whether a refusal says that the prompt does not fit into the model's context."""
+    """True if a refusal says that the prompt does not fit into the model's context."""
     return _TOO_LONG.search(body) is not None
 
 
 class Beginning:
-    """The beginning of an answer, read by read, until it says something. Every byte is looked at once."""
+    """The beginning of an answer, read by read, until its first content. Every byte is looked at once."""
 
     __slots__ = ("_first", "_line", "_opaque")
 
     def __init__(self, content_type: bytes, encoded: bool = False) -> None:
-        """An answer whose content is `encoded` is not looked into, nor is one that is no stream of events, which its
-        first bytes tell if its type does not."""
+        """Content that is `encoded` is not looked into. Nor is an answer that is no stream of events; its first bytes
+        tell if its content type does not."""
         self._opaque = encoded
         self._first: bytes | None = None if encoded or content_type.startswith(EVENT_STREAM) else b""
-        """The first bytes, while they do not tell."""
+        """The first bytes, until they tell."""
         self._line: list[bytes] = []
-        """Pieces of a line whose end has not come."""
+        """Pieces of a line that has not ended yet."""
 
     @property
     def is_told(self) -> bool:
-        """Whether it is known if the answer is a stream of events."""
+        """True once it is known whether the answer is a stream of events."""
         return self._first is None
 
     def says(self, payload: Sequence[bytes]) -> Said:
-        """What there is in one more read. Of a stream of events: nothing while there are only comments and the events
-        that come before content."""
+        """Classify one more read. In a stream of events, comments and the events before the first content are
+        "nothing"."""
         if self._first is not None:
             payload = [b"".join([self._first, *payload])]
             told = begins(payload[0])
@@ -124,7 +124,7 @@ def _line_says(line: bytes) -> Said:
 
 
 def _is_error(event: Mapping[str, Any]) -> bool:
-    """Whether it ends the stream before it has begun, for a reason that is not the request's."""
+    """True if the event ends the stream before its first content, for a reason that is not the request's fault."""
     error = event.get("error")
     if not error:
         return _is_failed_response(event)
@@ -132,7 +132,7 @@ def _is_error(event: Mapping[str, Any]) -> bool:
 
 
 def _is_failed_response(event: Mapping[str, Any]) -> bool:
-    """The same, as OpenAI's responses say it."""
+    """The same for OpenAI's responses."""
     error: Any = event if event.get("type") == "error" else None
     if event.get("type") == "response.failed" and isinstance(event.get("response"), dict):
         error = cast("Mapping[str, Any]", event["response"]).get("error")
@@ -150,7 +150,7 @@ def _is_preamble(event: Mapping[str, Any]) -> bool:
 
 
 def _is_empty(choice: Any) -> bool:
-    """Whether a choice of a chunk has only its role."""
+    """True if a choice of a chunk has only its role."""
     if not isinstance(choice, dict):
         return False
     found = cast("Mapping[str, Any]", choice)

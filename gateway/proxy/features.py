@@ -1,5 +1,5 @@
-"""The features of calls, in the order in which they change a request: translated first, so that the others see what
-the engine gets."""
+"""The features of calls, in the order in which they change a request: translation comes first, so that the others see
+the request that the engine gets."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from penstock.gateway.upstream_settings import Route
 def features(
     translator: Translator | None, own: Secrets, exact: Exact, shadow: Shadow, metrics: Metrics
 ) -> tuple[Feature, ...]:
-    """All there are. `translator`: None when nothing is translated, or nothing can be; `own`: the gateway's keys."""
+    """Return all features. `translator`: None if no route is translated, or none can be; `own`: the gateway's keys."""
     of_engines = TranslatedRoutes(translator, own), FoldedSystem(), TrainedModels(metrics), ExactRoutes(exact)
     return *of_engines, Mirroring(shadow)
 
 
 class TrainedModels:
-    """The engine is asked for token ids and log-probabilities, which the client does not get."""
+    """Asks the engine for token ids and log-probabilities, which the client does not get."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """Adds the fields that are missing."""
+        """Add the fields that ask for them, where they are missing."""
         asked = ask(send.call.dialect, send.body) if route is not None and route.train else None
         if asked is not None:
             send.body, send.captured, send.headers = asked.body, asked.added, identity(send.headers)
@@ -46,7 +46,7 @@ class TrainedModels:
 
 
 class Captured(Part):
-    """A call whose answer has more than its client asked for."""
+    """A call whose answer has more fields than its client asked for."""
 
     __slots__ = ("_asked", "_metrics")
 
@@ -54,28 +54,28 @@ class Captured(Part):
         self._asked, self._metrics = asked, metrics
 
     def framing(self, connection: UpstreamConnection, http10: bool) -> Framing | None:
-        """Takes out what the client did not ask for."""
+        """Remove the fields that the client did not ask for."""
         return cleaned(self._asked, connection, connection.chunked and not http10)
 
     def completed(self, record: Record, token_ids: bool) -> None:
-        """Counts whether the engine gave what was asked for."""
+        """Count whether the engine gave token ids."""
         self._metrics.captured_calls[("yes" if token_ids else "no",)] += 1
 
 
 class Mirroring:
-    """Calls that use a resource may be sent to a candidate too."""
+    """Makes calls that use a released resource available for mirroring to a candidate."""
 
     def __init__(self, shadow: Shadow) -> None:
         self._shadow = shadow
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """Nothing changes for the call itself."""
+        """Add the part that mirrors; the call itself does not change."""
         if send.given is not None:
             send.parts.append(Mirrored(self._shadow, *send.given))
 
 
 class Mirrored(Part):
-    """A call that may be mirrored when it is over."""
+    """A call that may be mirrored after its end."""
 
     __slots__ = ("_pins", "_shadow", "_uses")
 
@@ -83,6 +83,6 @@ class Mirrored(Part):
         self._shadow, self._uses, self._pins = shadow, uses, pins
 
     def handed_over(self, record: Record) -> None:
-        """Offers it, where a release mirrors now."""
+        """Offer the call to the shadow stage if a release mirrors now."""
         if self._shadow.mirrors:
             self._shadow.offer(record, self._uses, self._pins)

@@ -1,8 +1,8 @@
-"""What some calls need besides being forwarded, and where it plugs in.
+"""The interfaces of features: what some calls need besides being forwarded.
 
 A `Feature` (translation, token capture, exact sessions, shadows) looks at every call that is planned. For a call that
-needs it, it changes what is sent (`Send`) and leaves a `Part`, which is asked as the call goes on. A call without
-features has no parts. Who adds a feature adds it to `features`, and edits neither the plan nor the call.
+needs it, it changes the request (`Send`) and adds a `Part`, whose methods are called during the call. A call without
+features has no parts. A new feature is added to `features`; neither the plan nor the call changes.
 """
 
 from __future__ import annotations
@@ -32,55 +32,55 @@ class Connecting(Caller, Protocol):
     connecting: asyncio.Task[None] | None
 
     def on_refused(self, refusal: Refusal) -> None:
-        """There is no connection, and why."""
+        """Called when no connection can be made; `refusal` says why."""
         ...
 
 
 class Part:
-    """A feature's share in one call. What it does not need to say it leaves as it is here."""
+    """A feature's share in one call. A method that it does not override does nothing."""
 
     __slots__ = ()
 
     def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None] | None:
-        """Connects in a way of its own: a task that can be cancelled. None: as any other call. `fresh`: not on a
-        connection that was idle."""
+        """Connect in the part's own way and return a task that can be cancelled; None to connect as any other call.
+        `fresh`: not on a connection that was idle."""
         return None
 
     def instead(self, record: Record, answer: bytes) -> bytes | None:
-        """The body to ask with once more where the engine has refused the call with status 400; None: the answer stays.
+        """The body of a second request after the engine has refused the call with status 400; None to keep the answer.
         `answer`: its body, without content encoding."""
         return None
 
     def framing(self, connection: UpstreamConnection, http10: bool) -> Framing | None:
-        """The way of an answer that is changed; None for one that passes as it comes."""
+        """The framing that changes the answer; None if the answer passes unchanged."""
         return None
 
     def told(self) -> bytes | None:
-        """What the client got, where that is not what the upstream sent."""
+        """The answer's body as the client got it; None if it is the upstream's."""
         return None
 
     def problem(self) -> str | None:
-        """Why an answer that came whole did not reach the client as one; a short reason."""
+        """A short reason why a complete upstream answer did not reach the client as one; None if it did."""
         return None
 
     def ending(self, record: Record, status: str) -> None:
-        """The call is over in this way. The last chance to add to its record."""
+        """Called at the end of the call, with its status: the last chance to add to its record."""
 
     def completed(self, record: Record, token_ids: bool) -> None:
-        """It has ended with a good answer. `token_ids`: whether token ids of it were seen."""
+        """Called after a complete, successful response. `token_ids`: whether it had token ids."""
 
     def handed_over(self, record: Record) -> None:
-        """Its answer was whole, or its upstream has failed; the recorder has its record."""
+        """Called when the recorder has the record of a call whose answer was complete or whose upstream failed."""
 
 
 @dataclass(slots=True)
 class Send:
-    """Where a call goes, and as what. Made by the plan, changed by features, then carried out."""
+    """The destination of a call, and the request in its final form. Made by the plan, changed by features."""
 
     pools: list[Pool]
     """Upstreams to try in turn."""
     call: Admitted
-    """Its dialect and path as they go upstream."""
+    """The call, with the dialect and path that go upstream."""
     body: bytes
     headers: Headers
     versions: dict[str, str] = field(default_factory=dict[str, str])
@@ -88,26 +88,26 @@ class Send:
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Versions, arms and texts of resources as in `Record`."""
     given: tuple[Uses, Mapping[str, Pin]] | None = None
-    """What it uses of the catalog, and what its rollout was given of it."""
+    """The released resources that it uses, and the versions that its rollout was given."""
     captured: tuple[str, ...] = ()
     """Names of fields of the body that the gateway has added."""
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
-    """For its span."""
+    """Attributes to add to its span."""
     convert: Callable[[bytes], bytes] | None = None
-    """How another body of its agent's goes upstream; None when as it is."""
+    """Converts another body of the agent's for the upstream; None if bodies pass unchanged."""
     parts: list[Part] = field(default_factory=list[Part])
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What each upstream calls the model, where they do not all call it the same."""
+    """Model name by upstream; empty if all upstreams use the same name."""
     streams: bool = False
-    """Whether a part of it changes a stream, which is one whatever its head calls it."""
+    """True if a part changes a streamed answer; such an answer is a stream whatever its content type says."""
     whole: bool = False
-    """Whether its answer is passed on when all of it is there, while another upstream is left."""
+    """True if its answer is passed on only when it is complete, as long as another upstream is left."""
 
 
 class Feature(Protocol):
-    """What some calls need."""
+    """Changes the calls that need it."""
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """Changes what is sent of a call that needs it and adds its part; raises `Refusal`. `route`: that of the
-        call's model."""
+        """Change the request of a call that needs the feature, and add its part; raises `Refusal`. `route`: the route
+        of the call's model."""
         ...

@@ -1,9 +1,9 @@
-"""Where does a call go, and what must change? Decided here, without writing to a socket.
+"""Plans a call: its destination, and the changes to its request. Nothing here writes to a socket.
 
-    Send    to these upstreams, as this request
-    Wait    the first call of its rollout that uses a resource: until the tape has what the rollout is given
+    Send    forward to these upstreams, with this request
+    Wait    wait until the tape has the versions of the rollout: its first call that uses a released resource
 
-`plan` is for a call that has just come, `plan_given` for one whose versions must be decided (again).
+`plan` is for a new call, `plan_given` for a call whose versions must be decided (again).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from penstock.gateway.upstreams.routes import alias_at
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until its rollout is pinned; then `plan_given`."""
+    """The call waits until its rollout is pinned; then `plan_given` is called."""
 
     pinned: asyncio.Future[list[Pin]]
     found: Uses
 
 
 def plan(shared: Shared, call: Admitted, request: Request) -> Send | Wait:
-    """Of a call that has just come; raises `Refusal`."""
+    """Plan a new call; raises `Refusal`."""
     if shared.recorder.failing is not None:
         shared.check_gap(call)
     if not shared.pins.catalog.empty:
@@ -47,7 +47,7 @@ def plan(shared: Shared, call: Admitted, request: Request) -> Send | Wait:
 
 
 def plan_route(shared: Shared, call: Admitted, request: Request) -> Send:
-    """Of a call that uses no released resource."""
+    """Plan a call that uses no released resource."""
     pools, alias, route = shared.route(call, request)
     body = call.body if alias is None else replace_model(call.body, alias, call.form)
     return _with_features(shared, Send(pools, call, body, request.headers), route)
@@ -56,7 +56,7 @@ def plan_route(shared: Shared, call: Admitted, request: Request) -> Send:
 def plan_given(
     shared: Shared, call: Admitted, request: Request, found: Uses, error: BaseException | None = None
 ) -> Send | Wait:
-    """Of a call that uses resources. `error`: why the tape did not take what its rollout is given."""
+    """Plan a call that uses released resources. `error`: why the tape could not record the rollout's versions."""
     if error is None:
         pins = shared.pins.pinned(call, found)
         if pins is None:
@@ -95,6 +95,6 @@ def _with_features(shared: Shared, send: Send, route: Route | None) -> Send:
 
 
 def prompt_named(call: Admitted, headers: Headers) -> str | None:
-    """The prompt that its path or its header names."""
+    """The name of the prompt in the call's path or header; None if neither names one."""
     named = call.address.prompt
     return named or next((value.decode("latin-1") for low, _, value in headers if low == PROMPT), None)

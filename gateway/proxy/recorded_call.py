@@ -1,6 +1,5 @@
-"""A call over HTTP as the recorder sees it (`gateway.proxy.recording`), and how it ends. The base of
-`gateway.proxy.call`.
-"""
+"""A call over HTTP as the recorder sees it (`gateway.proxy.recording`), and its ends. The base of
+`gateway.proxy.call`."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from penstock.gateway.proxy.shared import Shared
 
 
 class RecordedCall(Relay, Recording):
-    """One call, without what moves it on."""
+    """One call, without the steps that move it on."""
 
     __slots__ = (*SLOTS, "_tail")
 
@@ -27,10 +26,11 @@ class RecordedCall(Relay, Recording):
         self._prepare(shared, request, admitted)
         self.own = shared.redactor.own
         self._tail = b""
-        """The end of the answer, while it waits for the tape."""
+        """The last byte of the answer while it waits for the tape."""
 
     def _write_last(self, out: bytes) -> None:
-        """Writes the end of the answer; all but one byte of it while the span must, or the queue makes it, wait."""
+        """Write the end of the answer; hold its last byte back while the span must wait for the tape or a full
+        queue."""
         recorder = self._shared.recorder
         if self.durable or recorder.full:
             self._tail, self._waits_since = out[-1:], monotonic()
@@ -44,13 +44,14 @@ class RecordedCall(Relay, Recording):
             self.end_answer()
 
     def _let_go(self, kept: bool) -> None:
-        """The span is on disk, or lost: the last byte may go, unless the mode refuses unrecorded answers."""
+        """Write the last byte of the answer: its span is on disk, or lost. A lost span breaks the answer off if the
+        rollout's mode refuses unrecorded answers."""
         self._shared.metrics.recorder_wait_seconds += monotonic() - self._waits_since
         self._recorded(kept)
         if self.client.served is not self:
             return
         if not kept and self.started and self._shared.refuses_gaps(self._admitted.address.mode):
-            # What the gateway itself has to say may pass: nobody learns from it.
+            # An error of the gateway's own may pass: no trainer learns from it.
             self.break_off()
             return
         if self._tail:
@@ -58,7 +59,7 @@ class RecordedCall(Relay, Recording):
         self.end_answer()
 
     def _cut_off(self, status: str, reason: str) -> None:
-        """Ends a call whose client has got a part of the answer, or nothing."""
+        """End a call whose client has a part of the answer, or nothing."""
         self._end(status, reason)
         self._shared.recorder.put(self.record, self._recorded)
         self.break_off()
@@ -66,8 +67,8 @@ class RecordedCall(Relay, Recording):
             self._hand_over()
 
     def _fail(self, refusal: Refusal) -> None:
-        """Ends a call whose answer has not begun with one of our own, in the shape of its API."""
-        # What an engine answers may be in the message.
+        """End a call with an error of the gateway's own, in the shape of its API; its answer has not begun."""
+        # The message may quote an engine's answer.
         body = self.own.hide(self._refusal_body(refusal))
         head = refusal_head(refusal, len(body), self.keep_alive)
         body = b"" if self.head_only else body
@@ -78,7 +79,7 @@ class RecordedCall(Relay, Recording):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Its upstream has answered, or failed, and the recorder has its record."""
+        """Notify the parts: the upstream has answered or failed, and the recorder has the record."""
         for part in self._parts:
             part.handed_over(self.record)
 
@@ -86,17 +87,17 @@ class RecordedCall(Relay, Recording):
         return refusal_body(family(self._admitted.dialect, self._admitted.path, self.request.headers), refusal)
 
     def cancel_upstream(self) -> None:
-        """Nobody wants the answer any more, also where it has not been asked for yet."""
+        """Cancel the upstream, or the wait before it."""
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
         super().cancel_upstream()
 
     def give_up(self) -> None:
-        """The gateway stops and cannot wait any longer."""
+        """Cut the call off: the gateway stops and cannot wait any longer."""
         self.cancel_upstream()
         self._cut_off("interrupted", "gateway_stopped")
 
     def told(self) -> bytes:
-        """The answer as its client got it, but for what was asked for in its name."""
+        """The answer's body as the client got it, plus the fields that the gateway asked for itself."""
         return told_answer(self._parts, self.record.pieces, self.record.encoding)

@@ -1,4 +1,4 @@
-"""What the recorder sees of a call: its state, its record, and its end; however its bytes come and go.
+"""The state, the record and the end of a call, whichever transport carries its bytes (HTTP or a WebSocket).
 
 Every end is one `_end`, which completes the record, and one `recorder.put`. In a strict gateway the call waits for the
 recorder twice: before it is sent upstream, and before the last byte of its answer goes to the client.
@@ -28,25 +28,25 @@ from penstock.gateway.upstreams.places import Places
 
 _log = logging.getLogger("penstock.proxy")
 _BOOKS = 1024
-"""Bytes that it takes to remember an answer beside it."""
+"""Bytes of memory for a remembered answer, besides its body."""
 _BLANK = (b"\n\n", b"\r\n\r\n")
 _PLACED = (State.CONNECTING, State.SENT, State.STREAMING)
 SLOTS = ("_admitted", "_announced", "_event_from", "_last_mark", "_leave", "_overhead", "_parts", "_place",
          "_remembered", "_shared", "_waits_since", "durable", "record", "state")  # fmt: skip
-"""What it keeps. Whoever inherits from it has these besides its own."""
+"""Slots of `Recording`; a subclass declares them besides its own."""
 
 
 class Recording(ABC):
-    """One call, without what carries it."""
+    """One call, without its transport."""
 
     __slots__ = ()
 
     client: ClientConnection
     request: Request
     started: bool
-    """Whether its answer has begun."""
+    """True once its answer has begun."""
     touched: float
-    """When its upstream was last heard of or written to; monotonic seconds."""
+    """When its upstream last sent something or was written to; monotonic seconds."""
 
     def _prepare(self, shared: Shared, request: Request, admitted: Admitted) -> None:
         self.state = State.PLANNING
@@ -55,29 +55,30 @@ class Recording(ABC):
         self._admitted = admitted
         self._parts: list[Part] = []
         self._leave: Callable[[], object] | None = None
-        """Gives up what it waits for; None where that comes anyway."""
+        """Gives up the current wait; None if the awaited result comes in any case."""
         self._place: Places | None = None
-        """Where it has a place, from when it takes it until it goes elsewhere or ends."""
+        """The upstream's places while the call has one of them: from connecting until it goes elsewhere or ends."""
         self._announced = False
         self._last_mark: bytes | None = None
-        """What the last event of its answer has, where its conversation may go on as soon as that is there."""
+        """Bytes that mark the last event of its answer, after which its conversation may go on; None if nothing is
+        looked for."""
         self._event_from: int | None = None
-        """The piece of its answer in which that was seen, or an event begins that has not come whole."""
+        """Index of the piece with that mark, or with the beginning of an event that is not complete yet."""
         self._remembered = False
-        """Whether that has come, so that its conversation may go on."""
+        """True once the last event has come, so that its conversation may go on."""
         self.durable = shared.strict
-        """Whether the end of its answer waits until its span is on disk."""
+        """True if the end of its answer waits until its span is on disk."""
         self._waits_since = 0.0
         self._overhead = 0.0
-        """Seconds that the gateway itself has taken."""
+        """Seconds that the gateway itself has spent on it."""
 
     @property
     def rollout(self) -> str:
-        """Whose it is."""
+        """Rollout id."""
         return self._admitted.address.rollout
 
     def _do(self, what: str, step: Callable[[], None]) -> None:
-        """A step on its way; what keeps it from being done ends the call."""
+        """Run a step of the call; an exception ends the call. `what`: the step's name for the log."""
         try:
             step()
         except Refusal as refusal:
@@ -97,18 +98,19 @@ class Recording(ABC):
             place.free()
 
     def _take_place(self, places: Places) -> None:
-        """One of those of its upstream, where these are counted."""
+        """Take a place if the upstream limits concurrency."""
         if places.most is not None:
             self._place = places
             places.running += 1
 
     def _wait(self, leave: Callable[[], object] | None = None) -> None:
-        """From now on it waits for somebody who is not its upstream; they ask `_resumes` when it may go on."""
+        """Wait for something other than the upstream; whoever ends the wait calls `_resumes`. `leave`: gives the wait
+        up."""
         self._move(State.WAITING)
         self._leave = leave
 
     def _resumes(self) -> bool:
-        """What it has waited for is there. False where its client has left meanwhile."""
+        """End the wait. False if the call has ended meanwhile, because its client left."""
         if self.state is not State.WAITING:
             return False
         self._leave = None
@@ -121,16 +123,17 @@ class Recording(ABC):
 
     @abstractmethod
     def give_up(self) -> None:
-        """The gateway stops and cannot wait any longer."""
+        """End the call: the gateway stops and cannot wait any longer."""
 
     @abstractmethod
     def _fail(self, refusal: Refusal) -> None:
-        """Ends it with an answer of the gateway's own; that of the upstream has not begun."""
+        """End the call with an error of the gateway's own; the upstream's answer has not begun."""
 
     # Its beginning, on the tape -------------------------------------------------------------------------------------
 
     def _reserve_first(self, then: Callable[[], None], names: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Goes on; where budgets count it, when what it may use is reserved. `names`: of its model, by upstream."""
+        """Call `then`, once budgets have reserved what the call may use if they count it. `names`: its model's names,
+        by upstream."""
         budgets = self._shared.budgets
         reserving = None if budgets is None else budgets.reserve(self._admitted, self.record, names)
         if reserving is None:
@@ -155,8 +158,8 @@ class Recording(ABC):
             self._go_unannounced(then)
 
     def _announce_first(self, then: Callable[[], None]) -> None:
-        """Goes on; in a strict gateway when it is on disk that the call is under way, so that nothing is ever done
-        upstream that the tape does not tell of."""
+        """Call `then`; in a strict gateway only when the tape has the open call, so that nothing is ever done upstream
+        that the tape does not know."""
         if not self.durable or self._announced:
             then()
             return
@@ -171,20 +174,20 @@ class Recording(ABC):
             self._do("sent", then if kept else lambda: self._go_unannounced(then))
 
     def _announce_late(self, announce: float) -> None:
-        """Announces it if it began before `announce`."""
+        """Announce the call if it began before `announce`; monotonic seconds."""
         if not self._announced and not self._admitted.waits and self.request.started <= announce:
             self._announced = True
             self._shared.recorder.announce(self.record)
 
     def _go_unannounced(self, then: Callable[[], None]) -> None:
-        """The tape does not take it."""
+        """Go on although the tape could not record the call, unless its mode refuses that."""
         self._shared.check_gap(self._admitted)
         then()
 
     # Its end --------------------------------------------------------------------------------------------------------
 
     def _end(self, status: str, error: str | None) -> None:
-        """The call is over, and its record is complete."""
+        """Complete the record: the call is over."""
         shared, record, metrics = self._shared, self.record, self._shared.metrics
         now = monotonic()
         self._move(State.ENDING)
@@ -208,8 +211,8 @@ class Recording(ABC):
         joining.remember_soon(self._admitted, hints, self._answered() if good else None)
 
     def _mark_of_last_event(self) -> bytes | None:
-        """Of a stream without an address. Where it is packed or changed on its way, the end counts: only the whole
-        answer would tell."""
+        """The bytes that mark the last event of a stream without an address. None if the answer is compressed or
+        changed on its way: only the complete answer would tell, so its end counts."""
         if self._admitted.address.origin != "implicit" or (self.record.http_status or 0) >= 400:
             return None
         if self.record.encoding is not None or any(part.told() is not None for part in self._parts):
@@ -217,7 +220,7 @@ class Recording(ABC):
         return self._admitted.dialect.last_mark
 
     def _look_for_last_event(self, mark: bytes) -> None:
-        """After a read that is not the end of the answer."""
+        """Called after a read that is not the end of the answer."""
         pieces, whole = self.record.pieces, self.record.pieces[-1].endswith(_BLANK)
         if self._event_from is None and (not whole or mark in pieces[-1]):
             self._event_from = len(pieces) - 1
@@ -228,13 +231,14 @@ class Recording(ABC):
                 self._remember(True)
 
     def _answered(self) -> Answer:
-        """Its answer for later, without what else the call holds."""
+        """Its answer for the matching of later calls, without the call's other data."""
         record = self.record
         told = partial(told_answer, self._parts, record.pieces, record.encoding)
         return Answer(told, record.stream, record.response_bytes + _BOOKS, self._admitted.dialect.replies)
 
     def _recorded(self, kept: bool) -> None:
-        """It was read, which tells whether an answer that came whole is a good one; only now is it counted."""
+        """Count the ended call. The recorder has read its answer by now, which tells whether a complete answer is a
+        good one."""
         self._move(State.ENDED)
         if self._shared.budgets is not None:
             self._shared.budgets.recorded(self.record, kept)
@@ -248,6 +252,6 @@ class Recording(ABC):
 
 
 def told_answer(parts: list[Part], pieces: list[bytes], encoding: bytes | None) -> bytes:
-    """The answer as its client got it, but for what was asked for in its name."""
+    """The answer's body as the client got it, plus the fields that the gateway asked for itself."""
     told = next((said for part in parts if (said := part.told()) is not None), None)
     return whole(pieces, encoding) if told is None else told

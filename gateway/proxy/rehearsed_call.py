@@ -1,7 +1,7 @@
 """The calls of an agent in rehearsal: its tools are played before it gets an answer (`gateway.releases.rehearsal`).
 
-Nothing of them goes upstream as it is. The end of the answer waits until it is on disk: an agent may not go on from
-what would be unknown after a crash.
+No such call goes upstream unchanged. The end of the answer waits until its span is on disk: an agent must not go on
+from an answer that would be lost in a crash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.gateway.releases.rehearsal.tool_player import Played
 
 
 def make_call(shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> Call:
-    """The call that a request is."""
+    """Return the call for a request: a `RehearsedCall` for a rollout in rehearsal."""
     kind = RehearsedCall if shared.pins.catalog.rehearses and rehearsed(admitted.address.rollout) else Call
     return kind(shared, client, request, admitted)
 

@@ -1,8 +1,8 @@
-"""The way of an answer from a link to a client: the base of calls (`gateway.proxy.call`) and of control requests
-(`gateway.server.bridge`).
+"""The way of an answer from an upstream connection to a client: the base of calls (`gateway.proxy.call`) and of control
+requests (`gateway.server.bridge`).
 
-The callback that reads from the upstream writes to the client, as the bytes came, with two exceptions. A client of
-HTTP/1.0 gets a chunked answer without its chunks. The gateway's own keys are taken out of errors
+The callback that reads from the upstream writes to the client, byte for byte, with two exceptions. A client of HTTP/1.0
+gets a chunked answer without its chunks. The gateway's own keys are taken out of errors
 (`gateway.calls.answer_masking`). A call has further reasons to change its answer (`framing`). While the client is slow,
 nothing more is read from the upstream.
 """
@@ -52,14 +52,14 @@ class Relay(Caller):
         self.started = False
         """True once the answer's head was passed on."""
         self.touched = request.started
-        """When the upstream was last heard of or written to; monotonic seconds."""
+        """When the upstream last sent something or was written to; monotonic seconds."""
         self.own = NONE
-        """The gateway's keys, which no error answer may tell its client."""
+        """The gateway's keys, which no error answer may disclose."""
         self._changes = self._unchunk = self._until_close = False
         self._framing: Framing | None = None
 
     def send(self, connection: UpstreamConnection, head: bytes, body: bytes) -> None:
-        """Writes the request."""
+        """Write the request to the upstream."""
         self.connecting = None
         self.connection = connection
         self.touched = monotonic()
@@ -69,20 +69,20 @@ class Relay(Caller):
 
     @abstractmethod
     def on_client_gone(self) -> None:
-        """Nobody waits any more."""
+        """Called when the client has left."""
 
     def on_interim(self, head: bytes) -> None:
-        """Passes on a 1xx answer."""
+        """Pass on a 1xx answer."""
         if not self.request.http10:
             self.client.transport.write(self.own.hide(head))
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the client may send another request behind this one."""
+        """True if the client may send another request on this connection."""
         return self.request.keep_alive and not self.client.draining
 
     def begin_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """What the client gets of the answer's head, with the body bytes that came in the same read."""
+        """Return the bytes for the client: the answer's head and the body bytes of the same read."""
         self.started = True
         self._changes = self._unchunk = self.request.http10 and connection.chunked
         self._until_close = not connection.ends_itself
@@ -97,29 +97,29 @@ class Relay(Caller):
         return head + self.continue_answer(connection, raw)
 
     def framing(self, connection: UpstreamConnection) -> Framing | None:
-        """The way of an answer that is changed; None for one that passes as it comes."""
+        """The framing that changes the answer; None if the answer passes unchanged."""
         if connection.status >= 300 and self.own:
             return hiding(self.own, connection, connection.chunked and not self._unchunk)
         return None
 
     def continue_answer(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """What the client gets of a read."""
+        """Return the bytes for the client of one read."""
         return self._changed(connection, raw) if self._changes else raw
 
     @property
     def token_ids(self) -> bool:
-        """Whether the answer had token ids that the gateway had asked for."""
+        """True if the answer had token ids that the gateway had asked for."""
         return self._framing is not None and self._framing.ids
 
     def _changed(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         return b"".join(connection.pieces) if self._framing is None else self._framing.go_on(connection, raw)
 
     def end_answer(self) -> None:
-        """Everything was written: the connection's next request may come."""
+        """Finish the answer: everything was written, so the connection's next request may come."""
         self.client.finish(self.request.keep_alive and not self._until_close)
 
     def release_upstream(self) -> None:
-        """The answer is complete."""
+        """Give the connection back to its pool: the answer is complete."""
         connection, self.connection = self.connection, None
         if connection is not None:
             if self.held:
@@ -127,7 +127,7 @@ class Relay(Caller):
             connection.release()
 
     def cancel_upstream(self) -> None:
-        """Nobody wants the answer any more: the upstream is told at once."""
+        """Cancel the upstream at once: nobody waits for the answer."""
         connecting, self.connecting = self.connecting, None
         connection, self.connection = self.connection, None
         if connecting is not None:
@@ -136,19 +136,19 @@ class Relay(Caller):
             connection.cancel()
 
     def break_off(self) -> None:
-        """Ends an answer that cannot be completed, so that the client notices."""
+        """End an answer that cannot be completed, so that the client notices."""
         if self._framing is not None and (held := self._framing.broken()):
             self.client.transport.write(held)
         self.client.break_off(framed=not (self._until_close or self._unchunk))
 
     def hold(self) -> None:
-        """The client reads slower than the upstream sends: stop reading there."""
+        """Stop reading from the upstream: the client is slower."""
         self.held = True
         if self.connection is not None:
             self.connection.transport.pause_reading()
 
     def go_on(self) -> None:
-        """The client has caught up."""
+        """Read from the upstream again: the client has caught up."""
         self.held = False
         self.touched = monotonic()
         if self.connection is not None:

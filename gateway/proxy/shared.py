@@ -1,4 +1,4 @@
-"""What all calls share: the upstreams and the way to them, the recorder, optional parts, and the calls that run."""
+"""The context that all calls share: upstreams and routes, the recorder, features, and the running calls."""
 
 from __future__ import annotations
 
@@ -32,35 +32,36 @@ from penstock.gateway.upstreams.routes import Routes, alias_at, may_serve
 
 _log = logging.getLogger("penstock.proxy")
 _ANNOUNCE_SECONDS = 0.25
-"""After which a running call is put on the tape as open: most calls of an engine are over by then, or run for long."""
+"""Age in seconds at which a running call is put on the tape as open: most calls of an engine are over by then, or run
+for long."""
 
 _HELD = 4
-"""How many times as much as may wait for the recorder (`tape.queue_bytes`) running calls may hold for it."""
+"""Bytes that running calls may hold for the recorder, as a multiple of its queue (`tape.queue_bytes`)."""
 
 
 class Running(Protocol):
     """A call that has not ended yet."""
 
     durable: bool
-    """Whether its answer ends when the tape has it, and not before."""
+    """True if its answer may not end before the tape has the call."""
 
     @property
     def rollout(self) -> str:
-        """Whose it is."""
+        """Rollout id."""
         ...
 
     def check(self, now: float, announce: float) -> None:
-        """Announces the call if it began before `announce`; seconds of the monotonic clock."""
+        """Announce the call if it began before `announce`, and end it if it waits for too long; monotonic seconds."""
         ...
 
     def give_up(self) -> None:
-        """Ends it: the gateway stops."""
+        """End the call: the gateway stops."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Shared:
-    """For the event loop."""
+    """The context of all calls of a gateway. Used on the event loop only."""
 
     config: Config
     pools: Mapping[str, Pool]
@@ -72,41 +73,41 @@ class Shared:
     pins: Pins
     rehearsals: Rehearsals
     features: tuple[Feature, ...]
-    """What some calls need besides."""
+    """Features of calls, in the order in which they change a request."""
     epoch_ns: int
-    """What the clock of the tape adds to the monotonic one."""
+    """Nanoseconds to add to the monotonic clock to get the tape's time."""
     look_for_results: Callable[[], None]
-    """Told of a call that may have fetched results of a batch, once the tape has it."""
+    """Called once the tape has a call that may have fetched results of a batch."""
     budgets: Budgets | None = None
-    """What calls may use up; None where nothing says that."""
+    """The budgets of calls; None if none is configured."""
     patience: Patience = field(default_factory=Patience)
-    """With models whose streams begin late."""
+    """Learned time limits for models whose streams begin late."""
     running: OrderedDict[Running, None] = field(default_factory=OrderedDict[Running, None])
     """Calls that have not ended yet, by start."""
     held: Held = field(init=False)
-    """What calls hold for the tape as long as they run."""
+    """Bytes that running calls hold for the tape."""
     strict: bool = False
-    """Whether the tape must have a call before it is sent and answered."""
+    """True if the tape must have a call before it is sent and before its answer ends."""
 
     def __post_init__(self) -> None:
         self.held = Held(_HELD * self.config.tape.queue_bytes)
 
     @property
     def exact(self) -> bool:
-        """Whether there is a route on which every token counts."""
+        """True if a route trains on exact token ids (`train = "exact"`)."""
         return any(route.train == "exact" for route in self.config.route)
 
     @property
     def busy(self) -> set[str]:
-        """Rollouts of which a call is being served."""
+        """Ids of rollouts that have a running call."""
         return {call.rollout for call in self.running}
 
     def refuses_gaps(self, mode: Mode) -> bool:
-        """Whether a call of a rollout of this mode is refused when it cannot be recorded."""
+        """True if a call of a rollout of this mode is refused when it cannot be recorded."""
         return self.config.tape.on_record_failure.get(mode, "pass") == "refuse"
 
     def check_gap(self, call: Admitted) -> None:
-        """The tape cannot be written: raises `GatewayFault` where the call's mode wants that."""
+        """Raise `GatewayFault` if the call's mode refuses unrecorded calls; called when the tape cannot be written."""
         mode = call.address.mode
         if self.refuses_gaps(mode):
             failing = self.recorder.failing
@@ -114,7 +115,7 @@ class Shared:
             raise GatewayFault(503, "tape", message)
 
     def route(self, call: Admitted, request: Request) -> tuple[list[Pool], str | None, Route | None]:
-        """(upstreams to try in turn, model name to send instead, the route that says so)."""
+        """Return (upstreams to try in turn, model name to send instead, the route that says so); raises `Refusal`."""
         model = call.model
         unclear = call.unclear if model is None and self._by_model and not request.websocket else None
         if unclear is not None:
@@ -136,13 +137,13 @@ class Shared:
 
     @property
     def _by_model(self) -> bool:
-        """Whether it may depend on its model where a call goes, or what counts it."""
+        """True if a call's destination, or the budgets that count it, may depend on its model."""
         config = self.config
         told = any(one.model != "*" for one in (*config.route, *config.budget))
         return told or bool(self.pins.catalog.models)
 
     def end_durably(self) -> None:
-        """No answer ends from now on before the tape has its call."""
+        """From now on let no answer end before the tape has its call."""
         self.strict = True
         for call in self.running:
             call.durable = True
@@ -150,8 +151,8 @@ class Shared:
     def serving(
         self, names: Sequence[str], model: str | None, call: Admitted, request: Request
     ) -> tuple[list[Pool], Route | None]:
-        """(upstreams that serve a version of weights, to try in turn; the model's route); raises `Refusal` when none is
-        configured any more, or none speaks what the call does."""
+        """Return (upstreams that serve a version of weights, to try in turn; the model's route). Raises `Refusal` if
+        none of them is configured any more, or none speaks the call's dialect."""
         found, route = [self.pools[name] for name in names if name in self.pools], self.routes.find(model)
         if not found:
             message = (
@@ -167,7 +168,8 @@ class Shared:
         return ordered(found, route.weights, rollout) if route is not None and route.weights else found, route
 
     def sweep(self, now: float) -> None:
-        """Once a tick: announces calls that have run for a while, ends those whose upstream is silent."""
+        """Called every tick: announce calls that have run for a while, end those whose upstream is silent, update
+        gauges."""
         announce = now - _ANNOUNCE_SECONDS
         for call in list(self.running):
             try:

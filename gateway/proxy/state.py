@@ -1,16 +1,16 @@
 """The states of a call as a table of moves. Pure.
 
-    planning      it is being decided where it goes and what must change. Ends in the same turn of the loop
-    waiting       for somebody who is not its upstream: the reading of its conversation, the tape, weights that change,
-                  an adapter that is loaded, the tools of a rehearsal, calls that have all places at a server of tools
+    planning      its destination and its changes are being decided. Ends in the same turn of the loop
+    waiting       for something other than its upstream: the reading of its conversation, the tape, weights that change,
+                  an adapter that is loaded, the tools of a rehearsal, a free place at an MCP server
     connecting    to an upstream
     sent          its request is written; nothing has come back
     streaming     its answer is passed on as it comes
     ending        its record is complete, and the recorder has it
-    ended         the recorder has said what became of it
+    ended         the recorder has reported whether it was recorded
 
 Until a byte of the answer has been passed on, a call can go back to planning: for the next upstream, or for the same
-one once more. Whatever a call waits for may come after its client has left: it is ending then, and nothing happens.
+one once more. If a wait ends after the client has left, the call is already ending, and nothing happens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 
 
 class State(IntEnum):
-    """Where a call stands. From `ENDING` on nothing can change what is recorded of it."""
+    """The states of a call. From `ENDING` on, nothing can change its record."""
 
     PLANNING = 0
     WAITING = 1
@@ -57,4 +57,4 @@ MOVES: Final[dict[State, dict[State, str]]] = {
     State.ENDING: {State.ENDED: "recorded, or lost"},
     State.ENDED: {},
 }
-"""From -> to -> what does it. Every move of a call is one of these."""
+"""State -> next state -> cause. Every move of a call is one of these."""

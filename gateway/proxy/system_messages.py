@@ -1,12 +1,13 @@
-"""Folds system messages for engines whose chat template takes one only, at the beginning.
+"""Folds system messages for engines whose chat template takes only one, at the beginning.
 
-Claude Code says something as the system after the user has spoken, and Codex begins with two system messages. Many
-templates refuse both, and so the engine refuses every call. System messages at the beginning become one. A later one
-becomes text of the user, between `<system>` and `</system>`, where it stood: a conversation that goes on keeps its
-beginning, and so its tokens.
+Claude Code sends system messages after the user has spoken, and Codex begins with two system messages. Many templates
+refuse both, and so the engine refuses every call. System messages at the beginning become one. A later one becomes text
+of the user, between `<system>` and `</system>`, where it stood: a conversation that goes on keeps its beginning, and so
+its tokens.
 
-A route says whether this is done (`fold_system`). If it does not, a call goes out as it came, and once more, folded,
-when the engine refuses it with words about systems or roles. If that is answered, the next calls are folded at once.
+A route decides whether this is done (`fold_system`). Without that setting a call goes out unchanged, and once more,
+folded, if the engine refuses it with words about systems or roles. If the folded call succeeds, later calls are folded
+at once.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from penstock.gateway.upstream_settings import Route
 _SYSTEM: Final = ("system", "developer")
 _ABOUT_ROLES: Final = re.compile("system|role", re.IGNORECASE)
 Known = set[tuple[str, str]]
-"""Names of an upstream and of a route whose template takes one system message only."""
+"""Pairs of upstream name and route model whose template takes only one system message."""
 
 
 class FoldedSystem:
-    """Calls whose system messages are folded, or may have to be."""
+    """Folds the system messages of calls, at once or after the engine has refused them."""
 
     def __init__(self) -> None:
         self._known: Known = set()
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """Folds at once where that is known to be needed; else adds the part that does when the engine refuses."""
+        """Fold at once if the template is known to need it; else add the part that folds after a refusal."""
         if route is None or send.call.dialect.name != "chat" or not _may_fold(route):
             return
         key = send.pools[0].name, route.model
@@ -52,7 +53,7 @@ class FoldedSystem:
 
 
 class Refused(Part):
-    """A call that is folded when its engine has refused it."""
+    """A call that is folded after its engine has refused it."""
 
     __slots__ = ("_key", "_known", "_tried")
 
@@ -60,7 +61,7 @@ class Refused(Part):
         self._known, self._key, self._tried = known, key, False
 
     def instead(self, record: Record, answer: bytes) -> bytes | None:
-        """The request with one system message, if the answer is about that."""
+        """The request with one system message, if the refusal is about roles; else None."""
         if self._tried or not _ABOUT_ROLES.search(error_message(obj(loads(answer))) or ""):
             return None
         body, count = folded(record.body)
@@ -71,7 +72,7 @@ class Refused(Part):
         return body
 
     def completed(self, record: Record, token_ids: bool) -> None:
-        """The template takes it like this."""
+        """Remember that this template needs folded messages."""
         if self._tried:
             self._known.add(self._key)
 
@@ -85,8 +86,8 @@ def _folding(convert: Callable[[bytes], bytes] | None) -> Callable[[bytes], byte
 
 
 def folded(body: bytes) -> tuple[bytes, int]:
-    """A request of chat completions with at most one system message, at the beginning, and how many messages were
-    folded. The same bytes and 0 where there is nothing to fold, or something that cannot be."""
+    """Return a request of chat completions with at most one system message, at the beginning, and the number of
+    messages that were folded. The same bytes and 0 if nothing needs folding, or something cannot be folded."""
     try:
         # Of two lists of messages the last one counts.
         places = find(body, {"messages": LEAF})[-1:]
@@ -110,7 +111,7 @@ def _spliced(
 
 
 def _folded(given: list[Json]) -> list[Json] | None:
-    """None where a system message is more than text."""
+    """The folded messages; None if a system message is more than text."""
     first = next((at for at, one in enumerate(given) if one.get("role") not in _SYSTEM), len(given))
     head = [_said(one.get("content")) for one in given[:first]]
     made: list[Json] = [{"role": "system", "content": "\n\n".join(said or "" for said in head)}] if head else []
@@ -128,7 +129,7 @@ def _folded(given: list[Json]) -> list[Json] | None:
 
 
 def _tell(made: list[Json], said: str) -> None:
-    """Adds to what the user has said last, or says it anew."""
+    """Append text to the user's last message, or add a user message."""
     last = made[-1] if made else {}
     content = last.get("content")
     if last.get("role") == "user" and isinstance(content, str):
@@ -140,7 +141,7 @@ def _tell(made: list[Json], said: str) -> None:
 
 
 def _said(content: Any) -> str | None:
-    """A content that is text; None for any other."""
+    """The text of a content that is only text; None for any other."""
     if isinstance(content, str):
         return content
     parts = [obj(part) for part in arr(content)]

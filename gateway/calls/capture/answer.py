@@ -1,12 +1,12 @@
-"""An answer -> the answer without what the gateway had asked for in addition: a document, or a stream by its events.
+"""An answer -> the answer without the values that the gateway had asked for: a document, or a stream by its events.
 Pure.
 
 The added values become `null`: `token_ids`, `prompt_token_ids` and `logprobs` in a choice, `prompt_token_ids` above the
-choices. vLLM writes null for what was not asked for, and so does OpenAI's API for log-probabilities. When asked for ids
-or log-probabilities, vLLM also streams tokens without text, such as the frame of a tool call, as events with an empty
-`delta`. It does not do so otherwise, so these events are left out.
+choices. vLLM writes null for values that were not asked for, and so does OpenAI's API for log-probabilities. When asked
+for ids or log-probabilities, vLLM also streams tokens without text, such as the frame of a tool call, as events with an
+empty `delta`. It does not do so otherwise, so these events are left out.
 
-A part that cannot be understood is not changed. In a stream only the event that is not whole yet is held back.
+A part that cannot be parsed is not changed. In a stream only the event that is not complete yet is held back.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _WATCHED: Final[Tree] = {
 }
 _DATA: Final = b"data:"
 _DATAS: Final = (_DATA, b"\xef\xbb\xbf" + _DATA)
-"""How lines of data begin. Clients take no notice of a mark of the byte order before the first."""
+"""Beginnings of data lines. Clients ignore a byte order mark before the first."""
 _ENDS: Final = (b"\n", b"\r")
 
 
 class Changes(Protocol):
-    """What changes the JSON of one answer."""
+    """Changes the JSON of one answer."""
 
     @property
     def ids(self) -> bool:
@@ -41,16 +41,16 @@ class Changes(Protocol):
         ...
 
     def document(self, body: bytes) -> bytes:
-        """A plain answer, the same object when it stays as it is."""
+        """Return a plain answer, changed; the same object if nothing changes."""
         ...
 
     def event(self, data: bytes) -> bytes:
-        """The data of an event, the same object when it stays as it is; nothing where the event is left out."""
+        """Return the data of an event, changed; the same object if nothing changes; empty to leave the event out."""
         ...
 
 
 class Cleaner:
-    """Cleans the JSON of one answer."""
+    """Removes the added values from the JSON of one answer."""
 
     def __init__(self, asked: Asked) -> None:
         self.ids = False
@@ -59,16 +59,16 @@ class Cleaner:
         self._fillers = asked.fillers
 
     def document(self, body: bytes) -> bytes:
-        """A plain answer, the same object when it stays as it is."""
+        """Return a plain answer, cleaned; the same object if nothing changes."""
         return self._clean(body) or body
 
     def event(self, data: bytes) -> bytes:
-        """The data of an event, the same object when it stays as it is; nothing when it was only there for tokens."""
+        """Return the data of an event, cleaned; the same object if nothing changes; empty if it only brought tokens."""
         cleaned = self._clean(data, self._fillers)
         return data if cleaned is None else cleaned
 
     def _clean(self, body: bytes, fillers: bool = False) -> bytes | None:
-        """None if nothing has to be taken out."""
+        """The cleaned JSON; None if nothing has to be removed."""
         try:
             found = find(body, _WATCHED)
         except UNREADABLE:
@@ -81,7 +81,7 @@ class Cleaner:
 
 
 def _fills(found: list[Range], ours: list[Range]) -> bool:
-    """Whether an event only brings tokens: it has choices, and none says or ends anything."""
+    """True if an event only brings tokens: it has choices, and none has content or ends."""
     deltas = [one.value for one in found if one.path == _DELTA]
     ends = [one.value for one in found if one.path == _FINISH]
     bare = all(delta == {} for delta in deltas) and all(end is None for end in ends)
@@ -89,10 +89,10 @@ def _fills(found: list[Range], ours: list[Range]) -> bool:
 
 
 class Events:
-    """Cleans a stream of events. It takes pieces of any size and gives whole events, as soon as they are whole."""
+    """Cleans a stream of events. It takes pieces of any size and returns events as soon as they are complete."""
 
     def __init__(self, cleaner: Changes, limit: int) -> None:
-        """`limit`: the largest event that is looked into; bytes. With a larger one the rest passes as it comes."""
+        """`limit`: most bytes of an event that is looked into. From a larger one on, the stream passes unchanged."""
         self._cleaner = cleaner
         self._limit = limit
         self._lines: list[bytes] = []
@@ -102,11 +102,11 @@ class Events:
 
     @property
     def held(self) -> int:
-        """Bytes of the event that is not whole."""
+        """Bytes of the incomplete event."""
         return self._held
 
     def feed(self, data: bytes) -> bytes:
-        """What ends within this piece."""
+        """Take a piece and return the events that end within it."""
         if self._held > self._limit:
             return data
         out: list[bytes] = []
@@ -126,14 +126,14 @@ class Events:
         return b"".join(out if self._held <= self._limit else [*out, *self._lines, *self._part])
 
     def rest(self) -> bytes:
-        """What is left of a stream that is over, cleaned as if its event had ended."""
+        """Return the rest of a stream that has ended, cleaned as if its event had ended."""
         if self._held > self._limit:
             return b""
         self._lines.append(b"".join(self._part))
         return self._event()
 
     def _line(self) -> list[bytes]:
-        """A line is whole: its event, if it ends there."""
+        """Take a complete line; return its event if it ends there."""
         line = b"".join(self._part)
         self._part.clear()
         self._lines.append(line)
@@ -146,7 +146,7 @@ class Events:
         return made
 
     def _cleaned(self, lines: list[bytes]) -> bytes:
-        """An event's lines; without those of data, or not at all, when its data was only there for tokens."""
+        """An event's lines, with its data cleaned; without its data, or nothing at all, if that only brought tokens."""
         datas = [line for line in lines if line.startswith(_DATAS)]
         data = b"\n".join([line.partition(b":")[2].rstrip(b"\r\n") for line in datas])
         cleaned = self._cleaner.event(data) if datas else data

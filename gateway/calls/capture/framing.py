@@ -1,9 +1,9 @@
-"""A cleaned answer on its way to the client: its head, and the transfer framing of what is left. Sans-I/O.
+"""Frames a cleaned answer for the client: its head, and the transfer framing of its body. Sans-I/O.
 
-A plain answer is held until it is whole, because engines write it in one go, and gets its new length. A stream passes
-event by event; its chunks are made anew. An answer that needs no change passes as it came, framing included. Errors,
-encoded answers and answers that are neither JSON nor events are not looked into. What an answer is its bytes tell, and
-not its type: servers answer JSON under the type of streams, under that of plain texts, or without one.
+A plain answer is held until it is complete, because engines write it in one go, and gets its new length. A stream
+passes event by event; its chunks are made anew. An answer that needs no change passes unchanged, framing included.
+Errors, encoded answers and answers that are neither JSON nor events are not looked into. The bytes of an answer decide
+what it is, and not its content type: servers send JSON with the type of streams, that of plain texts, or without one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LIMIT: Final = 64 << 20
 LENGTH: Final = re.compile(rb"(?<=\r\n)(content-length:[ \t]*)[0-9]+", re.IGNORECASE)
 _IDENTITY: Final = (None, b"identity")
 _LINES: Final = (b"ndjson", b"jsonl", b"json-seq", b"stream+json")
-"""In content types of streams of another format: these are not held back."""
+"""Parts of the content types of streams in other formats, which are not held back."""
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
 
 
 class Framing(Protocol):
-    """The way of one answer."""
+    """Carries one answer to the client, changed or unchanged."""
 
     @property
     def ids(self) -> bool:
@@ -35,22 +35,21 @@ class Framing(Protocol):
         ...
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """What the client gets of the head and of the bytes in the same read."""
+        """Return the bytes for the client of the head and the body bytes of the same read."""
         ...
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """What the client gets of a read."""
+        """Return the bytes for the client of one read."""
         ...
 
     def broken(self) -> bytes:
-        """What the client still gets of an answer that breaks off."""
+        """Return the last bytes for the client of an answer that breaks off."""
         ...
 
 
 def cleaned(asked: Asked, connection: UpstreamConnection, chunked: bool, limit: int = LIMIT) -> Framing | None:
-    """How an answer is cleaned; None if it is not. `chunked`: whether the client gets it in chunks; `limit`: the most
-    bytes that are held back.
-    """
+    """The framing that cleans an answer; None if it passes unchanged. `chunked`: the client gets it in chunks; `limit`:
+    the most bytes that are held back."""
     if connection.status >= 300 or connection.encoding not in _IDENTITY:
         return None
     if connection.events and not connection.length_known:
@@ -68,13 +67,13 @@ def _is_json(headers: Headers) -> bool:
 
 
 def _is_json_body(pieces: Iterable[bytes]) -> bool | None:
-    """Whether a body that begins with these is a JSON object; None while that cannot be told."""
+    """True if a body that begins so is a JSON object; None while that is open."""
     first = b"".join(pieces).lstrip(_BLANK)
     return first.startswith(b"{") if first else None
 
 
 class Stream:
-    """A stream of events."""
+    """A streamed answer."""
 
     def __init__(self, cleaner: Changes, chunked: bool, limit: int) -> None:
         self.cleaner = cleaner
@@ -82,7 +81,7 @@ class Stream:
         self._chunked = chunked
         self._limit = limit
         self._document: list[bytes] | None = None
-        """A plain answer under the type of streams, as far as it has come."""
+        """Pieces of a plain answer with the type of streams; None for a stream."""
         self._begun = False
 
     @property
@@ -96,11 +95,11 @@ class Stream:
         return self._events.held + sum(map(len, self._document or ()))
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """The head at once."""
+        """Return the head at once."""
         return head + self.go_on(connection, raw)
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """The events that are whole now."""
+        """Return the events that are complete now."""
         data = b"".join(connection.pieces)
         if not self._begun and (first := data.lstrip(_BLANK)):
             self._begun, self._document = True, [] if first.startswith(b"{") else None
@@ -112,14 +111,14 @@ class Stream:
         return framed(connection, out) if self._chunked else out
 
     def _cleaned(self, pieces: list[bytes], done: bool) -> bytes:
-        """A plain answer, once it is whole or too large."""
+        """A plain answer, once it is complete or too large."""
         whole = b"".join(pieces) if done or sum(map(len, pieces)) > self._limit else b""
         if whole:
             pieces.clear()
         return self.cleaner.document(whole) if done and whole else whole
 
     def broken(self) -> bytes:
-        """Nothing: half an event says nothing."""
+        """Return nothing: half an event is useless."""
         return b""
 
 
@@ -127,7 +126,8 @@ class Whole:
     """A plain answer, or a stream whose length was known when it began."""
 
     def __init__(self, cleaner: Changes, events: bool, chunked: bool, limit: int, told: bool = True) -> None:
-        """`told`: whether its type says that it is one; else its first bytes do, which may come later than its head."""
+        """`told`: its content type says that it is JSON or events; else its first bytes tell, which may come after the
+        head."""
         self.cleaner = cleaner
         self._told: bool | None = told or None
         self._limit = limit
@@ -138,7 +138,7 @@ class Whole:
         self._raw: list[bytes] = []
         self._pieces: list[bytes] = []
         self._size: int | None = 0
-        """How much is held; None once nothing is any more."""
+        """Bytes that are held; None once nothing is held any more."""
 
     @property
     def ids(self) -> bool:
@@ -151,12 +151,12 @@ class Whole:
         return self._size or 0
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """The head waits for the length."""
+        """Hold the head, because the length may change."""
         self._head = head
         return self.go_on(connection, raw)
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """Everything, once it is whole or too large."""
+        """Return everything once it is complete or too large."""
         passed = raw if self._chunked or not connection.chunked else b"".join(connection.pieces)
         if self._size is None:
             return passed
@@ -171,7 +171,7 @@ class Whole:
         return self.broken() + b"".join(self._raw) if self._told is False or self._size > self._limit else b""
 
     def broken(self) -> bytes:
-        """The head; the client sees that the rest is missing."""
+        """Return the head; the client sees that the rest is missing."""
         held, self._size = self._size is not None, None
         return self._head if held else b""
 
@@ -185,7 +185,7 @@ class Whole:
 
 
 def framed(connection: UpstreamConnection, body: bytes) -> bytes:
-    """A piece of an answer as a chunk; after the last one, the end of them with the answer's trailers."""
+    """A piece of an answer as a chunk; with the last piece, also the final chunk and the answer's trailers."""
     chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
     if not connection.done:
         return chunk

@@ -1,8 +1,8 @@
-"""Where values stand in a JSON text: byte ranges, so that some can be replaced and every other byte stays. Pure.
+"""Finds byte ranges of values in a JSON text, so that some can be replaced and every other byte stays. Pure.
 
-`find` walks along a tree of keys. Whatever is not in the tree is skipped by the standard library's scanner, which is C
-and linear, and which refuses what is nested too deep. The bytes are looked at as Latin-1, one character a byte, so that
-offsets are the same in both; JSON's own characters are ASCII. A key that stands twice is found twice.
+`find` walks along a tree of keys. Values that are not in the tree are skipped by the standard library's scanner, which
+is C and linear, and which refuses JSON that is nested too deep. The bytes are read as Latin-1, one character a byte, so
+that offsets are the same in both; JSON's own characters are ASCII. A key that occurs twice is found twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from penstock.gateway.dialects.loose_json import UNREADABLE, repaired
 
 Tree: TypeAlias = Mapping[str, "Tree"]
-"""Keys to look for in an object, and what to look for below each; nothing below is the value itself."""
+"""Keys to look for in an object, each with the tree below it; an empty tree (`LEAF`) stands for the value itself."""
 
 LEAF: Final[Tree] = {}
 _WS = r"[ \t\n\r]*"
@@ -23,7 +23,7 @@ _KEY = r'"([^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*)"' + _WS + ":" + _WS
 _FIRST = re.compile(rf"\{{{_WS}(?:{_KEY}|\}})")
 """The beginning of an object up to its first value, or an object without members."""
 _MEMBER = re.compile(_WS + rf"(?:,{_WS}{_KEY}|\}})")
-"""What stands between a value and the next, or the end of the object."""
+"""The text between a value and the next one, or the end of the object."""
 _NEXT = re.compile(_WS + r"([,\]])" + _WS)
 _OPEN = re.compile(r"\[" + _WS)
 _START, _END = re.compile(_WS + r"(?=\{)"), re.compile(_WS + r"\Z")
@@ -32,7 +32,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = cast(Any, json.JSONDecoder()).sca
 
 
 class Range(NamedTuple):
-    """A value and where it stands."""
+    """A value and its place in the text."""
 
     path: tuple[str, ...]
     """The keys that lead to it."""
@@ -41,12 +41,12 @@ class Range(NamedTuple):
     end: int
     """Offset behind its last one."""
     value: Any
-    """What it says; the characters of its strings are bytes."""
+    """The parsed value; the characters of its strings are bytes."""
 
 
 def find(body: bytes, tree: Tree) -> list[Range]:
-    """The values at the tree's leaves, in the order of the bytes. Where a list stands above a leaf, each object in it
-    is looked into. Raises one of `wire.UNREADABLE` unless the body is one JSON object and nothing else."""
+    """The values at the tree's leaves, in the order of the bytes. A list above a leaf is searched object by object.
+    Raises one of `wire.UNREADABLE` unless the body is one JSON object and nothing else."""
     try:
         return _found(body, tree)
     except UNREADABLE:
@@ -65,14 +65,14 @@ def _found(body: bytes, tree: Tree) -> list[Range]:
 
 
 def _object(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
-    """Walks through the object at an offset; the offset behind it."""
+    """Walk through the object at an offset; return the offset behind it."""
     member = _FIRST.match(text, at)
     while member is not None and (key := member[1]) is not None:
         at = member.end()
         if "\\" in key:
             key = _scan(f'"{key}"', 0)[0]
         below = tree.get(key)
-        # What is not wanted is skipped here: most members are, and a call for each is most of the cost.
+        # Unwanted members are skipped right here: most are, and a call for each would be most of the cost.
         at = _scan(text, at)[1] if below is None else _value(text, at, below, (*path, key), found)
         member = _MEMBER.match(text, at)
     if member is None:
@@ -81,7 +81,7 @@ def _object(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[R
 
 
 def _array(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
-    """Looks into the objects of the list at an offset; the offset behind it."""
+    """Walk through the objects of the list at an offset; return the offset behind it."""
     at, more = _opened(text, at)
     while more:
         inside = text.startswith("{", at)
@@ -90,7 +90,7 @@ def _array(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Ra
 
 
 def _value(text: str, at: int, tree: Tree, path: tuple[str, ...], found: list[Range]) -> int:
-    """Notes the value at an offset or looks into it; the offset behind it."""
+    """Note the value at an offset, or walk through it; return the offset behind it."""
     if tree and text.startswith("{", at):
         return _object(text, at, tree, path, found)
     if tree and text.startswith("[", at):
@@ -117,7 +117,7 @@ def _next(text: str, at: int) -> tuple[int, bool]:
 
 
 def spliced(body: bytes, ranges: Iterable[Range], value: bytes) -> bytes:
-    """The body with these ranges, which are in order, replaced; every other byte is as it was."""
+    """The body with these ranges, which are in order, replaced by `value`; every other byte is unchanged."""
     pieces: list[bytes | memoryview] = []
     view, at = memoryview(body), 0
     for one in ranges:

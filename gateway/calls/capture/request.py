@@ -1,12 +1,12 @@
 """A request of a model that is trained -> the request that asks the engine for token ids and log-probabilities. Pure.
 
 The fields are written behind the opening brace; every other byte stays. A field that the client has set stays the
-client's, whatever its value. With vLLM 0.32 this is the least that brings both: `top_logprobs` need not be set for
+client's, whatever its value. With vLLM 0.32 this is the minimum that brings both: `top_logprobs` need not be set for
 chat, and 0 is enough for completions.
 
 Some requests are left alone. Log-probabilities are not added to a request with another field about them, because that
-could make an answer of an error. Nothing is added with `echo`: vLLM then leaves the prompt's text out. A body that is
-no JSON object, or is compressed, passes as it is.
+could turn an answer into an error. Nothing is added with `echo`: vLLM then leaves the prompt's text out. A body that is
+no JSON object, or is compressed, passes unchanged.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Asked:
     """A request that asks for more than its client did."""
 
     body: bytes
-    """As it goes upstream."""
+    """The body that goes upstream."""
     added: tuple[str, ...]
-    """Names of the fields that are not the client's."""
+    """Names of the added fields."""
     fillers: bool
-    """True when events that bring nothing but tokens are there because of these fields."""
+    """True if these fields cause events that bring nothing but tokens."""
     stream: bool = False
-    """Whether its answer is wanted as a stream."""
+    """True if it asks for a stream."""
 
 
 def ask(dialect: Dialect, body: bytes) -> Asked | None:
-    """The request with what is missing; None when nothing is, or nothing can be added."""
+    """The request with the missing fields; None if none is missing, or none can be added."""
     fields = dialect.token_fields
     if not fields:
         return None
@@ -81,7 +81,7 @@ def _written(fields: dict[str, bytes]) -> bytes:
 
 
 def identity(headers: Headers) -> Headers:
-    """Headers that ask for an answer without content encoding, which can be looked into as it comes."""
+    """Headers that ask for an answer without content encoding, which can be searched as it comes."""
     asked = [(low, name, b"identity" if low == _ENCODING else value) for low, name, value in headers]
     return (
         asked

@@ -1,10 +1,10 @@
-"""Makes a chat answer of token ids, as vLLM writes one when asked for ids. Pure: it says what to ask the engine and
-makes the answer; `gateway.proxy.exact.connection` asks.
+"""Makes a chat answer of token ids, as vLLM writes one when asked for ids. Pure: it makes the requests to the engine
+and the answer; `gateway.proxy.exact.connection` sends them.
 
 Text, reasoning and tool calls come from derender, the server's own parsers; ids and log-probabilities come from
-generate, as they are. Two things are done here because derender does not do them. The token that ends a turn is no
-text, and is not shown to derender, which would write it out. And text is cut where generate ended because of a text
-that the agent had named (`stop`).
+generate, unchanged. Two things are done here because derender does not do them. The token that ends a turn is no text,
+and is not given to derender, which would write it out. And text is cut where generate ended because of a text that the
+agent had named (`stop`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.gateway.proxy.exact.generate_answer import Delta, Event, Piece
 
 END: Final = b"data: [DONE]\n\n"
 _NOT_NEEDED: Final = ("messages", "stream_options", "return_token_ids", "logprobs", "top_logprobs", "logprob_token_ids")
-"""Fields of a request that derender has no use for; messages must be there."""
+"""Fields of a request that derender does not use; `messages` must be there, but may be empty."""
 
 
 class _Whole(msgspec.Struct):
@@ -35,7 +35,7 @@ class Words:
     """Makes the chat answer to one request."""
 
     def __init__(self, asked: Json, rendered: Json, prompt: list[int]) -> None:
-        """`asked`: the chat request; `rendered`: what render made of it; `prompt`: the ids that are sent."""
+        """`asked`: the chat request; `rendered`: the answer of render; `prompt`: the ids that are sent."""
         self._asked, self._prompt = asked, prompt
         self._id, self._created = str(rendered.get("request_id")), int(time.time())
         self._stops = _stops(asked.get("stop"))
@@ -49,20 +49,20 @@ class Words:
 
     @property
     def longest_stop(self) -> int:
-        """Characters at the end of a text that may belong to a text that ends it."""
+        """Number of characters at the end of a text that may be the beginning of a stop text."""
         return max(map(len, self._stops), default=1) - 1
 
     # -- what derender is asked --------------------------------------------------------------------------------------
 
     def to_step(self, index: int, piece: Piece, state: bytes) -> bytes:
-        """The request to derender for the tokens of a choice that have come."""
+        """The request to derender for the new tokens of a choice."""
         ids = self._heard(piece.ids, piece.finish, piece.stop)
         choice: Json = {"index": index, "token_ids": ids, "finish_reason": piece.finish}
         chunk = orjson.dumps({"request_id": self._id, "choices": [choice]})
         return b'%b,"stream":true,"generate_chunk":%b,"stream_state":%b}' % (self._opened, chunk, state)
 
     def to_whole(self, choices: Iterable[Delta]) -> bytes | None:
-        """The request to derender for a plain answer; None when there are no tokens."""
+        """The request to derender for a plain answer; None if there are no tokens."""
         heard = [(choice, self._heard(choice.token_ids or [], choice.finish_reason, choice.stop_reason))
                  for choice in choices]  # fmt: skip
         told = [
@@ -86,7 +86,7 @@ class Words:
         return self._event([choice | {"finish_reason": None}], prompt_token_ids=self._prompt)
 
     def event(self, index: int, piece: Piece, delta: Json, tools: bool) -> bytes:
-        """What has come of a choice. `tools`: whether it has called any."""
+        """The event for the new tokens of a choice. `tools`: True if it has called tools so far."""
         choice: Json = {"index": index, "delta": delta, "logprobs": self._logprobs(piece.logprobs)}
         choice["finish_reason"] = piece.finish
         if piece.finish is not None:
@@ -96,15 +96,14 @@ class Words:
         return self._event([choice | {"token_ids": piece.ids}], **usage)
 
     def counted(self, usage: Any) -> bytes:
-        """The event with the token counts of the whole."""
+        """The event with the token counts of the whole answer."""
         return self._event([], usage=usage)
 
     def failed(self, error: Json) -> bytes:
-        """The event of an error."""
         return b"data: %b\n\n" % orjson.dumps({"error": error})
 
     def whole(self, event: Event, said: bytes | None) -> bytes:
-        """A plain answer. `said`: what derender made of it."""
+        """The body of a plain answer. `said`: derender's answer; None if there were no tokens."""
         told = {choice.get("index"): choice for choice in (_whole(said).choices if said else ())}
         choices = [self._choice(choice, obj(told.get(choice.index))) for choice in event.choices]
         body: Json = {"id": self._id, "object": "chat.completion", "created": event.created or self._created}
@@ -130,13 +129,14 @@ class Words:
 
     def cut(self, text: str, stop: str) -> str:
         """A text up to the stop text that ended it."""
-        # It ends at the first one, which is that of the last token; before `min_tokens` none is looked for.
+        # It ends at the first stop text, which is that of the last token; before `min_tokens` none is looked for.
         at = text.rfind(stop) if self._asked.get("min_tokens") else text.find(stop)
         end = at + len(stop) if self._asked.get("include_stop_str_in_output") else at
         return text if at < 0 else text[:end]
 
     def _logprobs(self, content: list[Any] | None) -> Json | None:
-        """vLLM's own chat answers have as many alternatives as were asked for; generate has the token itself, too."""
+        """Log-probabilities with as many alternatives as were asked for, as in vLLM's own chat answers; generate adds
+        the token itself."""
         if content is None or not self._asked.get("logprobs"):
             return None
         return {"content": [entry | {"top_logprobs": entry["top_logprobs"][: self._shown]} for entry in content]}

@@ -1,6 +1,6 @@
 """Reads chat completions for sessions: the messages of a request, one by one, and the answer. Pure.
 
-Odd bytes never raise: a call that cannot be read continues no session, and none continues it.
+Malformed bytes never raise: a call that cannot be read continues no session, and none continues it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _CHAT: Final = Chat()
 _ITSELF: Final = ("stop", "tool_calls")
 """Finish reasons of an answer that the model may have ended by itself."""
 _BY_TEXT: Final = (b'"stop_reason":"', b'"stop_reason": "')
-"""In an answer that ended where a text stood that the agent named. Its quotes cannot stand in a JSON string."""
+"""Bytes in an answer that a stop text of the agent has ended. Their quotes cannot stand in a JSON string."""
 
 
 class Said(NamedTuple):
     """A message with content."""
 
     at: int
-    """Its place in the request."""
+    """Its index in the request."""
     role: str
     print: bytes
     """Its fingerprint."""
@@ -41,26 +41,25 @@ class Answered(NamedTuple):
     edges: tuple[str, str]
     thought: str
     prompt: bytes
-    """Ids of what it answers."""
+    """Token ids of the prompt."""
     ids: bytes
-    """Ids that it consists of."""
+    """Token ids of the answer."""
     ended: bool
-    """Whether the model may have ended it by itself."""
+    """True if the model may have ended it by itself."""
 
 
 def messages(asked: Json) -> list[Message]:
-    """The messages of a request."""
     return _CHAT.messages(asked, [])
 
 
 def said(conversation: list[Message]) -> list[Said]:
-    """Messages by their fingerprints, less those that have none."""
+    """Messages with their fingerprints, without those that have none."""
     found = [Said(at, one.role, fingerprint(one), _edges(one), _thought(one)) for at, one in enumerate(conversation)]
     return [one for one in found if one.print]
 
 
 def only_text(conversation: list[Message]) -> bool:
-    """Whether tokens tell all of the content: no pictures, and nothing unknown."""
+    """True if tokens represent all of the content: no pictures, and nothing unknown."""
     return all(
         part.type not in ("media", "unknown") and part.data is None
         for message in conversation

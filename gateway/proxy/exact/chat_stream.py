@@ -1,4 +1,4 @@
-"""One choice of a streamed answer: makes events of what derender has said. Pure.
+"""One choice of a streamed answer: makes events of derender's answers. Pure.
 
 If the agent has named texts that end an answer (`stop`), the end of the text is held back as long as it may belong to
 one.
@@ -29,7 +29,7 @@ _step = msgspec.json.Decoder(_Step).decode
 
 
 class Voice:
-    """One choice of a streamed answer, as far as its text was sent."""
+    """One choice of a streamed answer: the state of derender, and the text that is held back."""
 
     def __init__(self, words: Words, index: int) -> None:
         self._words, self._index = words, index
@@ -38,11 +38,11 @@ class Voice:
         self._tools = False
 
     def ask(self, piece: Piece) -> bytes:
-        """The request to derender for the tokens that have come."""
+        """The request to derender for the new tokens."""
         return self._words.to_step(self._index, piece, self._state)
 
     def said(self, piece: Piece, answer: bytes) -> bytes:
-        """The event for derender's answer; raises `ValueError` if that is none."""
+        """The event for derender's answer; raises `ValueError` if that cannot be read."""
         step = _step(answer)
         self._state = bytes(step.stream_state)
         delta = _told(obj(step.chunk.choices[0].get("delta")) if step.chunk.choices else {})
@@ -51,7 +51,7 @@ class Voice:
         return self._words.event(self._index, piece, ({"content": text} if text else {}) | delta, self._tools)
 
     def _let_go(self, text: str, piece: Piece) -> str:
-        """The text that can be sent now; the rest is held until more has come."""
+        """The text that can be sent now; the rest is held."""
         text, keep = self._held + text, self._words.longest_stop
         if piece.finish is not None:
             self._held = ""
@@ -62,7 +62,7 @@ class Voice:
 
 
 def _told(delta: Mapping[str, Any]) -> Json:
-    """A delta without the fields that say nothing."""
+    """A delta without empty fields."""
     kept: Json = {name: value for name, value in delta.items() if value not in (None, []) and name != "role"}
     if "tool_calls" in kept:
         kept["tool_calls"] = [_call(call) for call in objs(kept["tool_calls"])]

@@ -1,4 +1,4 @@
-"""An answer to token ids on its way to a call, which gets it as if vLLM's chat endpoint had answered.
+"""The answer to a prompt of token ids, given to a call as if vLLM's chat endpoint had answered.
 
 To a call this is a connection to its upstream (`gateway.http.upstream_connection`): it sends the chat request, and the
 answer arrives read by read. A task does the work: it sends the ids to generate, and gives the result to derender, which
@@ -39,7 +39,7 @@ class Generation(UpstreamConnection):
     """The answer to one call."""
 
     def __init__(self, engine: Engine, words: Words, request: Json, prompt: bytes, record: Record) -> None:
-        """`request`: what render made of the call's own; `prompt`: the ids to send in place of its."""
+        """`request`: the answer of render to the call's request; `prompt`: the ids to send instead of those in it."""
         super().__init__(engine.pool)
         self.transport = self._tap = Tap()
         self._engine, self._words, self._record = engine, words, record
@@ -55,16 +55,16 @@ class Generation(UpstreamConnection):
     # -- what a call does with a connection --------------------------------------------------------------------------
 
     def send(self, caller: Caller, head: bytes, body: bytes) -> None:
-        """Asks generate; the chat request itself is not sent."""
+        """Send the request to generate; the chat request itself is not sent."""
         self.caller = caller
         self._task = asyncio.ensure_future(self._run())
 
     def release(self) -> None:
-        """The answer is complete."""
+        """Called when the answer is complete."""
         self.caller = None
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """Cancel generate: nobody waits for the answer."""
         self.caller = None
         self._tell_tape()
         if self._task is not None:
@@ -98,7 +98,7 @@ class Generation(UpstreamConnection):
         self._break(reason)
 
     def _tell_tape(self) -> None:
-        """Puts the engine's own bytes on the tape."""
+        """Record the engine's own bytes as a side of the call."""
         if self._told or not self.seen:
             return
         self._told = True
@@ -114,7 +114,7 @@ class Generation(UpstreamConnection):
         )
 
     async def _answer(self, response: aiohttp.ClientResponse) -> None:
-        """A plain answer, or a refusal, which is the same as that of the chat endpoint."""
+        """Pass on a plain answer, or a refusal, which is the same as that of the chat endpoint."""
         answer = await response.read()
         self._response.append(answer)
         if response.status < 400:
@@ -131,7 +131,7 @@ class Generation(UpstreamConnection):
             self.caller.on_answer(self, head, answer)
 
     async def _stream(self, response: aiohttp.ClientResponse) -> None:
-        """The events of a streamed answer; a task for each choice makes them."""
+        """Read a streamed answer; a task for each choice sends its events."""
         parser = Parser()
         async with asyncio.TaskGroup() as speaking:
             async for read in response.content.iter_any():
@@ -152,7 +152,6 @@ class Generation(UpstreamConnection):
         self._emit(failed + usage + END)
 
     def _take(self, event: Event, speaking: asyncio.TaskGroup) -> None:
-        """An event of generate."""
         self._failed = self._failed or event.error
         self._usage = event.usage if not event.choices else self._usage
         for delta in event.choices:
@@ -167,7 +166,7 @@ class Generation(UpstreamConnection):
     # -- derender ----------------------------------------------------------------------------------------------------
 
     async def _speak(self, mouth: Mouth) -> None:
-        """Sends the events of a choice, as its tokens come."""
+        """Send the events of a choice, as its tokens come."""
         while True:
             if not mouth.over:
                 await mouth.news.wait()
@@ -187,7 +186,7 @@ class Generation(UpstreamConnection):
         self._headed, self.status, self.headers, self.head_fields = True, status, headers, len(headers)
 
     def _emit(self, payload: bytes) -> None:
-        """Passes on events as one read."""
+        """Pass on events as one read."""
         caller = self.caller
         if caller is None:
             return

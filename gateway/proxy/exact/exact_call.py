@@ -1,10 +1,10 @@
-"""Decides how a call of an exact route goes: as the chat request, where the template gives the very tokens, else as
-token ids.
+"""Decides how a call of an exact route goes: as the chat request if the template gives the very tokens, else as token
+ids.
 
 The engine renders a call whose conversation continues an earlier answer. If the rendered tokens begin with those of the
-earlier prompt and answer, the chat request is sent as it is. If they do not, the gateway sends the earlier tokens, and
-what the template writes after them (`joining`, `generate_answer`). If that cannot be found, and for every other call,
-the chat request is sent as it is and begins a session. The span says which.
+earlier prompt and answer, the chat request is sent unchanged. If they do not, the gateway sends the earlier tokens, and
+the tokens that the template writes after them (`joining`, `generate_answer`). If those cannot be found, and for every
+other call, the chat request is sent unchanged and begins a session. The span says which.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from penstock.gateway.upstreams.pool import Pool
 
 _log = logging.getLogger("penstock.exact")
 _OTHER: Final = {"role": "assistant", "content": "x"}
-"""Another text for a turn of the model."""
+"""A turn of the model with another text, to find the tokens after a turn."""
 
 
 class ExactRoutes:
-    """Conversations that go on from the very tokens of their answers."""
+    """Routes on which conversations continue from the very tokens of their answers (`train = "exact"`)."""
 
     def __init__(self, exact: Exact) -> None:
         self._exact = exact
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """Adds the part that decides, when the call is being connected, how it goes: that needs its engine."""
+        """Add the part that decides how the call goes; it does so while connecting, because that needs the engine."""
         if route is not None and route.train == "exact" and send.call.dialect.name == "chat":
             send.parts.append(ExactCall(self._exact))
 
 
 class ExactCall(Part):
-    """The way of one call."""
+    """The decision for one call."""
 
     __slots__ = ("_exact", "_how", "_key", "_name", "_record", "_request", "_session", "_turn")
 
@@ -67,10 +67,10 @@ class ExactCall(Part):
         self._session = ""
         self._how = ""
         self._turn: Turn | None = None
-        """What it goes on from, while others may not."""
+        """The turn that it continues, reserved for it; None if there is none."""
 
     def connect(self, call: Connecting, pool: Pool, fresh: bool) -> asyncio.Task[None]:
-        """Decides how the call goes and hands it the connection for that; the task can be cancelled."""
+        """Decide how the call goes and hand it the connection for that; the task can be cancelled."""
         if not self._name[0]:
             self._record, self._request, address = call.record, call.request, call.record.call.address
             self._name = address.rollout, address.attempt
@@ -89,7 +89,7 @@ class ExactCall(Part):
             call.on_unreachable("connect", str(error) or type(error).__name__)
         else:
             if made is not None:
-                # Its connection may be one that was idle, as any other.
+                # As for any other call, its connection may be one that was idle.
                 made.reused = not fresh
             connection = made or (None if fresh else pool.take())
             if connection is None:
@@ -98,7 +98,7 @@ class ExactCall(Part):
                 call.on_connected(connection)
 
     async def _way(self, engine: Engine) -> Generation | None:
-        """None: the chat request is sent as it is."""
+        """The connection that sends token ids; None to send the chat request unchanged."""
         asked, record = obj(strict(self._record.plain)), self._record
         self._let_go()
         self._session = self._how = ""
@@ -117,7 +117,7 @@ class ExactCall(Part):
         return await self._go_on(engine, asked, attempt, found, only_text(conversation))
 
     async def _probe(self, engine: Engine, asked: Json) -> None:
-        """Asks an upstream at the first call of a rollout whether it renders, and not only at the second."""
+        """Ask an upstream at the first call of a rollout whether it renders, and not only at the second."""
         name = engine.pool.name
         if name not in self._exact.rendering:
             try:
@@ -152,7 +152,7 @@ class ExactCall(Part):
         return None
 
     async def _more(self, engine: Engine, asked: Json, habits: Habits, found: Found, whole: bytes) -> bytes | None:
-        """The ids after those of the session; None when they cannot be found."""
+        """The ids after those of the session; None if they cannot be found."""
         pieces, at, written = found.turn.pieces(), found.message, asked["messages"]
         end = pieces[-1].answer[-WIDTH:]
         upto = (await engine.render(_quiet(asked, written[: at + 1]))).ids
@@ -171,8 +171,8 @@ class ExactCall(Part):
         self._mark(new_session(), why, why)
 
     def _continue(self, turn: Turn, how: str) -> None:
-        """Continues a turn. If another call has continued it already, or does so now, this one is a fork with the same
-        tokens."""
+        """Continue a turn. If another call has continued it already, or is doing so now, this one is a fork with the
+        same tokens."""
         if turn.continued or turn.taken is not None:
             self._mark(new_session(), "forked", how)
         else:
@@ -180,7 +180,7 @@ class ExactCall(Part):
             self._mark(turn.session, None, how)
 
     def _let_go(self) -> None:
-        """Others may go on from the same turn again, unless this call has."""
+        """Free the turn: another call may continue it, unless this one has."""
         turn, self._turn = self._turn, None
         if turn is not None:
             turn.taken = None
@@ -191,14 +191,14 @@ class ExactCall(Part):
         self._record.attributes = _without_marks(self._record.attributes) | more
 
     def ending(self, record: Record, status: str) -> None:
-        """A call that is refused belongs to no session: no token of it was read or made."""
+        """Remove the session of a refused call: no token of it was read or made."""
         if status != "ok":
             self._let_go()
         if (record.http_status or 0) >= 400:
             record.attributes = _without_marks(record.attributes)
 
     def completed(self, record: Record, token_ids: bool) -> None:
-        """Learns the answer before any call can continue it."""
+        """Learn the answer before any call can continue it."""
         if self._session and not record.truncated:
             self._exact.metrics.exact_calls[(self._how,)] += 1
             asyncio.get_running_loop().call_soon(self._learn)
@@ -211,18 +211,18 @@ class ExactCall(Part):
 
 
 def _without_marks(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that others have given."""
+    """Attributes without the two that this part sets."""
     return {name: value for name, value in attributes.items() if name not in (SESSION, BEGAN)}
 
 
 def _connected(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        # The call is left without a link and a task: the next sweep ends it.
+        # The call is left without a connection and a task: the next sweep ends it.
         _log.error("an exact call could not be sent", exc_info=error)
 
 
 def _why(turn: Turn, asked: Json, text: bool) -> Began:
-    """Why tokens cannot go on although the conversation does."""
+    """The reason why tokens cannot continue although the conversation does."""
     if not text:
         return "media"
     if not turn.piece.ended:
@@ -231,7 +231,7 @@ def _why(turn: Turn, asked: Json, text: bool) -> Began:
 
 
 def _quiet(asked: Json, conversation: list[Json] | None = None) -> Json:
-    """A request to render. If a conversation is given, it is rendered without the opening of a next turn."""
+    """A request to render. A given conversation is rendered without the opening of a next turn."""
     kept = {name: value for name, value in asked.items() if name not in ("stream", "stream_options")}
     return kept if conversation is None else kept | {"messages": conversation, "add_generation_prompt": False}
 
@@ -242,7 +242,8 @@ def _generation(engine: Engine, asked: Json, whole: Rendered, prompt: bytes, rec
 
 
 def _sampled(asked: Json, whole: Rendered) -> Json:
-    """The request to generate. The room for new tokens follows from the ids that are sent, not from these."""
+    """The request to generate. `max_tokens` that render has derived is left out: the room for new tokens depends on the
+    ids that are sent."""
     sampling = obj(whole.request.get("sampling_params"))
     if sampling.get("max_tokens") not in (asked.get("max_tokens"), asked.get("max_completion_tokens")):
         sampling = {name: value for name, value in sampling.items() if name != "max_tokens"}

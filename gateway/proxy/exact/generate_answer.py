@@ -1,4 +1,4 @@
-"""What generate answers, plain or event by event. Pure."""
+"""The answers of generate, plain or event by event. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.gateway.dialects.loose_json import Json, arr, obj
 
 
 class Delta(msgspec.Struct):
-    """What came of a choice: a whole choice of a plain answer, or a piece of a streamed one."""
+    """One choice: complete in a plain answer, or a part of it in a streamed one."""
 
     index: int = 0
     finish_reason: str | None = None
@@ -30,12 +30,12 @@ class Event(msgspec.Struct):
 
 
 event = msgspec.json.Decoder(Event).decode
-"""Raises `ValueError` on what is not an answer of generate."""
+"""Reads an answer or an event; raises `ValueError` if it is neither."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """What has come of one choice and was not said yet."""
+    """The tokens of one choice that were not passed on yet."""
 
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[Any] | None = None
@@ -44,7 +44,7 @@ class Piece:
     usage: Any = None
 
     def add(self, delta: Delta, usage: Any) -> None:
-        """Takes what came with one event."""
+        """Add the choice of one event."""
         self.ids += delta.token_ids or ()
         if delta.logprobs is not None:
             self.logprobs = [*(self.logprobs or ()), *arr(obj(delta.logprobs).get("content"))]

@@ -1,7 +1,7 @@
 """Finds the tokens that a chat template writes after a model's turn, to continue a session. Pure.
 
-A session is what the engine has read and made, turn by turn: tokens before an answer, the answer, tokens before the
-next one. The template writes the same conversation anew (`whole`), with the past answers as it would have written them.
+A session is what the engine has read and generated, turn by turn: tokens before an answer, the answer, tokens before
+the next one. The template writes the same conversation anew (`whole`), with the past answers as it would write them.
 These may differ from the very tokens: text is tokenised another way, white space is stripped, JSON is written anew,
 reasoning is left out. The tokens to send after the last answer stand in `whole` behind the end of that answer's turn.
 
@@ -35,20 +35,20 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A conversation as the template writes it now."""
+    """A conversation as the template renders it now; token ids."""
 
     whole: bytes
     """All of it, with the opening of the next turn."""
     upto: bytes
     """Up to the end of the last answer's turn, without an opening."""
     opening: bytes
-    """What the template puts at the end so that the model speaks."""
+    """The ids at the end that make the model speak."""
     tail: bytes
-    """What it puts after the token that ends a turn of the model, whatever that says; see `tail_of`."""
+    """The ids after the token that ends a turn of the model, whatever its text; see `tail_of`."""
 
 
 def joined(pieces: Sequence[Piece], written: Written) -> bytes | None:
-    """What is to be sent after the last answer; None when the session cannot go on."""
+    """The ids to send after the last answer; None if the session cannot be continued."""
     last, opening = pieces[-1], written.opening
     if not last.ended or not written.whole.endswith(opening):
         return None
@@ -62,14 +62,15 @@ def joined(pieces: Sequence[Piece], written: Written) -> bytes | None:
 
 
 def tail_of(pieces: Sequence[Piece], ids: bytes, opening: bytes) -> bytes | None:
-    """What the template puts after the token that the last answer ends with. `ids`: the conversation, up to the end of
-    the turn of that answer or of another one in its place. None unless the token stands in that turn, and once."""
+    """The ids that the template puts after the token that ends the last answer. `ids`: the conversation up to the end
+    of the turn of that answer or of another one in its place. None unless that token stands in the turn exactly
+    once."""
     rest = _rest(pieces, ids, opening)
     return None if rest is None else _only(rest, pieces[-1].answer[-WIDTH:])
 
 
 def _rest(pieces: Sequence[Piece], ids: bytes, opening: bytes) -> bytes | None:
-    """What follows the place where the last answer begins; None unless everything between answers stands there."""
+    """The ids from the beginning of the last answer; None unless all ids between answers stand in `ids`."""
     at, end = 0, b""
     for number, piece in enumerate(pieces):
         between = end + piece.before[: len(piece.before) - len(opening)]
@@ -82,13 +83,13 @@ def _rest(pieces: Sequence[Piece], ids: bytes, opening: bytes) -> bytes | None:
 
 
 def _only(ids: bytes, end: bytes) -> bytes | None:
-    """What follows an id that stands there once; None when it does not."""
+    """The ids after the id `end`; None unless it stands there exactly once."""
     at = find(ids, end)
     return None if at < 0 or find(ids, end, at + WIDTH) >= 0 else ids[at + WIDTH :]
 
 
 def find(ids: bytes, some: bytes, start: int = 0) -> int:
-    """Where ids stand among others, in bytes; -1 when they do not."""
+    """The byte offset of `some` in `ids`, at a whole id; -1 if it is not there."""
     at = ids.find(some, start)
     while at >= 0 and at % WIDTH:
         at = ids.find(some, at + 1)

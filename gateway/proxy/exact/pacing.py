@@ -1,4 +1,4 @@
-"""Paces an answer: what holds it back, and what collects meanwhile."""
+"""Paces an answer: holds it back while the client is slow, and collects tokens meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.gateway.proxy.exact.generate_answer import Piece
 
 
 class Tap(asyncio.Transport):
-    """Holds an answer back while its client does not take it."""
+    """Holds an answer back while its client does not take it; takes the place of a connection's transport."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -17,15 +17,13 @@ class Tap(asyncio.Transport):
         self.open.set()
 
     def pause_reading(self) -> None:
-        """Nothing goes on from now on."""
         self.open.clear()
 
     def resume_reading(self) -> None:
-        """It goes on."""
         self.open.set()
 
     def abort(self) -> None:
-        """There is nothing behind it."""
+        """Do nothing: there is no socket."""
 
 
 class Mouth:
@@ -38,7 +36,7 @@ class Mouth:
         self.over = False
 
     def take(self) -> Piece:
-        """All that has come."""
+        """Return and clear all tokens that have come."""
         piece, self.piece = self.piece, Piece()
         self.news.clear()
         return piece

@@ -1,4 +1,4 @@
-"""The part that all calls of exact routes share: the sessions, and reading them from the tape when they were dropped.
+"""The sessions that all calls of exact routes share; sessions that were dropped from memory are read from the tape.
 
 Everything about a session follows from requests and answers: the same function learns from a call that has just ended
 and from one on the tape.
@@ -24,7 +24,7 @@ from penstock.gateway.store import Store
 from penstock.gateway.store.recorder import Recorder
 
 LIMIT: Final = 256 << 20
-"""Bytes that sessions take in memory."""
+"""Most bytes that sessions take in memory."""
 _USUAL: Final[Json] = {
     "echo": False,
     "continue_final_message": False,
@@ -32,23 +32,24 @@ _USUAL: Final[Json] = {
     "truncate_prompt_tokens": None,
     "use_beam_search": False,
 }
-"""Fields that make the prompt something else than the conversation and the opening of the next turn."""
+"""Fields, with their defaults, that can make the prompt something else than the conversation and the opening of the
+next turn."""
 
 
 class Exact:
-    """What all calls of exact routes share."""
+    """The sessions of a gateway, with the tape they are restored from."""
 
     def __init__(
         self, session: Callable[[], aiohttp.ClientSession], tape: Store, recorder: Recorder, metrics: Metrics
     ) -> None:
         self.session, self.metrics = session, metrics
         self.rendering: set[str] = set()
-        """Upstreams that were seen to render."""
+        """Names of upstreams that have rendered a request."""
         self._sessions = Sessions(LIMIT)
         self._tape, self._recorder = tape, recorder
 
     async def attempt(self, name: tuple[str, str], conversation: Sequence[Said]) -> Attempt:
-        """The sessions of an attempt; if they are not in memory, from the tape."""
+        """Return the sessions of an attempt, from memory or else from the tape."""
         known = self._sessions.get(name)
         if known is None and any(one.role == "assistant" for one in conversation):
             await self._recorder.flush()
@@ -59,14 +60,14 @@ class Exact:
         return known
 
     def learn(self, name: tuple[str, str], session: str, key: Key, bodies: tuple[bytes, bytes], stream: bool) -> None:
-        """Takes a call that has ended. Sessions that were dropped meanwhile are read from the tape when needed."""
+        """Learn from an ended call. Sessions that were dropped meanwhile are read from the tape when needed."""
         known = self._sessions.get(name)
         if known is not None:
             learn(known, session, key, bodies, stream)
             self._sessions.put(name, known)
 
     def _read(self, name: tuple[str, str]) -> Attempt:
-        """From the tape; on a thread."""
+        """Read the sessions of an attempt from the tape; on a thread."""
         found = Attempt()
         for span in self._tape.spans(*name):
             exchange = self._tape.exchange(span) if span.kind == "llm" and span.status == "ok" else None
@@ -78,19 +79,19 @@ class Exact:
 
 
 def learn(attempt: Attempt, session: str, key: Key, bodies: tuple[bytes, bytes], stream: bool) -> None:
-    """Takes a request and its answer, where they are chat completions with all token ids."""
+    """Add a request and its answer if they are chat completions with all token ids."""
     asked, answers = obj(loads(bodies[0])), answered(bodies[1], stream)
     if answers and usual(asked):
         attempt.add(session, key, said(messages(asked)), tools(asked), answers)
 
 
 def usual(asked: Json) -> bool:
-    """Whether the prompt of a request is its conversation and the opening of the next turn."""
+    """True if the prompt of a request is its conversation and the opening of the next turn."""
     return bool(asked.get("messages")) and all(asked.get(name) in (None, value) for name, value in _USUAL.items())
 
 
 def key(agent: str | None, body: bytes, versions: Mapping[str, str]) -> Key:
-    """Whose tokens a call's are. `body`: its request, as it goes upstream."""
+    """The key of a call's session: agent, model, versions. `body`: its request, as it goes upstream."""
     model = text(obj(loads(body)).get("model")) or ""
     return agent or "", model, *(f"{name}={version}" for name, version in sorted(versions.items()))
 
@@ -101,5 +102,5 @@ def tools(asked: Json) -> bytes:
 
 
 def new_session() -> str:
-    """A name that no other session has."""
+    """Return a unique session id."""
     return uuid4().hex[:12]

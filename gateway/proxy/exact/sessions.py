@@ -2,12 +2,12 @@
 
 An answer with its conversation is a `Turn`. It continues the turn whose tokens its prompt begins with. A request
 continues the newest turn whose conversation and answer its messages begin with, compared by their fingerprints
-(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. Of turns that differ in
-nothing but white space at the edges of their answers it continues the one whose answers are there to the letter, if
-there is one. The `key` of a turn names its model and version: tokens of another are not continued.
+(`gateway.dialects.parts`), as `penstock doctor` does, and by the reasoning that it sends back. Among turns that differ
+only in white space at the edges of their answers, it continues one whose answers are there to the letter, if there is
+one. The `key` of a turn names its model and version: tokens of another are not continued.
 
-The attempts that were not used for the longest are dropped first. A session that was dropped, or lost by a restart, can
-be restored from the tape: everything follows from requests and answers.
+The least recently used attempts are dropped first. A session that was dropped, or lost by a restart, can be restored
+from the tape: everything follows from requests and answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.gateway.proxy.exact.chat_reading import Answered, Said
 from penstock.gateway.proxy.exact.joining import Piece
 
 Key: TypeAlias = tuple[str, ...]
-"""Whose tokens they are: agent, model, versions."""
+"""Key of a session's tokens: agent, model, versions."""
 Began: TypeAlias = Literal[
     "first", "forked", "compacted", "version", "tools", "template", "cut", "media", "unrendered"
 ]  # fmt: skip
@@ -42,25 +42,25 @@ class Turn:
     session: str
     key: Key
     parent: Turn | None
-    """The turn that it goes on from."""
+    """The turn that it continues."""
     piece: Piece
     size: int
-    """Length of all ids up to its end; bytes."""
+    """Bytes of all ids up to its end."""
     edges: tuple[str, str]
     """White space around its text."""
     thought: str
     """Its reasoning."""
     place: int
-    """How many messages that say something were before it."""
+    """Number of messages with content before it."""
     tools: bytes
-    """Of the request, digested."""
+    """Digest of the request's tools."""
     continued: bool = False
-    """Whether another turn goes on from it."""
+    """True if another turn continues it."""
     taken: object = None
-    """The call under way that goes on from it; None when there is none. It is a name and nothing else."""
+    """The running call that continues it; None if there is none. Used only for its identity."""
 
     def pieces(self) -> list[Piece]:
-        """All turns of its session up to it."""
+        """The pieces of all turns of its session up to it."""
         found: list[Piece] = []
         turn: Turn | None = self
         while turn is not None:
@@ -69,22 +69,22 @@ class Turn:
         return found[::-1]
 
     def ids(self) -> bytes:
-        """All that the engine has seen and made of it."""
+        """All ids that the engine has read and generated up to its end."""
         return b"".join(part for piece in self.pieces() for part in (piece.before, piece.answer))
 
 
 @dataclass(slots=True)
 class Habits:
-    """The fixed tokens of a template; once seen, it is not asked for them again."""
+    """The fixed tokens of a template, asked for once."""
 
     opening: bytes | None = None
-    """What it puts at the end so that the model speaks."""
+    """The ids at the end that make the model speak."""
     tails: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """What it puts after the token that ends a turn."""
+    """The ids after the token that ends a turn, by that token."""
 
 
 class Found(NamedTuple):
-    """What a request goes on from."""
+    """The turn that a request continues."""
 
     turn: Turn
     message: int
@@ -96,17 +96,17 @@ class Attempt:
     """The turns of one attempt."""
 
     turns: dict[bytes, list[Turn]] = field(default_factory=dict[bytes, list[Turn]])
-    """By the digest of what was said up to their end."""
+    """Turns by the digest of the conversation up to their end."""
     seen: set[bytes] = field(default_factory=set[bytes])
     """Digests of every beginning of every conversation."""
     answers: set[bytes] = field(default_factory=set[bytes])
     """Digests of answers."""
     habits: dict[Key, Habits] = field(default_factory=dict[Key, "Habits"])
-    """Of the templates."""
+    """Fixed tokens of the template, by key."""
     size: int = 0
 
     def find(self, key: Key, said: Sequence[Said]) -> Found | Began:
-        """What a conversation goes on from, or why it begins anew."""
+        """The turn that a conversation continues, or the reason why it begins a session."""
         prefixes, strange = _prefixes(key, said), False
         for at in range(len(said) - 1, -1, -1):
             turns = self.turns.get(prefixes[at], ()) if said[at].role == "assistant" else ()
@@ -118,7 +118,7 @@ class Attempt:
         return "version" if strange else self._why(key, said, prefixes)
 
     def _why(self, key: Key, said: Sequence[Said], prefixes: Sequence[bytes]) -> Began:
-        """Why it begins anew, as in `gateway.diagnosis.rows`."""
+        """The reason why it begins a session, as in `gateway.diagnosis.rows`."""
         shared = next((at for at, one in enumerate(prefixes) if one not in self.seen), len(said))
         if all(one.role in _SYSTEM for one in said[:shared]):
             kept = any(one.role == "assistant" and _after(_agent(key), one.print) in self.answers for one in said)
@@ -126,7 +126,7 @@ class Attempt:
         return "forked" if shared == len(said) or said[shared - 1].role == "assistant" else "compacted"
 
     def add(self, session: str, key: Key, said: Sequence[Said], tools: bytes, answers: Sequence[Answered]) -> None:
-        """Takes the answers to a request. Each is of `session`."""
+        """Add the answers to a request, all of `session`."""
         prefixes, before = _prefixes(key, said), self.find(key, said)
         self.seen.update(prefixes)
         for answer in answers:
@@ -147,18 +147,18 @@ class Sessions:
     def __init__(self, most_bytes: int, most_attempts: int = 100_000) -> None:
         self._most_bytes, self._most_attempts = most_bytes, most_attempts
         self._attempts: OrderedDict[tuple[str, str], tuple[Attempt, int]] = OrderedDict()
-        """With the size that each was counted with."""
+        """Each with the size that it was counted with; least recently used first."""
         self._size = 0
 
     def get(self, name: tuple[str, str]) -> Attempt | None:
-        """The turns of an attempt; None when nothing is known of it."""
+        """The turns of an attempt; None if it is not in memory."""
         if name not in self._attempts:
             return None
         self._attempts.move_to_end(name)
         return self._attempts[name][0]
 
     def put(self, name: tuple[str, str], attempt: Attempt) -> None:
-        """Keeps the sessions of an attempt, and drops others for them. A single one may be larger than the limit."""
+        """Keep the sessions of an attempt, and drop others for them. A single one may be larger than the limit."""
         self._drop(name)
         self._attempts[name] = attempt, attempt.size
         self._size += attempt.size
@@ -184,7 +184,7 @@ def _turn(session: str, key: Key, parent: Turn | None, place: int, tools: bytes,
 
 
 def _thoughts(turn: Turn | None, said: Sequence[Said]) -> bool:
-    """Whether all reasoning that is sent back is the model's."""
+    """True if all reasoning that is sent back is the model's."""
     while turn is not None:
         if said[turn.place].thought not in ("", turn.thought):
             return False
@@ -193,7 +193,7 @@ def _thoughts(turn: Turn | None, said: Sequence[Said]) -> bool:
 
 
 def _verbatim(turn: Turn | None, said: Sequence[Said]) -> bool:
-    """Whether all answers are sent back with their edges."""
+    """True if all answers are sent back with the white space at their edges."""
     while turn is not None:
         if said[turn.place].edges != turn.edges:
             return False
@@ -202,7 +202,7 @@ def _verbatim(turn: Turn | None, said: Sequence[Said]) -> bool:
 
 
 def _prefixes(key: Key, said: Iterable[Said]) -> list[bytes]:
-    """A digest of what was said up to each message. Conversations of different agents have nothing in common."""
+    """A digest of the conversation up to each message. Conversations of different agents have nothing in common."""
     found, whole = list[bytes](), _agent(key)
     for one in said:
         whole = _after(whole, one.print)

@@ -32,16 +32,16 @@ from penstock.gateway.upstreams.pool import Pool
 _log = logging.getLogger("penstock.exact")
 RENDER, DERENDER, GENERATE = "/chat/completions/render", "/chat/completions/derender", "/inference/v1/generate"
 _DELAYS: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Seconds before derender is asked again."""
+"""Seconds before each further try of derender."""
 _PASSING: Final = (429, 500, 502, 503, 504)
-"""Errors that may be over the next time."""
+"""Statuses of errors that may be over at the next try."""
 _OURS: Final = DROPPED | {b"host", b"content-type", b"accept", b"expect"}
 _UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _HEADERS: Final = [("Content-Type", "application/json"), ("Accept-Encoding", "identity")]
 
 
 class EngineError(Exception):
-    """The engine refuses a request."""
+    """The engine has refused a request."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"HTTP {status}: {body[:300].decode('utf-8', 'replace')}")
@@ -50,14 +50,14 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as its template writes it."""
+    """A conversation as its template renders it."""
 
     ids: bytes
-    """As 32-bit integers."""
+    """Token ids as bytes of 32-bit integers."""
     request: Json
-    """What generate takes: sampling parameters, model, and the rest."""
+    """The request to generate: sampling parameters, model, and the rest."""
     plain: bool
-    """Whether the ids are all of it: there are no pictures."""
+    """True if the ids are all of it: there are no pictures."""
 
 
 class Engine:
@@ -73,11 +73,12 @@ class Engine:
 
     @property
     def generates_at(self) -> str:
-        """The path of generate."""
+        """Path of the generate endpoint at this upstream."""
         return self.pool.path.removesuffix("/v1") + GENERATE
 
     async def render(self, asked: Json) -> Rendered:
-        """Raises `EngineError`, `UpstreamFault` where the endpoint is not served, or what aiohttp does."""
+        """Render a chat request. Raises `EngineError`, `UpstreamFault` if the endpoint is not served, and aiohttp's
+        errors."""
         try:
             answer = await self.ask(self.pool.target("/v1" + RENDER), orjson.dumps(asked))
         except EngineError as error:
@@ -87,8 +88,8 @@ class Engine:
         return _rendered(answer)
 
     async def derender(self, body: bytes) -> bytes:
-        """What the server's parsers make of tokens. It changes nothing and the tokens are there: one that fails is
-        asked again, a few times within seconds. Raises `EngineError`, or what aiohttp does."""
+        """Return the server's parse of tokens. The request changes nothing and the tokens are there, so one that fails
+        is repeated a few times within seconds. Raises `EngineError`, and aiohttp's errors."""
         for delay in _DELAYS:
             try:
                 return await self.ask(self.pool.target("/v1" + DERENDER), body)
@@ -100,7 +101,8 @@ class Engine:
         return await self.ask(self.pool.target("/v1" + DERENDER), body)
 
     async def ask(self, path: str, body: bytes) -> bytes:
-        """The whole answer. These requests change nothing: one whose connection was closed is sent once more."""
+        """Return the complete answer. These requests change nothing: one whose connection was closed is sent once
+        more."""
         try:
             return await self._ask(path, body)
         except aiohttp.ServerDisconnectedError:
@@ -115,7 +117,7 @@ class Engine:
 
     @asynccontextmanager
     async def post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """A request; leaving it early ends it."""
+        """Send a request and yield the answer; leaving the context early cancels it."""
         config = self.pool.config
         bounds = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout)
         async with self._session().post(
@@ -137,7 +139,7 @@ class Engine:
 
 
 def _headers(pool: Pool, request: Request, families: Sequence[Family]) -> list[tuple[str, str]]:
-    """As the call itself would send them, less what is about its own body."""
+    """The headers that the call itself would send, without those about its own body."""
     head, _, _ = pool.heads.compose(request, b"/", None, None, families)
     lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
     kept = [(name, value) for name, value in lines if name.lower() not in _OURS]
@@ -145,7 +147,7 @@ def _headers(pool: Pool, request: Request, families: Sequence[Family]) -> list[t
 
 
 def _served(error: EngineError) -> bool:
-    """Whether an error is about the request, and not about the endpoint."""
+    """True if an error is about the request, and not about a missing endpoint."""
     if error.status in (404, 405):
         # An unknown model is an error of the API; an unknown path is one of the server.
         return bool(obj(loads(error.body)).get("error"))
@@ -162,5 +164,5 @@ def _rendered(answer: bytes) -> Rendered:
 
 
 def listed(ids: bytes) -> list[int]:
-    """Ids as JSON has them."""
+    """Ids as a list for JSON."""
     return array("i", ids).tolist()

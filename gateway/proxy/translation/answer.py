@@ -12,26 +12,26 @@ from penstock.gateway.proxy.translation.chat_pieces import Answer, Piece
 
 
 class AnswerConverter(Protocol):
-    """One answer for its agent. Either `whole` is called, or the others in their order."""
+    """Writes one answer for its agent. Either `whole` is called, or the other methods in their order."""
 
     def whole(self, answer: Answer, pieces: list[Piece]) -> Json:
-        """A plain answer."""
+        """Return the plain answer."""
         ...
 
     def begin(self, answer: Answer) -> list[Json]:
-        """The first events of a stream."""
+        """Return the first events of a stream."""
         ...
 
     def tell(self, piece: Piece) -> list[Json]:
-        """What a piece adds."""
+        """Return the events that a piece adds."""
         ...
 
     def end(self, answer: Answer) -> list[Json]:
-        """The last ones."""
+        """Return the last events of a complete answer."""
         ...
 
     def broken(self, message: str) -> list[Json]:
-        """The last ones of an answer that will not be completed."""
+        """Return the last events of an answer that will not be completed."""
         ...
 
 

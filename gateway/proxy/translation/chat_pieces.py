@@ -1,12 +1,13 @@
-"""Reads the engine's answer: what each chunk of a chat stream adds, as pieces that say one thing each. Pure.
+"""Reads the engine's answer: each chunk of a chat stream becomes pieces that say one thing each. Pure.
 
 A chunk may bring nothing at all (the tokens of a tool call's frame), text with a finish reason, or two tool calls at
 once. The pieces come in the order in which an answer is written: a tool call first has its head (id and name), then its
-arguments; an older call is not continued. To which call a piece belongs `dialects.tool_calls` says.
+arguments; an older call is not continued. `dialects.tool_calls` tells which call a piece belongs to.
+
 A plain answer becomes the same pieces, so it is written like a streamed one.
 
 `Untold` is raised for an answer that cannot be written: an engine that was stopped in the middle (`abort`) has not
-answered, and an answer that was cut must not pass as a whole one.
+answered, and an answer that was cut must not pass as a complete one.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ class Untold(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One thing that an answer says."""
+    """One part of an answer: text, reasoning, a refusal, the head of a tool call, or some of its arguments."""
 
     kind: Kind
     text: str = ""
-    """Of a call its id."""
+    """The text; for the kind `call`, the call's id."""
     name: str = ""
-    """Of a call."""
+    """The name of the tool, for the kind `call`."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What is known of an answer besides its pieces."""
+    """The facts of an answer besides its pieces, updated chunk by chunk."""
 
     id: str = ""
     model: str = ""
@@ -52,15 +53,15 @@ class Answer:
     ids: bool = False
     """True once there were token ids."""
     calls: list[CallPieces] = field(default_factory=list[CallPieces])
-    """Tool calls that have begun, as far as they have come; the newest goes on."""
+    """Tool calls so far; only the newest may be continued."""
 
     def chunk(self, data: str | bytes) -> list[Piece]:
-        """What a chunk of a stream adds; raises `Untold`."""
+        """Return the pieces that a chunk of a stream adds; raises `Untold`."""
         chunk = self._document(data)
         return [piece for choice in objs(chunk.get("choices"))[:1] for piece in self._choice(choice, "delta")]
 
     def plain(self, data: bytes) -> list[Piece]:
-        """What a plain answer says; raises `Untold`."""
+        """Return the pieces of a plain answer; raises `Untold`."""
         answer = self._document(data)
         if not objs(answer.get("choices")):
             raise Untold("the engine's answer has no choices")
@@ -69,7 +70,7 @@ class Answer:
         return pieces
 
     def check(self) -> None:
-        """Raises `Untold` unless it has an end that can be written."""
+        """Raise `Untold` unless the answer has an end that can be written."""
         if self.finish is None:
             raise Untold("the engine's answer ended early")
         if self.finish not in FINISHES:
@@ -100,7 +101,7 @@ class Answer:
         ]
 
     def _called(self, pieces: list[Json], whole: bool) -> list[Piece]:
-        """What pieces of calls add; of a `whole` message each is a call."""
+        """The pieces of tool calls. In a `whole` message each entry is a complete call."""
         made: list[Piece] = []
         touched: set[int] = set()
         for piece in pieces:
@@ -115,18 +116,18 @@ class Answer:
         return made
 
     def _more(self, call: CallPieces, piece: Json, begins: bool) -> list[Piece]:
-        """What a piece adds to the newest call."""
+        """The pieces that a chunk's entry adds to the newest call."""
         name, begun = call.name, len(call.pieces)
         call.replaced = None
         call.add(piece)
         if not call.name or (not begins and call.name != name):
             raise Untold("the engine's tool calls come without a name, or it comes late")
         if begins:
-            # Some give none, and the agent needs one to answer.
+            # Some engines give no id, and the agent needs one to answer.
             call.id = call.id or f"call_{self.id}_{len(self.calls)}"
         added = "".join(call.pieces[begun:])
         if call.replaced is not None:
-            # What is said once more is nothing new.
+            # Arguments that the engine repeats are nothing new.
             said = "".join(call.pieces)
             if not said.startswith(call.replaced):
                 raise Untold("the engine said other arguments of a tool call, once more")
@@ -136,12 +137,12 @@ class Answer:
 
 
 def joined(pieces: list[Piece], kind: Kind) -> str | None:
-    """What the pieces of a kind say together; None when there is none."""
+    """The joined text of all pieces of a kind; None if there is none."""
     return "".join([piece.text for piece in pieces if piece.kind == kind]) or None
 
 
 def called(pieces: list[Piece]) -> list[tuple[Piece, str]]:
-    """The calls, each with its arguments."""
+    """Tool calls, each with its arguments."""
     found: list[tuple[Piece, str]] = []
     for piece in pieces:
         if piece.kind == "call":

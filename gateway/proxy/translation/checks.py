@@ -1,9 +1,9 @@
-"""What a request may hold to be translated. Pure; everything else is refused, with its place, rather than left out.
+"""Checks whether a request can be translated. Pure; whatever cannot is refused, with its place, rather than left out.
 
 Chat completions cannot express much of what messages and responses can ask: tools that the provider runs, documents,
 conversations that it keeps. A request that asks for one of these would get an answer to another question. Fields that
 only say how to serve a request (caching, tiers, storing) are left out: the answer is the same without them. The tables
-of `messages_request` and `responses_request`, and docs/translation.md, say which is which.
+of `messages_request` and `responses_request`, and docs/translation.md, list both kinds of fields.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _ABSENT: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 
 def refuse(field: str, message: str) -> NoReturn:
-    """A request that cannot be translated."""
+    """Raise `ClientFault` for a request that cannot be translated."""
     raise ClientFault(400, KIND, message, field)
 
 
 def document(body: bytes) -> Json:
-    """The request; refused unless it is a JSON object of which nothing gets lost but halves of characters."""
+    """The request; refused unless it is a JSON object that loses nothing in reading but halves of characters."""
     asked = obj(strict(body) or strict(with_characters(body)))
     if not asked:
         refuse("body", "the request is no readable JSON object")
@@ -35,7 +35,7 @@ def document(body: bytes) -> Json:
 
 
 def only(asked: Json, known: Collection[str], left_out: Collection[str], where: str = "") -> Json:
-    """The fields of an object that are translated; others than those and what may be left out are refused."""
+    """The fields of an object in `known`; any other that is not in `left_out` is refused."""
     for name, value in asked.items():
         if name not in known and name not in left_out and value not in _ABSENT:
             refuse(where + name, "it cannot be said in chat completions, which is all that this model's engine speaks")
@@ -43,7 +43,7 @@ def only(asked: Json, known: Collection[str], left_out: Collection[str], where: 
 
 
 def one_of(value: Any, allowed: Collection[str | None], where: str) -> str:
-    """A value that must be one of these."""
+    """The value, or "" for None; refused unless it is one of `allowed`."""
     if not (isinstance(value, str) or value is None) or value not in allowed:
         shown = ", ".join(repr(one) for one in allowed if one is not None)
         refuse(where, f"{value!r} cannot be said in chat completions; allowed: {shown}")
@@ -51,7 +51,7 @@ def one_of(value: Any, allowed: Collection[str | None], where: str) -> str:
 
 
 def inner(asked: Json, name: str, where: str = "") -> Json:
-    """A field that must be an object, if it is there."""
+    """A field that must be an object if it is there; else {}."""
     value = asked.get(name)
     if value is not None and not isinstance(value, dict):
         refuse(where + name, "it must be an object")
@@ -59,7 +59,7 @@ def inner(asked: Json, name: str, where: str = "") -> Json:
 
 
 def items(value: Any, where: str) -> Iterator[tuple[Json, str]]:
-    """The objects in an array, each with its place."""
+    """Yield the objects in an array, each with its place."""
     if not isinstance(value, list):
         refuse(where, "it must be an array")
     for at, item in enumerate(arr(value)):
@@ -70,7 +70,7 @@ def items(value: Any, where: str) -> Iterator[tuple[Json, str]]:
 
 
 def said(value: Any, where: str) -> str:
-    """A value that must be a string with something in it."""
+    """The value; refused unless it is a string that is not empty."""
     found = text(value)
     if not found:
         refuse(where, "it must be a string that is not empty")

@@ -18,14 +18,14 @@ REFERENCE: Final = "tool_reference"
 
 
 def results(message: Json, where: str = "") -> Iterator[tuple[Json, str]]:
-    """The results of tools in a message whose blocks were checked, each with its content's place."""
+    """Yield the tool results in a message whose blocks were checked, each with the place of its content."""
     for at, block in enumerate(objs(message.get("content"))):
         if block["type"] == "tool_result":
             yield block, f"{where}[{at}].content"
 
 
 def check(asked: Json) -> None:
-    """Refuses a reference to a tool that the request does not have."""
+    """Refuse a reference to a tool that the request does not have."""
     known = {tool.get("name") for tool in objs(asked.get("tools"))}
     for at, message in enumerate(objs(asked["messages"])):
         for block, place in results(message, f"messages[{at}].content"):
@@ -37,18 +37,18 @@ def check(asked: Json) -> None:
 
 
 def shown(asked: Json) -> list[Json]:
-    """The tools that the model sees from the beginning: also one that it has to call."""
+    """The tools that the model sees from the beginning, including one that it has to call."""
     wanted = obj(asked.get("tool_choice")).get("name")
     return [one for one in objs(asked.get("tools")) if not one.get("defer_loading") or one["name"] == wanted]
 
 
 def by_name(asked: Json) -> dict[str, Json]:
-    """All of them."""
+    """All tools of the request, deferred ones too, by name."""
     return {one["name"]: one for one in objs(asked.get("tools"))}
 
 
 def loaded(content: Any, tools: Mapping[str, Json]) -> Any:
-    """A tool's result with the tools that it refers to, in the words of Claude Code's own search."""
+    """A tool's result with the definitions of the tools that it refers to, in the words of Claude Code's own search."""
     found = [tools[part["tool_name"]] for part in objs(content) if part["type"] == REFERENCE]
     if not found:
         return content

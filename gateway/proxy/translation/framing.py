@@ -1,8 +1,8 @@
-"""A translated answer on its way to the client: its head, and its transfer framing. Sans-I/O.
+"""Frames a translated answer for the client: its head, and its transfer framing. Sans-I/O.
 
-A stream is passed on as it comes: each read of the engine's becomes the events that it completes, in the same callback.
-A plain answer and an error are held until they are whole. If an answer cannot be written, the agent gets an error in
-its own shape: a status while nothing has gone out, an event after that.
+A stream is passed on as it comes: each read from the engine becomes the events that it completes, in the same callback.
+A plain answer and an error are held until they are complete. If an answer cannot be written, the agent gets an error in
+the shape of its own API: a status while nothing has gone out, an event after that.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from penstock.gateway.proxy.translation.chat_pieces import Answer, Untold
 from penstock.gateway.proxy.translation.checks import KIND
 
 LIMIT: Final = 64 << 20
-"""Bytes of a plain answer that are held at most."""
+"""Most bytes of a plain answer that are held."""
 _IDENTITY: Final = (None, b"identity")
 _FRAMING: Final = frozenset({b"content-type", b"content-length", b"transfer-encoding", b"trailer"})
 _SHOWN: Final = 500
-"""Characters of an error that is no JSON."""
+"""Most characters that are quoted of an error that is no JSON."""
 BROKEN: Final = "the engine broke off its answer"
 
 
 class ConvertedAnswer(ABC):
-    """The common part of both ways; has the interface of `gateway.calls.capture.framing.Framing`."""
+    """The common base of `Stream` and `Whole`, with the interface of `gateway.calls.capture.framing.Framing`."""
 
     def __init__(self, converter: AnswerConverter) -> None:
         self.sent: list[bytes] = []
-        """What the client has got of the answer's body."""
+        """The answer's body as the client has got it."""
         self.problem: str | None = None
-        """Why the answer could not be written."""
+        """Why the answer could not be written; None if it could."""
         self._converter = converter
         self._answer = Answer()
         self._last: bytes | None = None
@@ -52,14 +52,14 @@ class ConvertedAnswer(ABC):
 
     @abstractmethod
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """What the client gets of the head, and of what came in the same read."""
+        """Return the bytes for the client of the head and the body bytes of the same read."""
 
     @abstractmethod
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """What the client gets of a read."""
+        """Return the bytes for the client of one read."""
 
     def broken(self) -> bytes:
-        """What the client still gets of an answer that breaks off; the same, however often it is called."""
+        """Return the last bytes for the client of an answer that breaks off; idempotent."""
         if self._last is None:
             self._last = b""
             self._last = self._broken_off()
@@ -67,29 +67,28 @@ class ConvertedAnswer(ABC):
 
     @abstractmethod
     def _broken_off(self) -> bytes:
-        """The same, the first time."""
+        """Return the last bytes for the client; called once."""
 
 
 def streams(connection: UpstreamConnection, http10: bool) -> bool:
-    """Whether an answer can be passed on as it comes. `http10`: a client that takes no chunks must get its length, if
-    the engine's head has one.
-    """
+    """True if an answer can be passed on as it comes. `http10`: the client takes no chunks, so it must get its length
+    if the engine's head has one."""
     told = connection.status < 400 and connection.events and connection.encoding in _IDENTITY
     return told and not (http10 and connection.length_known)
 
 
 class Stream(ConvertedAnswer):
-    """A stream of events."""
+    """A streamed answer."""
 
     def __init__(self, converter: AnswerConverter, http10: bool) -> None:
-        """`http10`: whether the client takes no chunks."""
+        """`http10`: the client takes no chunks."""
         super().__init__(converter)
         self._chunked = not http10
         self._parser = Parser()
         self._headed = self._begun = self._over = False
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """The head at once."""
+        """Return the head at once, chunked if possible."""
         if connection.length_known:
             lines = client_head(head, frozenset({b"content-length"}), close=False)
             head = lines[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -99,13 +98,13 @@ class Stream(ConvertedAnswer):
         return head + out
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """The events that follow from the read."""
+        """Return the events that the read completes."""
         out = b"".join([self._event(event.data) for event in self._parser.feed(b"".join(connection.pieces))])
         out += self._end() if connection.done else b""
         return self._framed(out, connection.done)
 
     def _broken_off(self) -> bytes:
-        """An event that says so; the stream itself has no end. Nothing if not even its head was sent."""
+        """An error event without an end of the stream; nothing if not even its head was sent."""
         return self._framed(self._fail(BROKEN), False) if self._headed else b""
 
     def _event(self, data: str) -> bytes:
@@ -152,8 +151,8 @@ class Whole(ConvertedAnswer):
     """A plain answer, or an error."""
 
     def __init__(self, converter: AnswerConverter, family: Family, asked_stream: bool, own: Secrets) -> None:
-        """`family`: whose errors are written; `asked_stream`: whether the agent waits for events; `own`: the gateway's
-        keys, which are taken out of errors."""
+        """`family`: shape of errors; `asked_stream`: the agent expects events; `own`: the gateway's keys, taken out of
+        errors."""
         super().__init__(converter)
         self._family = family
         self._asked_stream = asked_stream
@@ -163,19 +162,19 @@ class Whole(ConvertedAnswer):
         self._size = 0
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        """Nothing before the answer is whole."""
+        """Hold the head until the answer is complete."""
         self._head = head
         return self.go_on(connection, raw)
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """Everything, once it is whole."""
+        """Return head and body once the answer is complete; until then nothing."""
         self._size += sum(map(len, connection.pieces))
         if self._size <= LIMIT:
             self._pieces += connection.pieces
         return self._finished(connection) if connection.done and not self.sent else b""
 
     def _broken_off(self) -> bytes:
-        """An answer that says so."""
+        """An error answer, unless an answer was sent already."""
         return b"" if self.sent else self._refused(BROKEN)
 
     def _finished(self, connection: UpstreamConnection) -> bytes:
@@ -214,5 +213,5 @@ class Whole(ConvertedAnswer):
 
 
 def _message(body: bytes) -> str:
-    """What an error of the engine's says."""
+    """The message of an engine's error."""
     return error_message(obj(loads(body))) or body.decode("utf-8", "replace")[:_SHOWN] or "the engine gave no reason"

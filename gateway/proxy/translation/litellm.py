@@ -1,4 +1,4 @@
-"""litellm, which knows the formats: imported here and nowhere else, when a gateway that translates starts.
+"""Imports litellm, which knows the formats; nothing else does, and only when a gateway that translates starts.
 
 Its release is pinned exactly: the functions used here are not its public interface, and two releases on PyPI (1.82.7
 and 1.82.8) were malware. Only functions from JSON to JSON are used; nothing here uses a network. By itself litellm
@@ -26,12 +26,13 @@ _SILENT: Final = logging.CRITICAL + 1
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What of litellm is used. It has no types that could be relied on."""
+    """The functions and classes of litellm that are used. They have no types that could be relied on."""
 
     messages: Any
     """Requests and plain answers of messages: `LiteLLMAnthropicMessagesAdapter`."""
     names: Any
-    """Names of tools as the former cuts them -> whole; those that it does not cut are not in it."""
+    """Function that maps the tool names which `messages` cuts to the full ones; names that are not cut are not in
+    it."""
     events: Any
     """A stream of messages: `AnthropicStreamWrapper`."""
     responses: Any
@@ -39,11 +40,11 @@ class Library:
     answer: Any
     """A plain answer of chat completions: `ModelResponse`."""
     chunk: Any
-    """A chunk of a streamed one: `ModelResponseStream`."""
+    """A chunk of a streamed answer: `ModelResponseStream`."""
 
 
 def missing() -> str | None:
-    """Why it cannot be used here; None when it can. Looks without importing it."""
+    """The reason why litellm cannot be used here; None if it can. Looks without importing it."""
     try:
         found = version("litellm")
     except PackageNotFoundError:
@@ -54,7 +55,7 @@ def missing() -> str | None:
 
 
 def load() -> Library:
-    """Imports it, which takes seconds. Raises `ConfigError` when it is not there."""
+    """Import litellm, which takes seconds. Raises `ConfigError` if it is not installed."""
     problem = missing()
     if problem is not None:
         raise ConfigError(problem)

@@ -6,9 +6,8 @@ letter, also where Anthropic's would look different: the agent's next request br
 named.
 
 Arguments that are no JSON object come below the key `INVALID_JSON`, as Anthropic advises; litellm would repair them,
-and nobody would know what the model has said. In a stream arguments are passed on as they come once they begin as an
-object does. Arguments that begin otherwise, also with blanks, are more than Anthropic's own SDK can read, and are held
-until they are complete.
+and hide what the model wrote. In a stream, arguments that begin like an object are passed on as they come. Arguments
+that begin otherwise, even with blanks, cannot be read by Anthropic's own SDK, and are held until they are complete.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from penstock.gateway.proxy.translation.stepping import Steps
 
 INVALID: Final = "INVALID_JSON"
 _UNCACHED: Final = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-"""What Anthropic's answers always have, and litellm's plain ones only where something was cached."""
+"""Fields that Anthropic's answers always have, and litellm's plain ones only if something was cached."""
 _DELTAS: Final[dict[Kind, str]] = {"reasoning": "reasoning_content", "text": "content", "refusal": "refusal"}
 
 
 class Messages:
-    """One answer."""
+    """Writes one answer of messages."""
 
     def __init__(self, library: Library, asked: Json) -> None:
         self._library = library
@@ -38,7 +37,6 @@ class Messages:
         self._empty = True
 
     def whole(self, answer: Answer, pieces: list[Piece]) -> Json:
-        """A message."""
         calls = called(pieces)
         choice = {"index": 0, "message": _message(pieces), "finish_reason": _finish(answer)}
         chat = self._library.answer(**_about(answer), choices=[choice], usage=_usage(answer))
@@ -49,14 +47,14 @@ class Messages:
         return told | _stopped(answer)
 
     def begin(self, answer: Answer) -> list[Json]:
-        """The begin of a message, under the engine's id."""
+        """Return the begin of a message, under the engine's id."""
         self._about = _about(answer)
         events = self._put({})
         events[0]["message"] |= {"id": answer.id, "model": answer.model}
         return events
 
     def tell(self, piece: Piece) -> list[Json]:
-        """A delta, and the begin of its block."""
+        """Return a delta, and the begin of its block."""
         self._empty = False
         if piece.kind == "arguments":
             return self._argued(self._arguments.told(piece.text))
@@ -67,15 +65,15 @@ class Messages:
         return [*events, *self._put({_DELTAS[piece.kind]: piece.text})]
 
     def end(self, answer: Answer) -> list[Json]:
-        """The ends of the last block and of the message."""
+        """Return the ends of the last block and of the message."""
         events = self._argued(self._arguments.rest())
         events += [*self._put({}, _finish(answer)), *self._feed(choices=[], usage=_usage(answer)), *self._steps.close()]
-        # Of an answer that says nothing litellm makes an empty text, which no agent may send back.
+        # litellm makes an empty text of an answer without content, which no agent may send back.
         kept = [event for event in events if not (self._empty and event["type"].startswith("content_block"))]
         return [_ended(event, answer) for event in kept]
 
     def broken(self, message: str) -> list[Json]:
-        """An error."""
+        """Return an error event."""
         return [{"type": "error", "error": {"type": "api_error", "message": message}}]
 
     def _argued(self, arguments: str) -> list[Json]:
@@ -89,14 +87,14 @@ class Messages:
 
 
 class _Arguments:
-    """Arguments of a call, as they come."""
+    """The arguments of one tool call, as they come."""
 
     def __init__(self) -> None:
         self._held = ""
         self._is_object = False
 
     def told(self, text: str) -> str:
-        """What can be passed on with this piece."""
+        """Take a piece and return the text that can be passed on now."""
         if self._is_object:
             return text
         self._held += text
@@ -104,7 +102,7 @@ class _Arguments:
         return self._held if self._is_object else ""
 
     def rest(self) -> str:
-        """What is left of a call that is over."""
+        """Return the held text of a call that is over."""
         held, told = self._held, self._is_object
         self._held, self._is_object = "", False
         return "" if told or not held.strip() else _object(held)
@@ -115,7 +113,7 @@ def _about(answer: Answer) -> Json:
 
 
 def _message(pieces: list[Piece]) -> Json:
-    """The message of a plain answer. Arguments that are no object come below a key of their own."""
+    """The message of a plain answer. Arguments that are no object come below `INVALID_JSON`."""
     said = {name: joined(pieces, kind) for kind, name in _DELTAS.items()}
     calls = [_function(call, _object(arguments)) for call, arguments in called(pieces)]
     return {"role": "assistant", **said, "tool_calls": calls or None}
@@ -134,19 +132,19 @@ def _usage(answer: Answer) -> Json:
 
 
 def _finish(answer: Answer) -> str | None:
-    """The finish reason. If a tool was prescribed, engines end calls of it with `stop`."""
+    """The finish reason. Engines end a prescribed tool call with `stop`, which becomes `tool_calls`."""
     return "tool_calls" if answer.calls and answer.finish in ("stop", "function_call") else answer.finish
 
 
 def _stopped(answer: Answer) -> Json:
-    """Which sequence ended it, if one did."""
+    """The stop sequence that ended the answer, and the stop reason for it."""
     if answer.stop is None or answer.calls:
         return {"stop_sequence": None}
     return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop}
 
 
 def _mended(block: Json, ids: Iterator[str]) -> Json:
-    """A block with the engine's id; reasoning has a signature, which only Anthropic can give."""
+    """A block with the engine's id, or with the signature of reasoning left empty: only Anthropic can give one."""
     if block["type"] == "tool_use":
         return block | {"id": next(ids)}
     return block | {"signature": ""} if block["type"] == "thinking" else block

@@ -1,10 +1,10 @@
 """Makes the request of chat completions that asks the same as a request of messages.
 
 litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. A
-tool's name stays whole however long it is. Tools whose loading is deferred are told when they are (`deferred_tools`). A
-forbidden parallel call is passed on, and so is a tool's failure, for which chat has no flag. Reasoning goes where vLLM
-reads it. A schema for the answer stays as it was given. litellm is never told the model's name, from which it would
-guess a provider.
+tool's name stays whole however long it is. A tool whose loading is deferred is shown when it is loaded
+(`deferred_tools`). `disable_parallel_tool_use` is passed on, and so is a tool's failure, for which chat has no flag.
+Reasoning goes where vLLM reads it. A schema for the answer stays unchanged. litellm is never told the model's name,
+from which it would guess a provider.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.gateway.proxy.translation.checks import inner, items, one_of, only
 from penstock.gateway.proxy.translation.litellm import Library
 
 MODEL: Final = "engine"
-"""The model's name while litellm has the request."""
+"""The model's name that litellm sees."""
 FIELDS: Final = frozenset(
     {
         "model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream",
@@ -33,19 +33,19 @@ BLOCKS: Final = {
     "system": ("text",),
     "tool_result": ("text", "image", deferred_tools.REFERENCE),
 }
-"""Kinds of blocks, by where they stand."""
+"""Allowed types of blocks, by role or containing block."""
 CONTINUED: Final = {"continue_final_message": True, "add_generation_prompt": False}
-"""How vLLM and SGLang are asked to go on with the last message, which is the beginning of their answer."""
+"""Fields that ask vLLM and SGLang to continue the last message, which is the beginning of their answer."""
 _SEARCH: Final = (
     "a search that the provider runs, and this model's engine has none: let the agent do without "
     "(Claude Code: --disallowedTools WebSearch)"
 )
 FAILED: Final = "Error: "
-"""Put before a tool's result that is marked as an error."""
+"""Prefix of a tool's result that is marked as an error."""
 
 
 def chat_request(library: Library, asked: Json) -> Json:
-    """The request of chat completions; raises `ClientFault` for what cannot be said in it."""
+    """The request of chat completions; raises `ClientFault` for a request that cannot be expressed in it."""
     _check_management(asked)
     known = only(asked, FIELDS, LEFT_OUT)
     check(known)
@@ -54,7 +54,7 @@ def chat_request(library: Library, asked: Json) -> Json:
 
 
 def check(asked: Json) -> None:
-    """Raises `ClientFault` for what chat completions cannot express."""
+    """Raise `ClientFault` for what chat completions cannot express."""
     messages = list(items(asked.get("messages"), "messages"))
     if not messages:
         refuse("messages", "there must be one")
@@ -82,7 +82,7 @@ def check(asked: Json) -> None:
 
 
 def _check_begun(message: Json, where: str) -> None:
-    """The last message, where that is the beginning of the answer that is asked for."""
+    """Check a last message of the assistant: the beginning of the answer, which the engine is asked to continue."""
     blocks = objs(message["content"])
     if any(block["type"] == "tool_use" for block in blocks):
         refuse(f"{where}.content", "an answer that has called tools cannot be continued: send their results after it")
@@ -91,7 +91,7 @@ def _check_begun(message: Json, where: str) -> None:
 
 
 def _check_management(asked: Json) -> None:
-    """Lets through management that clears nothing, because coding agents send it with every request."""
+    """Let context management pass that clears nothing, because coding agents send it with every request."""
     for edit, where in items(inner(asked, "context_management").get("edits") or [], "context_management.edits"):
         if not (str(edit.get("type")).startswith("clear_thinking_") and edit.get("keep") == "all"):
             refuse(where, "the gateway edits no conversations")
@@ -131,7 +131,7 @@ def _check_content(content: Any, kind: str, where: str) -> None:
 
 
 def _prepared(asked: Json) -> Json:
-    """For litellm, which writes into what it is given."""
+    """A copy for litellm, which writes into its input."""
     prepared: Json = loads(dumps(asked)) | {"model": MODEL}
     tools = deferred_tools.by_name(prepared)
     prepared["tools"] = [only(tool, TOOL, TOOL_LEFT_OUT) for tool in deferred_tools.shown(prepared)]
@@ -145,14 +145,14 @@ def _prepared(asked: Json) -> Json:
 
 
 def _failed(content: Any) -> Any:
-    """A tool's result that says that the tool has failed."""
+    """The result of a tool that has failed, marked as an error."""
     if not isinstance(content, str):
         return [{"type": "text", "text": FAILED}, *arr(content)]
     return content if content.startswith(FAILED) else FAILED + content
 
 
 def _named(asked: Json) -> list[Json]:
-    """What has the name of a tool."""
+    """Everything in the request that names a tool: tools, past calls, the choice."""
     blocks = [block for message in objs(asked["messages"]) for block in objs(message.get("content"))]
     return [*objs(asked.get("tools")), *(block for block in blocks if block["type"] == "tool_use"), _choice(asked)]
 
@@ -162,7 +162,7 @@ def _choice(asked: Json) -> Json:
 
 
 def _mended(chat: Json, names: dict[str, str], asked: Json) -> Json:
-    """litellm's translation, with what the agent has said."""
+    """litellm's translation, corrected where it differs from the agent's request."""
     chat["model"] = asked["model"]
     for message in objs(chat["messages"]):
         _mend_message(message, names)
@@ -191,10 +191,10 @@ def _mend_message(message: Json, names: dict[str, str]) -> None:
 
 
 def _whole(function: Json, names: dict[str, str]) -> None:
-    """The name of a tool that was cut, whole again."""
+    """Restore a tool's name that litellm has cut."""
     function["name"] = names.get(function["name"], function["name"])
 
 
 def _format(asked: Json) -> Json:
-    """The form that the answer is to have, under its old name and its new one."""
+    """The required format of the answer, under its old field name or its new one."""
     return obj(asked.get("output_format")) or obj(obj(asked.get("output_config")).get("format"))

@@ -1,12 +1,12 @@
 """Writes an answer of chat completions as one of responses.
 
-litellm makes the response around the items: what is echoed of the request, status, usage. The items and the events are
-made here, because of what litellm's iterator (1.106.2) does to a stream. It ends every item only when the answer is
+litellm makes the response around the items: the fields echoed from the request, status, usage. The items and the events
+are made here, because of what litellm's iterator (1.106.2) does to a stream. It ends every item only when the answer is
 over, in another order than they began, and agents such as Codex keep them in the order of their ends. It cuts arguments
-into pieces of ten characters, leaves numbers of the sequence out, and gives the response another id. For the last event
-it calls a function that writes to stdout and counts tokens anew.
+into pieces of ten characters, skips sequence numbers, and gives the response another id. For the last event it calls a
+function that writes to stdout and counts tokens anew.
 
-A plain answer and a streamed one have the same items with the same ids, which follow from the engine's.
+A plain answer and a streamed one have the same items with the same ids, which are derived from the engine's.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from penstock.gateway.proxy.translation.tools_of_responses import Known, known
 
 _FINISHES: Final = {"function_call": "tool_calls"}
 _OPENS: Final[dict[Kind, str]] = {"reasoning": "reasoning", "text": "message", "refusal": "message"}
-"""The item that a piece belongs into, by its kind; arguments belong to the call before them."""
+"""Type of item that a piece belongs to, by its kind; arguments belong to the call before them."""
 _PARTS: Final[dict[Kind, tuple[str, str, str]]] = {
     "reasoning": ("reasoning_text", "text", "response.reasoning_text"),
     "text": ("output_text", "text", "response.output_text"),
     "refusal": ("refusal", "refusal", "response.refusal"),
 }
-"""Of a part: its type, its field, its events."""
+"""(type, field, prefix of events) of a part, by the kind of its pieces."""
 _ENDS: Final = {"completed": "response.completed", "incomplete": "response.incomplete"}
 _CUT: Final = ("length", "content_filter")
 
 
 class Responses:
-    """One answer."""
+    """Writes one answer of responses."""
 
     def __init__(self, library: Library, asked: Json) -> None:
         self._library = library
@@ -42,10 +42,9 @@ class Responses:
         self._sequence = 0
         self._items: list[Json] = []
         self._open: Kind | None = None
-        """What the newest item, or its newest part, takes in; None when it takes no more."""
+        """Kind of pieces that the newest item, or its newest part, still takes; None if it is closed."""
 
     def whole(self, answer: Answer, pieces: list[Piece]) -> Json:
-        """A response."""
         self._answer = answer
         for piece in pieces:
             self.tell(piece)
@@ -53,14 +52,14 @@ class Responses:
         return self._response(answer)
 
     def begin(self, answer: Answer) -> list[Json]:
-        """The begin of a response, under the engine's id."""
+        """Return the begin of a response, under the engine's id."""
         self._answer = answer
         response = self._unfinished("in_progress")
         kinds = ("response.created", "response.in_progress")
         return [self._event(kind, response=response) for kind in kinds]
 
     def tell(self, piece: Piece) -> list[Json]:
-        """A delta, with the ends of what is over and the begins of what is new."""
+        """Return a delta, with the ends of items that are over and the begins of new ones."""
         if piece.kind == "call":
             return [*self._close(), *self._begin_item(_call(piece, self._known.get(piece.name)), "arguments")]
         if piece.kind == "arguments":
@@ -72,13 +71,13 @@ class Responses:
         return [*events, self._event(f"{name}.delta", **self._part_place(), delta=piece.text)]
 
     def end(self, answer: Answer) -> list[Json]:
-        """The ends of the last item and of the response."""
+        """Return the ends of the last item and of the response."""
         events = self._close(_status(answer))
         response = self._response(answer)
         return [*events, self._event(_ENDS[response["status"]], response=response)]
 
     def broken(self, message: str) -> list[Json]:
-        """A response that has failed, or an error where it has not begun."""
+        """Return a failed response, or an error if it has not begun."""
         if not self._sequence:
             return [self._event("error", code="server_error", message=message, param=None)]
         response = self._unfinished("failed") | {"error": {"code": "server_error", "message": message}}
@@ -92,7 +91,7 @@ class Responses:
         return [self._event("response.output_item.added", output_index=self._index, item=_copied(item))]
 
     def _begin_part(self, kind: Kind) -> list[Json]:
-        """A part of this kind, in the open item if it belongs there."""
+        """Begin a part of this kind, in the open item if it belongs there."""
         fits = self._open is not None and _OPENS.get(self._open) == _OPENS[kind]
         events = self._end_part() if fits else [*self._close(), *self._begin_item(self._item(_OPENS[kind]), kind)]
         self._open = kind
@@ -111,7 +110,7 @@ class Responses:
         ]
 
     def _close(self, status: str = "completed") -> list[Json]:
-        """The end of the newest item, if it is open."""
+        """End the newest item if it is open."""
         if self._open is None:
             return []
         item, events = self._items[-1], self._end_part()
@@ -150,12 +149,12 @@ class Responses:
         return event
 
     def _unfinished(self, status: str) -> Json:
-        """A response that has no end, as far as it came."""
+        """The response so far, without an end."""
         about = Answer(self._answer.id, self._answer.model, self._answer.created)
         return self._response(about) | {"status": status, "incomplete_details": None, "usage": None}
 
     def _response(self, answer: Answer) -> Json:
-        """The items, and what stands around them."""
+        """The response with all items."""
         finish = _FINISHES.get(answer.finish or "", answer.finish)
         choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": finish}
         chat = self._library.answer(
@@ -171,12 +170,12 @@ class Responses:
 
 
 def _status(answer: Answer) -> str:
-    """Of the item that the answer ends in."""
+    """The status of the answer's last item."""
     return "incomplete" if answer.finish in _CUT else "completed"
 
 
 def _call(piece: Piece, known: Known | None) -> Json:
-    """A call. `known`: its function's name where that is one of a namespace."""
+    """A tool call. `known`: the agent's name of its function if that is in a namespace."""
     made = {
         "type": "function_call",
         "id": f"fc_{piece.text}",
@@ -194,12 +193,12 @@ def _part(kind: Kind) -> Json:
 
 
 def _copied(item: Json) -> Json:
-    """An item as it is now."""
+    """A copy of an item in its current state."""
     return item | ({"content": [dict(part) for part in item["content"]]} if "content" in item else {})
 
 
 def _usage(usage: Json) -> Json:
-    """Usage with the details that clients read without looking whether they are there."""
+    """Usage with the details that clients read without checking that they exist."""
     read, made = obj(usage.get("input_tokens_details")), obj(usage.get("output_tokens_details"))
     details = {
         "input_tokens_details": {"cached_tokens": read.get("cached_tokens") or 0},

@@ -1,9 +1,9 @@
 """Makes the request of chat completions that asks the same as a request of responses.
 
-litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. Items
-that the model made one after the other become one message again. Reasoning is given back to the letter, where vLLM
-reads it. A function has no description and no `strict` that the agent did not give. A result whose call is missing is
-refused: litellm would take the call from a memory that all rollouts share.
+litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test.
+Consecutive items of the model become one message again. Reasoning is given back to the letter, where vLLM reads it. A
+function has no description and no `strict` that the agent did not give. A result whose call is missing is refused:
+litellm would take the call from a memory that all rollouts share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.gateway.proxy.translation.checks import inner, items, one_of, only
 from penstock.gateway.proxy.translation.litellm import Library
 
 MODEL: Final = "engine"
-"""The model's name while litellm has the request."""
+"""The model's name that litellm sees."""
 FIELDS: Final = frozenset(
     {
         "model", "input", "instructions", "max_output_tokens", "parallel_tool_calls", "reasoning", "stream",
@@ -40,7 +40,7 @@ _ROLES: Final = {"developer": "system"}
 
 
 def chat_request(library: Library, asked: Json) -> Json:
-    """The request of chat completions; raises `ClientFault` for what cannot be said in it."""
+    """The request of chat completions; raises `ClientFault` for a request that cannot be expressed in it."""
     check(asked)
     known = tools_of_responses.flattened(only(asked, FIELDS, LEFT_OUT))
     thoughts: list[str] = []
@@ -52,7 +52,7 @@ def chat_request(library: Library, asked: Json) -> Json:
 
 
 def check(asked: Json) -> None:
-    """Raises `ClientFault` for what chat completions cannot express."""
+    """Raise `ClientFault` for what chat completions cannot express."""
     for name in FORGOTTEN:
         if asked.get(name) is not None:
             refuse(name, "the gateway keeps no responses: send the whole conversation as `input`")
@@ -116,13 +116,13 @@ def _check_parts(content: Any, where: str) -> None:
 
 
 def _thought(item: Json) -> str:
-    """What a piece of reasoning says."""
+    """The text of a reasoning item."""
     parts = objs(item.get("content")) or objs(item.get("summary"))
     return "".join(text(part.get("text")) or "" for part in parts)
 
 
 def _prepared(asked: Json, thoughts: list[str]) -> Json:
-    """A copy for litellm, which writes into its input and strips reasoning: placeholders stand for that meanwhile."""
+    """A copy for litellm, which writes into its input and strips reasoning; placeholders stand in for the reasoning."""
     prepared: Json = loads(dumps(asked))
     if isinstance(prepared["input"], list):
         prepared["input"] = [
@@ -137,7 +137,7 @@ def _prepared(asked: Json, thoughts: list[str]) -> Json:
 
 
 def _mended(chat: Json, asked: Json, thoughts: list[str]) -> Json:
-    """litellm's translation, with what the agent has said."""
+    """litellm's translation, corrected where it differs from the agent's request."""
     chat["model"] = asked["model"]
     chat.pop("custom_llm_provider", None)
     chat["messages"] = _joined([_mended_message(message, thoughts) for message in chat["messages"]])
@@ -166,7 +166,7 @@ def _mended_message(message: Any, thoughts: list[str]) -> Json:
 
 
 def _joined(messages: list[Json]) -> list[Json]:
-    """Makes one message of consecutive messages of the assistant, because the model has made them in one go."""
+    """Merge consecutive messages of the assistant, because the model has made them in one go."""
     made: list[Json] = []
     for message in messages:
         last = made[-1] if made else {}

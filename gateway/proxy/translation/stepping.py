@@ -1,4 +1,4 @@
-"""Drives an asynchronous iterator by hand: it goes on when something has arrived, in the callback that brought it.
+"""Drives an asynchronous iterator by hand: it advances when a chunk has arrived, in the callback that brought it.
 
 litellm's stream wrappers pull chunks out of an iterator and wait for it. Here that iterator is a `Feed`, which only
 waits by giving control back to the code that drives the wrapper (`Steps`). So no task and no thread runs per stream. A
@@ -15,18 +15,17 @@ from typing import Any
 
 
 class Feed:
-    """What has arrived and was not taken yet."""
+    """An asynchronous iterator over items that are put into it."""
 
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()
         self._over = False
 
     def put(self, item: Any) -> None:
-        """Something has arrived."""
         self._waiting.append(item)
 
     def close(self) -> None:
-        """Nothing more will."""
+        """End the iterator after the items so far."""
         self._over = True
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -44,18 +43,18 @@ class Steps:
     """Drives an iterator that is fed by a `Feed`."""
 
     def __init__(self, make: Callable[[Feed], AsyncIterator[Any]]) -> None:
-        """`make`: the iterator over what is fed."""
+        """`make`: makes the iterator over a feed."""
         self._feed = Feed()
         self._iterator = make(self._feed)
         self._step: Coroutine[Any, Any, Any] | None = None
 
     def put(self, item: Any) -> list[Any]:
-        """What follows from an item."""
+        """Feed an item and return the items that the iterator yields for it."""
         self._feed.put(item)
         return self._run()
 
     def close(self) -> list[Any]:
-        """What follows from the end."""
+        """End the feed and return the last items of the iterator."""
         self._feed.close()
         return self._run()
 

@@ -1,10 +1,10 @@
-"""Tools of responses that chat completions has no word for. Pure.
+"""Tools of responses that chat completions cannot express. Pure.
 
-A `namespace` holds functions: Codex offers those of sub-agents and of servers of tools so. They become functions called
-`namespace__name`, in the tools, in past calls and in the choice of a tool; `known` says what a call of one is called by
-its agent. What a namespace says of itself has no place.
+A `namespace` holds functions: Codex offers the functions of sub-agents and of MCP servers so. They become functions
+called `namespace__name`, in the tools, in past calls and in the choice of a tool; `known` maps these names back to the
+agent's. A namespace's own description is dropped.
 
-A search that the provider runs (`web_search`) is left out where other tools are on offer: its model cannot search, and
+A search that the provider runs (`web_search`) is left out if other tools are on offer: its model cannot search, and
 nothing else changes. Alone, or chosen, it is refused, because then it is the question.
 """
 
@@ -19,7 +19,7 @@ from penstock.gateway.proxy.translation.checks import inner, items, one_of, only
 TOOL: Final = frozenset({"type", "name", "description", "parameters", "strict"})
 NAMESPACE: Final = frozenset({"type", "name", "description", "tools"})
 SEARCHES: Final = ("web_search", "web_search_preview")
-"""Beginnings of the types of a provider's search."""
+"""Prefixes of the types of a provider's search."""
 _ALONE: Final = (
     "a search that the provider runs, and this model's engine has none: offer other tools, or none "
     '(Codex: web_search = "disabled" in its config.toml, or -c \'web_search="disabled"\')'
@@ -27,14 +27,14 @@ _ALONE: Final = (
 
 
 class Known(NamedTuple):
-    """What an agent calls a function."""
+    """An agent's name of a function in a namespace."""
 
     namespace: str
     name: str
 
 
 def is_search(tool: Json) -> bool:
-    """Whether a provider's search."""
+    """True for a search that the provider runs."""
     return (text(tool.get("type")) or "").startswith(SEARCHES)
 
 
@@ -44,7 +44,7 @@ def left_out(asked: Json) -> list[str]:
 
 
 def check(asked: Json) -> None:
-    """Raises `ClientFault` for tools that cannot be functions."""
+    """Raise `ClientFault` for tools that cannot be functions."""
     names = set[str]()
     for tool, where in items(asked.get("tools") or [], "tools"):
         if is_search(tool):
@@ -63,7 +63,7 @@ def check(asked: Json) -> None:
 
 
 def _functions(tool: Json, where: str) -> Iterator[tuple[Json, str, str]]:
-    """Functions, each with its place and its name in chat completions."""
+    """Yield functions, each with its place and its name in chat completions."""
     if tool.get("type") != "namespace":
         yield tool, where, text(tool.get("name")) or ""
         return
@@ -81,19 +81,19 @@ def _check_function(tool: Json, where: str) -> None:
 
 
 def joined(space: str, name: str) -> str:
-    """What a function of a namespace is called."""
+    """The name of a namespace's function in chat completions."""
     return f"{space}{'' if space.endswith('__') else '__'}{name}"
 
 
 def known(asked: Json) -> Mapping[str, Known]:
-    """Functions of namespaces, by what they are called in chat completions. Past calls may be of others than are on
-    offer now."""
+    """Functions of namespaces, by their names in chat completions. Past calls may name functions that are not on offer
+    now."""
     tools = [(tool, one) for tool in objs(asked.get("tools")) for one in objs(tool.get("tools"))]
     return {joined(space["name"], one["name"]): Known(space["name"], one["name"]) for space, one in tools}
 
 
 def flattened(asked: Json) -> Json:
-    """The same request with functions only. What was given is not written into."""
+    """A copy of the request with functions only."""
     made = dict(asked)
     if objs(asked.get("tools")):
         made["tools"] = [
@@ -110,7 +110,7 @@ def flattened(asked: Json) -> Json:
 
 
 def _named(item: Json) -> Json:
-    """A call, or a choice, by the name that its function has in chat completions."""
+    """A call, or a choice, with its function's name in chat completions."""
     space, name = text(obj(item).get("namespace")), text(obj(item).get("name"))
     if not space or not name:
         return item

@@ -1,8 +1,8 @@
 """Decides which calls are translated, and translates them from request to answer.
 
 A request is translated before it is forwarded, after the agent's own prompts and models were written into it. The
-answer is translated read by read (`framing`). The span is the engine's side, so that everything that reads the tape
-reads a call of chat completions; the agent's side is kept beside it.
+answer is translated read by read (`framing`). The span records the engine's side, so that every reader of the tape sees
+a call of chat completions; the agent's side is kept beside it.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _CONVERSIONS: Final[Mapping[str, tuple[_RequestOf, _ConverterOf]]] = {
     "responses": (responses_request.chat_request, Responses),
 }
 DIALECTS: Final = frozenset(_CONVERSIONS)
-"""Those that are translated."""
+"""Names of the dialects that are translated."""
 _CONVERSATION: Final = {"messages": "messages", "responses": "input"}
-"""Where the conversation stands in a request."""
+"""Field of the request that holds the conversation, by dialect."""
 _BROKEN: Final = ("error", "interrupted")
-"""Ends of a call whose client is still there."""
+"""Statuses of calls that end while their client is still connected."""
 
 
 class Translation(Part):
@@ -65,14 +65,13 @@ class Translation(Part):
     __slots__ = ("_agent", "_converter", "_framing", "_own", "_stream")
 
     def __init__(self, agent: Admitted, stream: bool, converter: AnswerConverter, own: Secrets) -> None:
-        """`agent`: the call as it came; `stream`: whether the agent waits for events; `own`: what an error may not
-        tell."""
+        """`agent`: the call as it came; `stream`: the agent expects events; `own`: secrets, taken out of errors."""
         self._agent, self._stream, self._converter, self._own = agent, stream, converter, own
         self._framing: ConvertedAnswer | None = None
-        """The way of its answer, once there is one."""
+        """The framing of its answer; None until there is one."""
 
     def framing(self, connection: UpstreamConnection, http10: bool) -> ConvertedAnswer:
-        """How an answer is told. `http10`: whether the client takes no chunks."""
+        """The framing of its answer. `http10`: the client takes no chunks."""
         if self._stream and streams(connection, http10):
             self._framing = Stream(self._converter, http10)
         else:
@@ -80,15 +79,15 @@ class Translation(Part):
         return self._framing
 
     def problem(self) -> str | None:
-        """The reason why its answer could not be written."""
+        """The error kind if its answer could not be written; else None."""
         return None if self._framing is None or self._framing.problem is None else KIND
 
     def told(self) -> bytes:
-        """What the agent has got."""
+        """The answer's body as the agent has got it."""
         return b"" if self._framing is None else b"".join(self._framing.sent)
 
     def ending(self, record: Record, status: str) -> None:
-        """Keeps the agent's side. If there was no answer to write, the gateway has answered the agent itself."""
+        """Keep the agent's side. If there was no answer to write, the gateway has answered the agent itself."""
         if self._framing is not None and status in _BROKEN:
             self._break(self._framing)
         agent, response = self._agent, record.response() if self._framing is None else self.told()
@@ -97,7 +96,7 @@ class Translation(Part):
         record.sides = [*record.sides, side]
 
     def _break(self, told: ConvertedAnswer) -> None:
-        """Tells the agent that the answer breaks off. The call must end, even if that fails."""
+        """Tell the agent that the answer breaks off. The call must end, even if that fails."""
         try:
             told.broken()
         except Exception:
@@ -105,13 +104,13 @@ class Translation(Part):
 
 
 class Translator:
-    """Translates calls. One serves all of a gateway."""
+    """Translates calls. A gateway has one."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def warm(self) -> None:
-        """Translates once at the start, because the first time takes a while and logs warnings."""
+        """Translate once at the start, because the first time takes a while and logs warnings."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for dialect, (chat_request, converter) in _CONVERSIONS.items():
@@ -123,7 +122,7 @@ class Translator:
                 _ = [events.begin(answer), events.tell(piece), events.end(answer)]
 
     def translate(self, send: Send, own: Secrets) -> None:
-        """Makes a call one of chat completions. Raises `ClientFault` for what cannot be said in it."""
+        """Make a call one of chat completions. Raises `ClientFault` for a request that cannot be expressed in it."""
         call, asked = send.call, document(send.body)
         dialect = call.dialect.name
         chat, converter = self.chat(dialect, asked), _CONVERSIONS[dialect][1]
@@ -134,14 +133,14 @@ class Translator:
         send.parts.append(Translation(call, bool(asked.get("stream")), converter(self._library, asked), own))
 
     def chat(self, dialect: str, asked: Json) -> bytes:
-        """The body of chat completions for a request of a dialect. Raises `ClientFault` for what cannot be said."""
+        """The body of chat completions for a request of a dialect. Raises `ClientFault` if there is none."""
         try:
             return orjson.dumps(_CONVERSIONS[dialect][0](self._library, asked))
         except Refusal:
             raise
         except Exception as error:
-            # What is checked is what is known to matter; a request can be odd in a place that only litellm looks at.
-            # Its complaint may hold what was said, so only its name is told.
+            # `check` covers what is known to matter; a request can be odd in a place that only litellm looks at.
+            # The exception's text may quote the request, so only its type is shown.
             where = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {where.name}, line {where.lineno}"
             _log.error("a request of %s could not be translated: %s", dialect, what)
@@ -155,16 +154,15 @@ def _unsaid(dialect: str, asked: Json) -> Json:
 
 
 class TranslatedRoutes:
-    """Upstreams that speak chat completions only: a call of another dialect is translated for them, and so is its
-    answer.
-    """
+    """Routes to upstreams that speak chat completions only: calls of other dialects are translated, and so are
+    answers."""
 
     def __init__(self, translator: Translator | None, own: Secrets) -> None:
         """`translator`: None if the extra is missing; `own`: the gateway's keys."""
         self._translator, self._own = translator, own
 
     def plan(self, send: Send, route: Route | None) -> None:
-        """Translates a call if its route says so."""
+        """Translate a call if its route says so."""
         if route is None or not route.translates or send.call.dialect.name not in DIALECTS:
             return
         if self._translator is None:
@@ -182,7 +180,7 @@ def unavailable(model: str) -> ClientFault:
 
 
 def headers(given: Headers) -> Headers:
-    """An agent's key, where an engine of chat completions looks for it."""
+    """Headers with an agent's key where an engine of chat completions looks for it."""
     if any(low == b"authorization" for low, _, _ in given):
         return given
     return [
@@ -192,9 +190,8 @@ def headers(given: Headers) -> Headers:
 
 
 def make_translator(config: Config) -> Translator | None:
-    """The translator, if a route needs one; raises `ConfigError` when a route asks for it by name and it is not
-    installed.
-    """
+    """Return the translator if a route needs one, else None; raises `ConfigError` if a route asks for translation
+    explicitly and litellm is not installed."""
     routes = [route for route in config.route if route.translates]
     problem = litellm.missing() if routes else None
     if not routes:

@@ -1,12 +1,13 @@
-"""An open WebSocket, with a client on one side and an upstream on the other. What is read here only is recorded.
+"""An open WebSocket, with a client on one side and an upstream on the other. Messages are read to be recorded, and not
+changed.
 
-    client -> upstream    held until a message is whole, then passed as it came: a request may be refused, or have to
+    client -> upstream    held until a message is complete, then passed unchanged: a request may be refused, or have to
                           wait for its conversation or the tape
-    upstream -> client    passed read by read, the end of an answer after the tape where that must come first
+    upstream -> client    passed read by read; the end of an answer after the tape, if that must come first
 
-Whose an event is, `lanes` says. A connection ends with either side. A request that may not pass is refused in its lane,
-and the others go on. The gateway ends a connection, with a frame that says why, where no request may pass any more, an
-upstream is silent, or the gateway stops.
+`lanes` tells which call an event belongs to. A connection ends with either side. A request that may not pass is refused
+in its lane, and the others go on. The gateway ends a connection, with a frame that says why, if no request may pass any
+more, an upstream is silent, or the gateway stops.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ _BY_CLIENT: Final = ("cancelled", "client_gone")
 _BY_UPSTREAM: Final = ("error", "upstream_closed")
 _OF_A_RESPONSE: Final = (Event.BEGIN, Event.PART, Event.END, Event.ERROR)
 STEER: Final = "response.steer"
-"""Name of the event that tells of steering input."""
+"""Name of the event that records steering input."""
 
 
 class Connection(Carrier):
-    """One WebSocket."""
+    """One WebSocket and the calls on it."""
 
     def __init__(self, shared: Shared, client: ClientConnection, upstream: UpstreamConnection, way: Way) -> None:
         self._shared, self.client, self._upstream, self.way = shared, client, upstream, way
@@ -68,22 +69,22 @@ class Connection(Carrier):
         self._out = ToUpstream(self._limit, asked, upstream.transport.write)
         self._in = ToClient(shared.config.limits.recorded_bytes, told)
         self._messages: deque[Message] = deque()
-        """Of the client, not looked at yet."""
+        """The client's messages that were not looked at yet."""
         self._waiting: tuple[Response, Message, Sent] | None = None
-        """A request that is not sent yet; what the client says after it waits, too."""
+        """A request that is not sent yet; the client's later messages wait behind it."""
         self._asking = False
-        """Whether that is being looked at right now."""
+        """True while that request is being admitted."""
         self._lanes: Lanes[Response] = Lanes(self._adopt)
         self.touched = monotonic()
         self._unkept = 0
-        """Answers whose end waits for the tape."""
+        """Number of answers whose end waits for the tape."""
         self._behind = b""
-        """What came from the upstream meanwhile."""
+        """Bytes of the upstream that wait behind those answers."""
         self._over = self._full = self._lost = False
         self._retires: tuple[int, str] | None = None
-        """How it ends as soon as nothing is under way."""
+        """Close code and reason to use as soon as nothing is under way; None to stay open."""
         self._leaves: tuple[str, str] | None = None
-        """How calls end that are under way when the connection does: who has said first that it leaves."""
+        """Status and error for calls under way when the connection ends, by the side that closed first."""
 
     @property
     def held(self) -> bool:
@@ -92,13 +93,13 @@ class Connection(Carrier):
     # From the client ------------------------------------------------------------------------------------------------
 
     def on_client_data(self, data: bytes) -> None:
-        """Passes on what is whole and may pass."""
+        """Forward the complete messages that may pass."""
         self._messages += self._out.feed(data)
         self._go_on()
         self._listen()
 
     def _listen(self) -> None:
-        """Reads from the client while what it says can be passed on."""
+        """Read from the client while its messages can be passed on."""
         if self.client.closing:
             return
         if self._full or self._out.held > 2 * self._limit:
@@ -198,23 +199,23 @@ class Connection(Carrier):
             self.client.transport.write(said)
 
     def on_client_gone(self) -> None:
-        """Whatever it has said has been passed on; nobody reads an answer any more."""
+        """End all calls: the client left. Everything that it sent has been passed on."""
         self._end_all(*(self._leaves or _BY_CLIENT))
         self._upstream.transport.close()
 
     def hold(self) -> None:
-        """The client reads slower than the upstream sends."""
+        """Stop reading from the upstream: the client is slower."""
         if not self._upstream.transport.is_closing():
             self._upstream.transport.pause_reading()
 
     def go_on(self) -> None:
-        """The client has caught up."""
+        """Read from the upstream again: the client has caught up."""
         self._read_on()
 
     # From the upstream ----------------------------------------------------------------------------------------------
 
     def on_upstream_data(self, data: bytes) -> None:
-        """Passes on a read."""
+        """Pass a read on to the client, or hold it behind an answer that waits for the tape."""
         if self._over or self.client.closing:
             return
         self.touched = now = monotonic()
@@ -234,7 +235,7 @@ class Connection(Carrier):
         self._leave_if_done()
 
     def _hear(self, message: Message, now: float) -> list[Response]:
-        """Notes a message of an answer; gives those answers that have ended."""
+        """Record a message of an answer; return the answers that have ended."""
         if message.kind == CLOSE:
             self._leaves = self._leaves or _BY_UPSTREAM
         if message.kind not in DATA:
@@ -274,7 +275,7 @@ class Connection(Carrier):
         return None
 
     def _adopt(self) -> Response:
-        """A call for a response that nobody has asked for."""
+        """Make a call for a response that no request asked for."""
         way = self.way
         admitted = self._shared.admission.admit_message(way.admitted, way.dialect, b"", self.client.hints)
         response = Response(self, self._shared, admitted)
@@ -296,20 +297,21 @@ class Connection(Carrier):
             self._upstream.transport.resume_reading()
 
     def on_upstream_gone(self) -> None:
-        """It has said all it will say."""
+        """End all calls: the upstream has closed the connection."""
         self._end_all(*(self._leaves or _BY_UPSTREAM))
         self._over = True
         self._leave_if_done()
 
     def on_upstream_full(self, full: bool) -> None:
-        """The upstream takes nothing for now, or has caught up."""
+        """Stop reading from the client while the upstream takes nothing (`full`)."""
         self._full = full
         self._listen()
 
     # Steering -------------------------------------------------------------------------------------------------------
 
     def _tell_steer(self, call: Response, fate: str, answer: bytes = b"") -> None:
-        """Steering input is an event of its rollout, without what must not be on the tape. `answer`: why it failed."""
+        """Record steering input as an event of its rollout, without secrets. `fate`: used, failed, refused or unknown;
+        `answer`: why it failed."""
         request, address = call.request, call.record.call.address
         secrets = self._shared.redactor.secrets(request.headers, request.target.decode("latin-1"))
         turn = self.way.dialect.read(secrets.body(call.message, About()), b"", True)
@@ -338,7 +340,7 @@ class Connection(Carrier):
         self._leave_if_done()
 
     def close(self, code: int, reason: str) -> None:
-        """Ends it: both sides are told why."""
+        """End the connection and tell both sides why."""
         if self._over:
             return
         self._over = True
@@ -360,7 +362,6 @@ class Connection(Carrier):
             self.client.break_off(framed=False)
 
     def _end_all(self, status: str, error: str) -> None:
-        """Ends what is under way."""
         waiting, self._waiting = self._waiting, None
         under_way, steers = self._lanes.close()
         for response in [*under_way, *([] if waiting is None else [waiting[0]])]:

@@ -1,8 +1,8 @@
-"""What passes on a WebSocket, each way as it came; how a message is left out of one or put into the other. Sans-I/O.
+"""Forwards a WebSocket's bytes unchanged, each way; leaves single messages out, or puts own ones in. Sans-I/O.
 
-A client's messages are held until they may pass. One that may not is dropped: what comes after it passes as frames of
-the gateway's own from then on, since a compressed message may refer to those before it, the dropped one too. What the
-gateway itself says to the client stands between two messages of the upstream.
+A client's messages are held until they may pass. One that may not is dropped: all later ones pass as frames of the
+gateway's own, since a compressed message may refer to earlier ones, including the dropped one. The gateway's own
+messages to the client go between two messages of the upstream.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ DATA = (TEXT, BINARY)
 
 
 class ToUpstream:
-    """A client's messages."""
+    """The direction from client to upstream."""
 
     def __init__(self, limit: int, packing: Packing | None, write: Callable[[bytes], None]) -> None:
         self.reader = Reader(limit, packing)
         self._write = write
         self._held = bytearray()
-        """As it came, from the first byte that has not passed."""
+        """The client's bytes from the first one that has not passed."""
         self._passed = 0
         self._controls: list[Message] = []
-        """Frames of control that came within a message which is held."""
+        """Control frames that came within a held message."""
         self._own_frames = False
 
     @property
     def held(self) -> int:
-        """Bytes."""
+        """Number of bytes that have not passed yet."""
         return len(self._held)
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole."""
+        """Take bytes and return the messages that are complete."""
         self._held += data
         return self.reader.feed(data)
 
     def forward(self, message: Message) -> None:
-        """It may pass, and so may all before it."""
+        """Forward this message and all before it."""
         if self._own_frames:
             self._forget(message.end)
             self._write(frame(message.kind, message.body, masked=True))
@@ -48,12 +48,12 @@ class ToUpstream:
             self._controls.append(message)
 
     def forward_rest(self) -> None:
-        """All messages may pass, and so may what stands between them."""
+        """Forward all complete messages, and the frames between them."""
         if not self._own_frames:
             self._forward_until(self.reader.whole)
 
     def drop(self, message: Message) -> None:
-        """It does not pass; what came within it does."""
+        """Drop this message; control frames within it pass."""
         self._own_frames = True
         for control in self._controls:
             self._write(frame(control.kind, control.body, masked=True))
@@ -73,16 +73,16 @@ class ToUpstream:
 
 
 class ToClient:
-    """An upstream's messages, and the gateway's own."""
+    """The direction from upstream to client, with the gateway's own messages."""
 
     def __init__(self, limit: int, packing: Packing | None) -> None:
         self.reader = Reader(limit, packing)
         self._came = 0
         self._own = b""
-        """What waits for the end of a message."""
+        """Own messages that wait for the end of an upstream's message."""
 
     def feed(self, data: bytes) -> tuple[list[Message], bytes]:
-        """The messages that end within these bytes, and the bytes with what the gateway says besides."""
+        """Return the messages that end within these bytes, and the bytes to write, with the gateway's own messages."""
         begins = self._came
         self._came += len(data)
         messages = self.reader.feed(data)
@@ -92,7 +92,8 @@ class ToClient:
         return messages, data
 
     def say(self, text: bytes) -> bytes:
-        """The gateway says something: what is to be written now."""
+        """Send a text message of the gateway's own: return the bytes to write now, or hold it for the end of a
+        message."""
         said = frame(TEXT, text)
         if self.reader.between_messages:
             return said

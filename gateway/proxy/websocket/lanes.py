@@ -1,18 +1,19 @@
-"""Which call is a server's event of? The responses under way on a WebSocket, lane by lane, as a table. Sans-I/O.
+"""Finds the call that a server's event belongs to: the responses under way on a WebSocket, as a table. Sans-I/O.
 
-Responses of one lane run one after the other, lanes run at once. An event says its lane, and its response only as that
-begins and ends; what comes between is of the first in its lane. A lane is
+Responses of one lane run one after the other; lanes run in parallel. An event names its lane, but only the first and
+last event of a response name the response; those between belong to the first response in the lane. A lane is
 
     idle        nothing is under way
     waiting     requests were sent, none has begun
     running     the first has begun, nothing was sent after it
     followed    the first has begun, requests or steering input were sent after it
-    doubtful    followed, and an error has come: of the first, or of what was sent after it. What comes next tells
+    doubtful    followed, and an error has come: for the first, or for a later one. The next event tells
 
-and `TABLE` says what an event does there. Steering input (`response.steer`) has no lane; it waits until the response
-that it names has ended and a successor begins, which is a call of its own; or until a request that goes on from that
-response takes it along. No event is ever given to a response that it may not be of: one that nobody has asked for is a
-call of its own (`ADOPT`), and what contradicts the order makes those that it may concern doubtful (`doubt`).
+and `TABLE` says what an event does in each. Steering input (`response.steer`) has no lane. It waits until the response
+that it names has ended and a successor begins, which is a call of its own, or until a request that continues that
+response takes it along. No event is ever given to a response that it may not belong to: a response that no request
+asked for becomes a call of its own (`ADOPT`), and an event that contradicts the order makes the calls that it may
+concern doubtful (`doubt`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from typing import Final, Generic, Literal, NamedTuple, TypeVar
 from penstock.gateway.dialects.websocket_messages import STEERING, Event, Received
 
 R = TypeVar("R")
-"""A call, as whoever carries it knows it."""
+"""The carrier's type of a call."""
 Heard = tuple[bytes, float]
-"""A message, and when it came."""
+"""A message, and when it came in monotonic seconds."""
 _REMEMBERED: Final = 256
-"""Responses of a connection that steering input may name: the newest ones."""
+"""Number of a connection's newest responses that steering input may name."""
 
 
 class Lane(Enum):
-    """Where a lane stands."""
+    """The states of a lane."""
 
     IDLE = auto()
     WAITING = auto()
@@ -44,7 +45,7 @@ class Lane(Enum):
 
 
 class Action(Enum):
-    """What an event does."""
+    """The effect of an event."""
 
     ADOPT = "it begins a response that nobody has asked for"
     BIND = "the next request that waits begins"
@@ -70,7 +71,7 @@ TABLE: Final[dict[tuple[Event, Lane], Action]] = {
     (_O, Lane.IDLE): Action.PASS, (_O, Lane.WAITING): Action.NOTE, (_O, Lane.RUNNING): Action.NOTE,
     (_O, Lane.FOLLOWED): Action.NOTE, (_O, Lane.DOUBTFUL): Action.NOTE,
 }  # fmt: skip
-"""What each event does in each state of its lane. `BEGIN` is of a response that is not under way yet."""
+"""The action for each event in each state of its lane. `BEGIN` here belongs to a response that is not under way yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,22 +86,23 @@ class Steer(Generic[R]):
 
 @dataclass(slots=True, eq=False)
 class Place(Generic[R]):
-    """A response under way."""
+    """A response under way, or a request that waits for one."""
 
     call: R
     lane: str | None
     previous: str | None = None
-    """What its request goes on from."""
+    """Id of the response that its request continues."""
     id: str | None = None
     begun: bool = False
 
 
 class Step(NamedTuple, Generic[R]):
-    """What is to be done with a call."""
+    """An instruction for the carrier of a call."""
 
     verb: Literal["begin", "note", "end", "doubt", "used", "failed"]
-    """`begin`: it is a response's now; `note`: the event is of it; `end`: that was its last one; `doubt`: an event may
-    be of it or not. Of steering input, `used`: by another call, `by`; `failed`: by nobody, as the event says."""
+    """`begin`: its response has begun; `note`: the event belongs to it; `end`: that was its last event; `doubt`: an
+    event may or may not belong to it. For steering input, `used`: the call `by` takes it; `failed`: no call takes it,
+    as the event says."""
     call: R
     heard: Heard | None = None
     status: int = 101
@@ -111,10 +113,10 @@ class Step(NamedTuple, Generic[R]):
 class _Line(Generic[R]):
     places: list[Place[R]] = field(default_factory=list[Place[R]])
     errors: list[tuple[Heard, int]] = field(default_factory=list[tuple[Heard, int]])
-    """That are the first's, or of what was sent after it."""
+    """Errors of the first response or of a later request, not assigned yet; each with its status."""
 
     def named(self, event: Received) -> Place[R] | None:
-        """The place of the response that an event names. A response that has said no id yet may say it late."""
+        """The place of the response that an event names. A response without an id yet may get it late."""
         if event.kind not in (Event.BEGIN, Event.END):
             return None
         found = next((it for it in self.places if it.id is not None and it.id == event.response), None)
@@ -126,39 +128,39 @@ class Lanes(Generic[R]):
     """The responses of one connection."""
 
     def __init__(self, adopt: Callable[[], R]) -> None:
-        """`adopt`: makes a call for a response that nobody has asked for."""
+        """`adopt`: makes a call for a response that no request asked for."""
         self._make = adopt
         self._adopted: R | None = None
-        """The newest of those."""
+        """The newest call that was made so."""
         self._lines: dict[str | None, _Line[R]] = {}
         self._steers: list[Steer[R]] = []
         self._lane_of: OrderedDict[str, str | None] = OrderedDict()
-        """Of the newest responses."""
+        """Lane by response id, for the newest responses."""
         self._named = set[str | None]()
-        """Lanes that the server has named: it knows of lanes."""
+        """Lanes that the server has named; empty for a server without lanes."""
 
     # What the client says -------------------------------------------------------------------------------------------
 
     def ask(self, call: R, lane: str | None, previous: str | None) -> None:
-        """A request was sent."""
+        """Add a request that was sent."""
         self._line(lane).places.append(Place(call, lane, previous))
 
     def steer(self, call: R, target: str) -> None:
-        """Steering input was sent."""
+        """Add steering input that was sent."""
         self._steers.append(Steer(call, target))
 
     def lane(self, response: str) -> str | None:
-        """The lane of a response; the default lane's name is None, and so is that of one that is not known."""
+        """The lane of a response; None for the default lane, and for an unknown response."""
         return self._lane_of.get(response)
 
     def running(self, response: str) -> R | None:
-        """The call of a response that has not ended."""
+        """The call of a response that has not ended; None if there is none."""
         return next((it.call for it in self.under_way if it.id == response), None)
 
     # What the server says -------------------------------------------------------------------------------------------
 
     def hear(self, event: Received, heard: Heard) -> Iterator[Step[R]]:
-        """What an event means, in order."""
+        """Yield the steps that follow from an event, in order."""
         if event.kind is Event.UNREADABLE:
             yield from (Step("doubt", place.call) for place in self.under_way)
         elif event.kind in STEERING:
@@ -190,7 +192,7 @@ class Lanes(Generic[R]):
     def _place(
         self, action: Action, event: Received, lane: str | None, line: _Line[R], named: Place[R] | None
     ) -> Place[R]:
-        """Whose event it is."""
+        """The place of the response that an event belongs to."""
         waiting = next((it for it in line.places if not it.begun), None)
         place = waiting if action is Action.BIND else line.places[0] if line.places else None
         if action is Action.FINISH and event.response is not None:
@@ -205,7 +207,7 @@ class Lanes(Generic[R]):
     def _give(self, event: Received, line: _Line[R], place: Place[R], heard: Heard) -> Iterator[Step[R]]:
         first, ends = line.places[0], event.kind in (Event.END, Event.ERROR)
         if place is not first and first.begun and (ends or place.call is self._adopted):
-            # It breaks the order, so what came for the first may have been of this one.
+            # It breaks the order, so earlier events of the first response may belong to this one.
             yield from (Step("doubt", it.call) for it in (first, place))
         if not place.begun and event.kind in (Event.BEGIN, Event.PART, Event.END):
             yield from self._begin(place, event)
@@ -217,7 +219,7 @@ class Lanes(Generic[R]):
             yield Step("end", place.call, status=event.status)
 
     def _is_over(self, event: Received, lane: str | None) -> bool:
-        """Whether it is of a response that has ended: some servers say more after that."""
+        """True if an event is of a response that has ended: some servers send more after the end."""
         if event.kind is Event.PART:
             return lane in self._lane_of.values()
         return event.response is not None and event.response in self._lane_of
@@ -251,8 +253,8 @@ class Lanes(Generic[R]):
             self._lane_of.popitem(last=False)
 
     def _settle(self, lane: str | None, line: _Line[R], first: bool) -> Iterator[Step[R]]:
-        """Errors find those that they are of: what was sent after the first, in order. `first`: the first of them is
-        the first's."""
+        """Assign the held errors to requests and input that were sent after the first response, in order. `first`: the
+        first error is the first response's."""
         errors, line.errors = line.errors, []
         for at, (heard, status) in enumerate(errors):
             steer = None if first and at == 0 else self._unanswered(lane)
@@ -268,7 +270,8 @@ class Lanes(Generic[R]):
     # Steering -------------------------------------------------------------------------------------------------------
 
     def _steered(self, event: Received, heard: Heard) -> Iterator[Step[R]]:
-        """What becomes of steering input; who is told of it is the response that it names, as long as that runs."""
+        """Update steering input after an event about it; the event is noted for the response that it names, if that
+        runs."""
         line = self._lines.get(self._lane_of.get(event.response or ""))
         for place in line.places if line is not None else ():
             if place.id is not None and place.id == event.response and event.lane in (None, place.lane):
@@ -288,12 +291,12 @@ class Lanes(Generic[R]):
         return Step("failed", steer.call, heard)
 
     def _unanswered(self, lane: str | None) -> Steer[R] | None:
-        """Of a response of this lane."""
+        """The oldest steering input for a response of this lane that the server has not answered."""
         known = self._lane_of
         return next((it for it in self._steers if it.fate == "sent" and known.get(it.target, lane) == lane), None)
 
     def _succeeding(self, event: Received, lane: str | None, line: _Line[R]) -> list[Steer[R]]:
-        """The input with which a response begins that no request has asked for."""
+        """The steering input that has caused a response which no request asked for."""
         waits = any(not it.begun for it in line.places)
         fates = ("accepted",) if waits else ("accepted", "sent")
         running = {it.id for it in line.places}
@@ -317,8 +320,8 @@ class Lanes(Generic[R]):
     # ----------------------------------------------------------------------------------------------------------------
 
     def _lane(self, event: Received) -> str | None:
-        """The lane of an event. Where the server names none, and nobody has asked for anything in the default lane, it
-        is that of the only request whose lane it may not know of: not every server has lanes."""
+        """The lane of an event. If the server names none and no request waits in the default lane, it is the lane of
+        the only request whose lane the server has never named: not every server has lanes."""
         if event.lane is not None:
             self._named.add(event.lane)
             return event.lane
@@ -338,11 +341,11 @@ class Lanes(Generic[R]):
 
     @property
     def busy(self) -> bool:
-        """Whether something may still come."""
+        """True if another event may still come."""
         return any(line.places for line in self._lines.values()) or any(it.fate != "pending" for it in self._steers)
 
     def close(self) -> tuple[list[R], list[R]]:
-        """The connection ends: the calls that are under way, and the steering input that nobody has used."""
+        """End the connection: return the calls under way, and the steering input that was not used."""
         ended = [place.call for place in self.under_way], [steer.call for steer in self._steers]
         self._lines.clear()
         self._steers.clear()

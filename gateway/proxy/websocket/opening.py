@@ -1,8 +1,8 @@
-"""The request that opens a WebSocket. Where the server does not agree, it is a call like any other; where it does, it
-leaves nothing on the tape but the calls that follow on it.
+"""The request that opens a WebSocket. If the server does not agree, it is a call like any other; if the server does,
+only the calls on the WebSocket are recorded.
 
-Only what passes as it is can pass on a WebSocket. Where a body may have to change, or a call to go by its model's name,
-the client is told to use plain HTTP (426), which clients do that can speak both.
+Only unchanged messages can pass on a WebSocket. If a body may have to change, or a call's destination depends on its
+model, the client is told to use plain HTTP (426), which clients do that can speak both.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from penstock.gateway.proxy.websocket.way import Way, check_passing
 
 
 class Opening(Call):
-    """Opens one."""
+    """The call that opens a WebSocket."""
 
     __slots__ = ("_spoken",)
 
     def __init__(self, shared: Shared, client: ClientConnection, request: Request, admitted: Admitted) -> None:
-        """Raises `ClientFault` where there is to be no WebSocket."""
+        """Raises `ClientFault` if no WebSocket is possible."""
         admitted.dialect = self._spoken = _dialect(shared, request, admitted)
         super().__init__(shared, client, request, admitted)
-        # It is on the tape when it has failed, and not before.
+        # It is recorded only if it fails.
         self._announced = True
 
     def on_switched(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bool:
-        """The server agrees."""
+        """Called when the server agrees: start the `Connection`. False if the call has already ended."""
         shared, pool, now = self._shared, self.record.pool, self.state is State.SENT
         assert pool is not None
         if not now:
@@ -58,7 +58,7 @@ class Opening(Call):
 
 
 def _dialect(shared: Shared, request: Request, admitted: Admitted) -> Dialect:
-    """What is spoken on it; raises `ClientFault` where there is to be none."""
+    """The dialect of its messages; raises `ClientFault` if no WebSocket is possible."""
     dialect, why = find("POST", admitted.path.partition("?")[0]), None
     offers = [value for low, _, value in request.headers if low == b"sec-websocket-extensions"]
     if request.method != "GET" or request.http10 or not dialect.websocket:

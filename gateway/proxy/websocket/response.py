@@ -1,9 +1,9 @@
-"""One request on a WebSocket and its answer, as a call. The messages of the answer are kept as the events of a stream,
-which they are in the same API over HTTP, so everybody reads them in the same way.
+"""One request on a WebSocket and its answer, as a call. The messages of the answer are kept as events of a stream,
+which they are in the same API over HTTP, so all readers treat both alike.
 
-Steering input is one, too: it asks for a successor of the response that it names, and what that may use is reserved
-before it is sent. Whether there will be one is known when that begins (`begin`); until then it is no call, and where
-another request takes it along, or nobody does, it is none (`discard`).
+Steering input is a request, too: it asks for a successor of the response that it names, and its budget is reserved
+before it is sent. Whether there will be a successor is known when that begins (`begin`). Until then the input is no
+call, and if another request takes it along, or none does, it never becomes one (`discard`).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Response(Recording):
     def __init__(
         self, on: Carrier, shared: Shared, admitted: Admitted, lane: str | None = None, target: str | None = None
     ) -> None:
-        """`lane`: None for the default lane; `target`: the response that it is more input for."""
+        """`lane`: None for the default lane; `target`: the response that this is steering input for."""
         way = on.way
         self.client, self.request = on.client, _request(way.request, admitted.body, shared.epoch_ns)
         self.started, self.touched = False, self.request.started
         self.lane, self.target, self._on = lane, target, on
         self.steering = target is not None
-        """Whether nothing has begun yet that it is the request of."""
+        """True for steering input as long as no response to it has begun."""
         self._taken: list[bytes] = []
         """Steering input that its request takes along."""
         self._queued_at: float | None = None
-        """Since when it waits for a place; monotonic seconds."""
+        """When it began to wait for a free place at its upstream; monotonic seconds."""
         self._prepare(shared, self.request, admitted)
         record = self.record
         record.pool, record.sent, record.response_headers = way.pool, way.sent, way.headers
@@ -58,18 +58,18 @@ class Response(Recording):
 
     @property
     def waits(self) -> bool:
-        """Whether the end of its answer waits for the tape."""
+        """True if the end of its answer waits for the tape."""
         return self.durable or self._shared.recorder.full
 
     # Its request ----------------------------------------------------------------------------------------------------
 
     @property
     def message(self) -> bytes:
-        """What its client has said."""
+        """The client's message."""
         return self._admitted.body
 
     def ask(self) -> None:
-        """Sends it, as soon as that may be."""
+        """Send it as soon as it may pass."""
         self._shared.running[self] = None
         self._shared.metrics.inflight_calls += 1
         self._do("begun", self._begin)
@@ -83,7 +83,7 @@ class Response(Recording):
             self._check()
 
     def _on_followed(self) -> None:
-        """It is known whose it is."""
+        """Called when the call's conversation, and so its rollout, is known."""
         if self._resumes():
             self._do("begun", self._check)
         else:
@@ -91,7 +91,7 @@ class Response(Recording):
 
     def _check(self) -> None:
         self._shared.metrics.ambiguous_calls += self._admitted.address.ambiguous
-        # Something may have been released since it was opened.
+        # A resource may have been released since the connection was opened.
         check_passing(self._shared)
         if self._shared.recorder.failing is not None:
             self._shared.check_gap(self._admitted)
@@ -108,7 +108,7 @@ class Response(Recording):
             self._send()
 
     def _on_place(self) -> None:
-        """The upstream may be given one more call."""
+        """Called when the upstream has a free place."""
         self._queued_at = None
         if self._resumes():
             self._do("sent", self._send)
@@ -122,12 +122,12 @@ class Response(Recording):
         self._on.send()
 
     def adopt(self) -> None:
-        """Nobody has asked for it, and it is there: counted, with nothing to be held back."""
+        """Count a response that no request asked for; it has begun already, so nothing can hold it back."""
         self._shared.running[self] = None
         self._shared.metrics.inflight_calls += 1
         self._mark(UNATTRIBUTED)
         if self._shared.budgets is not None:
-            # There is no request to be read, and one answer, which says what was used.
+            # There is no request to read, and one answer, which reports its usage.
             self._admitted.asked = Peek(n=1)
             with suppress(Refusal):
                 reserving = self._shared.budgets.reserve(self._admitted, self.record)
@@ -137,14 +137,15 @@ class Response(Recording):
         self._move(State.SENT)
 
     def take(self, message: bytes) -> None:
-        """The server puts steering input before its own, or after it, where it is such input itself."""
+        """Add steering input to this request. The server puts it before the request's own input, or after it if this is
+        steering input itself."""
         self._taken.append(message)
 
     def begin(self) -> None:
-        """The server has begun to answer it."""
+        """Called when the server begins to answer it."""
         steering, self.steering = self.steering, False
         if self._taken:
-            _ = self._admitted.model  # That is read of one message.
+            _ = self._admitted.model  # Read it before the messages are joined.
             own = self._admitted.body
             said = [own, *self._taken] if steering else [*self._taken, own]
             self._admitted.body = self.record.body = joined(said)
@@ -155,7 +156,7 @@ class Response(Recording):
                 self._shared.recorder.announce(self.record)
 
     def discard(self) -> None:
-        """Steering input that has led to no answer of its own: what was reserved for it is free."""
+        """Release the reservation of steering input that has led to no answer of its own."""
         if self.state >= State.ENDING:
             return
         self._move(State.ENDING)
@@ -167,14 +168,14 @@ class Response(Recording):
             self._shared.budgets.recorded(self.record, False)
 
     def doubt(self) -> None:
-        """Something came that may be of it, or not."""
+        """Note that an event came that may or may not belong to this answer."""
         self._mark(UNATTRIBUTED)
 
     def _mark(self, attribute: str) -> None:
         self.record.attributes = {**self.record.attributes, attribute: True}
 
     def _move(self, to: State) -> None:
-        """However it ends, a place is not waited for any more."""
+        """At the end of the call, also give up waiting for a place."""
         super()._move(to)
         if to is State.ENDING:
             leave, self._leave = self._leave, None
@@ -184,7 +185,7 @@ class Response(Recording):
     # Its answer -----------------------------------------------------------------------------------------------------
 
     def hear(self, message: bytes, now: float) -> None:
-        """Notes a message."""
+        """Record a message of the answer. `now`: monotonic seconds."""
         if not self.started:
             self.started = True
             self._move(State.STREAMING)
@@ -192,12 +193,12 @@ class Response(Recording):
         self.record.arrived([as_event(message)], now)
 
     def complete(self, status: int) -> None:
-        """Its last message was heard."""
+        """End the call: its last message has come."""
         self.record.http_status = status
         self._end("ok" if status < 400 else "error", None if status < 400 else f"http_{status}")
 
     def put(self) -> None:
-        """Hands it to the recorder, when the bytes of its end have gone out, or must wait."""
+        """Hand the call to the recorder: the bytes of its end have gone out, or must wait."""
         if self.waits:
             self._waits_since = monotonic()
             self._shared.recorder.put(self.record, self._let_go)
@@ -212,7 +213,7 @@ class Response(Recording):
     # Other ends -----------------------------------------------------------------------------------------------------
 
     def cut_off(self, status: str, error: str) -> None:
-        """The connection ends before its answer does."""
+        """End the call: the connection ends before its answer does."""
         if self.steering:
             self.discard()
         elif self.state < State.ENDING:
@@ -220,14 +221,14 @@ class Response(Recording):
             self._shared.recorder.put(self.record, self._recorded)
 
     def check(self, now: float, announce: float) -> None:
-        """Must it be announced, has the upstream been silent for too long?"""
+        """Announce the call if it is due; fail it if the upstream is silent, or gives no place, for too long."""
         if self.steering:
             return
         self._announce_late(announce)
         pool = self.record.pool
         assert pool is not None
         self._check_queue(pool, now)
-        # While others are answered, the upstream has not come to it yet.
+        # While the upstream answers other requests, it may not have reached this one.
         silent_s = now - max(self.touched, self._on.touched)
         late = self.state in (State.SENT, State.STREAMING) and silent_s > pool.config.read_timeout
         if late and not self._on.held:
@@ -235,7 +236,7 @@ class Response(Recording):
             self._fail(UpstreamFault(504, "timeout", f"upstream {pool.name!r} ({pool.origin}) {limit}"))
 
     def _check_queue(self, pool: Pool, now: float) -> None:
-        """Has it waited for its place for too long?"""
+        """Fail the call if it has waited too long for a place."""
         limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
         if self._queued_at is not None and now - self._queued_at > limit_s:
             self._queued_at = None
@@ -247,12 +248,12 @@ class Response(Recording):
             self._fail(UpstreamFault(503, "busy", message))
 
     def give_up(self) -> None:
-        """The gateway stops and cannot wait any longer."""
+        """Cut the call off: the gateway stops and cannot wait any longer."""
         self.cut_off("interrupted", "gateway_stopped")
         self._on.drain()
 
     def _fail(self, refusal: Refusal) -> None:
-        """Ends it with a message of the gateway's own; its connection too, where it was sent."""
+        """End the call with a message of the gateway's own; if the request was sent, end its connection, too."""
         said, record, sent = self._on.refusal(refusal, self), self.record, self.state in (State.SENT, State.STREAMING)
         if self.steering:
             self.discard()
@@ -269,12 +270,12 @@ class Response(Recording):
 
 
 def as_event(message: bytes) -> bytes:
-    """A message as an event of a stream: each of its lines is data."""
+    """A message as an event of a stream; each of its lines becomes a data line."""
     return b"data: %b\n\n" % _LINE_END.sub(rb"\g<0>data: ", message)
 
 
 def _request(opening: Request, body: bytes, epoch_ns: int) -> Request:
-    """The message as a request: what its opening said of it, now."""
+    """The message as a request: the method, target and headers of the opening, with the current time."""
     made = Request()
     made.method, made.target, made.headers = opening.method, opening.target, opening.headers
     made.started = monotonic()

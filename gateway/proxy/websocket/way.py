@@ -1,4 +1,4 @@
-"""What the calls on a WebSocket have in common, and whether there may be any."""
+"""The data that all calls on a WebSocket share, and the check whether WebSockets are possible."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from penstock.gateway.upstreams.pool import Pool
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """From a client to an upstream."""
+    """The connection of a client to an upstream."""
 
     admitted: Admitted
-    """Its opening."""
+    """The request that opened the WebSocket."""
     dialect: Dialect
-    """What is spoken on it."""
+    """The dialect of its messages."""
     request: Request
     pool: Pool
     sent: list[bytes]
     """Header lines of the opening, as in `Record.sent`."""
     headers: Headers
-    """Of the answer to it."""
+    """Headers of the answer to the opening."""
 
 
 class Carrier(Protocol):
@@ -38,36 +38,36 @@ class Carrier(Protocol):
     client: ClientConnection
 
     touched: float
-    """When anything was last heard from the upstream; monotonic seconds."""
+    """When the upstream last sent anything; monotonic seconds."""
 
     @property
     def held(self) -> bool:
-        """Whether nothing is read from the upstream for now."""
+        """True while nothing is read from the upstream."""
         ...
 
     def send(self) -> None:
-        """The request that waits may pass."""
+        """Send the waiting request."""
         ...
 
     def kept(self, passes: bool) -> None:
-        """The tape has an answer that has waited for it. `passes`: whether its end may go to the client."""
+        """Called when the tape has an answer that waited for it. `passes`: whether its end may go to the client."""
         ...
 
     def refusal(self, refusal: Refusal, call: object) -> bytes:
-        """What the client is told of a refusal, in the lane of the call."""
+        """Return the message of a refusal for the client, in the lane of the call."""
         ...
 
     def refuse(self, refusal: Refusal, said: bytes, sent: bool) -> None:
-        """Tells it. The connection goes on, but where the request was sent, or none may pass any more."""
+        """Send the client a refusal. The connection goes on, unless the request was sent or none may pass any more."""
         ...
 
     def drain(self) -> None:
-        """Ends as soon as nothing is under way."""
+        """End the connection as soon as nothing is under way."""
         ...
 
 
 def check_passing(shared: Shared, why: str | None = None) -> None:
-    """Raises `ClientFault` where calls cannot pass as they are. `why`: another reason for that."""
+    """Raise `ClientFault` if calls cannot pass unchanged. `why`: another reason to refuse."""
     if why is None and not shared.pins.catalog.empty:
         why = "prompts or weights are released here, which requests may have to be changed for"
     elif why is None and shared.routes:
