@@ -1,5 +1,5 @@
-"""The wire formats, in the order in which they are asked whether a call is theirs. A new one is a
-file and a line here: what others want to know of it they ask it (`base.Dialect`), none by its name."""
+"""The wire formats, in the order in which they are asked whether a call is theirs. A new one is a file and a line here:
+others ask it what they need to know of it (`base.Dialect`), and never go by its name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FAMILIES: Final[dict[str, Family]] = {
     for families in (*((it.family, *it.families) for it in DIALECTS), *(row.families for row in OWNERS))
     for family in families
 }
-"""By name."""
+"""Families by name."""
 _NAMED: Final = {dialect.name: dialect for dialect in DIALECTS}
 
 
@@ -62,13 +62,13 @@ def by_name(name: str) -> Dialect:
 
 
 def family(dialect: Dialect, path: str, headers: Headers) -> Family:
-    """Whose API a call speaks; that of OpenAI, which most servers speak, where nothing tells."""
+    """Return the family whose API a call speaks; OpenAI's, which most servers speak, where nothing tells."""
     return next(iter(whose(dialect, path, headers)), dialect.family)
 
 
 def whose(dialect: Dialect, path: str, headers: Headers) -> tuple[Family, ...]:
-    """The families that a call may be of, the likeliest first; none where nothing tells. Its format tells or its path,
-    of several that have it the call's key, or its headers (name in lower case, name, value)."""
+    """The families that a call may be of, the likeliest first; none where nothing tells. Its format tells, or its path;
+    where several families have the path, the call's key, or its headers (name in lower case, name, value)."""
     if not dialect.unknown and not dialect.families:
         return (dialect.family,)
     path, _, query = path.partition("?")
@@ -81,7 +81,8 @@ _NAMES: Final = {b"anthropic-": ANTHROPIC, b"openai-": OPENAI, b"x-goog-": GEMIN
 
 
 def _told(families: tuple[Family, ...], headers: Headers, query: str) -> tuple[Family, ...]:
-    """Those that the keys of a call are of; else those that its headers name. A login says it of itself."""
+    """The families to which the call's keys belong; else those that its headers name. A login (ChatGPT's) counts before
+    both."""
     keys, names = set[str](), set[str]()
     for low, _, value in headers:
         found = kind(low, value)

@@ -1,16 +1,17 @@
-"""What a dialect is: one wire format, in one file, pure. Bytes in, values out.
+"""A dialect: one wire format, in one file, pure. Bytes in, values out.
 
-A dialect owns its routes, says which model a request names, reads a recorded exchange into a `Turn`, draws the few
-facts that a list shows out of it (`Facts`, cheap: no call of a function for an event of a stream), and fingerprints the
-conversation so that clients that say nothing can be followed. What it shares with the other formats of its API, the
-shape of errors among them, is its `Family`. No other package knows a dialect by its name: what depends on the format is
-asked of it here.
+A dialect owns its routes, says which model a request names, reads a recorded exchange into a `Turn`, extracts the few
+facts that a list of spans shows (`Facts`, cheap: no function is called for an event of a stream), and fingerprints the
+conversation, so that calls of clients that name no rollout can be matched to it. Its `Family` holds what it shares with
+the other formats of its API, such as the shape of errors. No other package knows a dialect by its name: each asks the
+dialect, by these methods, what depends on the format.
 
-A conversation is fingerprinted in two ways: message by message, from what was read of it (`conversation`, `reply`), and
-item by item from the raw JSON (`items`, `source`, `replies`), which costs a call next to nothing where its items have
-been seen before.
+A conversation is fingerprinted in two ways: message by message, after reading it (`conversation`, `reply`), and item by
+item from the raw JSON (`items`, `source`, `replies`), which costs a call next to nothing where its items have been seen
+before.
 
-Nothing here raises on odd bytes: `read` puts what it could not understand into `Turn.problems`, `facts` leaves it None.
+Nothing here raises on odd bytes: `read` notes the parts that it could not read in `Turn.problems`, `facts` leaves their
+facts None.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from penstock.gateway.model.turn import Part, Turn
 
 EVENT_STREAM = b"text/event-stream"
 STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
-"""What stands in JSON behind the name of a member that is a string."""
+"""The text that follows the name of a member in JSON whose value is a string."""
 SAID = re.compile(rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + STRING)
 _STREAM = re.compile(rb'"stream"[ \t\r\n]*:[ \t\r\n]*true')
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 DELTA = re.compile(rb'"delta' + STRING)
-"""Where texts stand in answers: images and other data are left out."""
+"""These match the texts in answers; images and other data are left out."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """What a span's summary takes from the bodies."""
+    """The facts of a span's summary that are read from the bodies."""
 
     model: str | None = None
     model_served: str | None = None
@@ -56,15 +57,16 @@ class Facts:
     tool_calls: int = 0
     choices: int = 0
     failed: Failed | None = None
-    """Why it is no good answer although its HTTP status says so."""
+    """Why the answer is an error although its HTTP status is good."""
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """More for its span, by OpenTelemetry name."""
+    """Further attributes of the span, by OpenTelemetry name."""
     answers: tuple[str, Facts] | None = None
-    """The answer to an earlier call that this one has fetched: its name (`retrieval.kept_as`), and what is in it."""
+    """The answer to an earlier call that this call has fetched: that call's name (`retrieval.kept_as`), and its
+    facts."""
 
 
 class Otel(NamedTuple):
-    """What OpenTelemetry's GenAI conventions call its calls."""
+    """The names of a dialect's calls in OpenTelemetry's GenAI conventions."""
 
     operation: str
     """`gen_ai.operation.name`."""
@@ -75,86 +77,90 @@ class Otel(NamedTuple):
 
 
 class Dialect(ABC):
-    """One wire format. What a format does not say of itself is as it is here: nothing is understood of its calls."""
+    """One wire format. The defaults here are those of a format of whose calls nothing is understood."""
 
     name: str
-    """As it stands in `Span.dialect`."""
+    """The value of `Span.dialect`."""
     family: Family
-    """Whose API it is."""
+    """The provider's API."""
     families: tuple[Family, ...] = ()
-    """Others that have the same route: the path or the headers of a call then tell whose it is (`owners`)."""
+    """Other families that have the same route: the path or the headers of a call then tell which it is (`owners`)."""
     unknown: bool = False
-    """Whether any family may have the route, and nothing is known of what it means."""
+    """True if any family may have the route, and nothing is known of its meaning."""
     answers: bool = False
-    """Whether its calls are answered by a conversation's next message. Counting tokens is not."""
+    """True if a call's answer is the next message of a conversation. That of a count of tokens is not."""
     generates: bool = False
-    """Whether a model generates the answer, which can then be compared with another."""
+    """True if a model generates the answer, which can then be compared with another."""
     uses_tokens: bool = False
-    """Whether its calls use tokens up: those that generate, and embeddings, which use them on one side only."""
+    """True if calls use tokens up: those that generate, and embeddings, which use input tokens only."""
     retrieves: bool = False
-    """Whether its calls fetch answers to earlier ones (`Facts.answers`)."""
+    """True if calls fetch answers to earlier ones (`Facts.answers`)."""
     stateful: bool = False
-    """Whether a request may name an earlier response in place of the conversation."""
+    """True if a request may name an earlier response in place of the conversation."""
     conversation_field: str = ""
-    """The request's field that lists the items of the conversation; empty where nothing is followed."""
+    """The request's field that lists the items of the conversation; empty where no conversation is followed."""
     instructions: tuple[str, ...] = ()
-    """Its fields that hold instructions apart from that list."""
+    """The request's fields that hold instructions apart from that list."""
     token_fields: Mapping[str, bytes] = MappingProxyType({})
     """Fields, as JSON, that ask an engine for token ids and log-probabilities; empty where no engine gives them."""
     streaming_content_type: bytes = EVENT_STREAM
-    """The media type of an answer that is a stream."""
+    """The media type of a streamed answer."""
     last_mark: bytes | None = None
-    """What stands in the last event of such a stream (`over`), and seldom in others."""
+    """Bytes that stand in the last event of a stream (`over`), and seldom in others."""
     websocket: bool = False
-    """Whether it is spoken on WebSockets too: there messages ask (`sent`), and events answer (`received`)."""
+    """True if the format is spoken on WebSockets too: there messages are requests (`sent`), and events are answers
+    (`received`)."""
     otel: Otel | None = None
-    """None where the conventions have no name for it: its calls are plain HTTP there."""
+    """None where the conventions have no name for the format: its calls are plain HTTP there."""
 
     @abstractmethod
     def matches(self, method: str, path: str) -> bool:
-        """True when a call of this method to this path (no query, below the rollout's address) is this dialect's."""
+        """True if a call of this method to this path (no query, below the rollout's address) is in this format."""
 
     def peek(self, request: bytes) -> Peek | None:
-        """What `model` and `facts` need of a request's body: read once for both. None where that is nothing."""
+        """Read from a request's body what `model` and `facts` need, once for both. None where they need nothing of
+        it."""
         return peek(request)
 
     def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
-        """The model a request names in its body or path; None if it names none or cannot be read. `asked`: what was
-        read of the body already."""
+        """The model a request names in its body or path; None if it names none or cannot be read. `asked`: the result
+        of `peek`, if there is one already."""
         return label((asked or peek(request)).model)
 
     def asks_stream(self, request: bytes, path: str) -> bool:
-        """Whether a request wants its answer as a stream."""
+        """True if a request asks for a streamed answer."""
         return _STREAM.search(request) is not None
 
     def begins_stream(self, body: bytes) -> bool | None:
-        """Whether an answer that begins so is a stream; None while there are too few bytes to tell."""
+        """True if an answer with these first bytes is a stream; None while there are too few bytes to tell."""
         return begins(body)
 
     def is_stream(self, labelled: bool, request: bytes, path: str, response: bytes) -> bool:
-        """Whether an answer is a stream, whatever its head calls it. `labelled`: that calls it one. Servers stream what
-        was asked for under any type, and answer an error or the whole under that of streams."""
+        """True if an answer is a stream, whatever its content type. `labelled`: the content type is that of streams.
+        Servers send a stream that was asked for under any type, and an error or a plain answer under that of
+        streams."""
         if labelled:
             return response.lstrip(_BLANK)[:1] not in (b"{", b"[")
         return self.begins_stream(response) is True and self.asks_stream(request, path)
 
     @abstractmethod
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count.
-        `asked`: what was read of the request already."""
+        """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count. `asked`: the result
+        of `peek`, if there is one already."""
 
     @abstractmethod
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
         """The whole exchange as a Turn, from decoded bodies."""
 
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
-        """What a call adds to its conversation: what the request says after the model's last answer, and the answer.
-        `whole`, asked where the request has such an answer: is what was said before it new as well?"""
+        """The passages that a call adds to its conversation: those of the request after the model's last answer, and
+        those of the answer. `whole` is called where the request has such an answer; it returns True if the earlier
+        messages are new as well."""
         return of_turn(self.read(request, response, stream))
 
     def system_texts(self, request: bytes) -> Texts:
-        """The system and developer texts of a request, in the order of the wire format. None of them if the body cannot
-        be read."""
+        """The system and developer texts of a request, in the order of the wire format. Empty if the body cannot be
+        read."""
         return Texts([])
 
     def tool_texts(self, request: bytes) -> list[Place]:
@@ -163,16 +169,16 @@ class Dialect(ABC):
 
     @staticmethod
     def sent(message: bytes) -> Sent:
-        """A client's message on a WebSocket."""
+        """Read a client's message on a WebSocket."""
         return Sent(ClientMessage.OTHER)
 
     @staticmethod
     def received(message: bytes) -> Received:
-        """A server's message on a WebSocket."""
+        """Read a server's message on a WebSocket."""
         return Received(Event.OTHER)
 
     def only_prepares(self, request: bytes) -> bool:
-        """Whether a request wants no answer, only that its beginning is read already."""
+        """True if a request wants no answer, and only has the provider read its beginning in advance."""
         return False
 
     def over(self, response: bytes) -> bool:
@@ -191,13 +197,13 @@ class Dialect(ABC):
         return b""
 
     def items(self, request: bytes) -> Items:
-        """The items of a request's conversation as raw JSON, and what a summary needs of it. None of them where it
+        """The items of a request's conversation as raw JSON, and the fields that the summary needs. Empty where it
         holds no conversation or cannot be read."""
         return Items(None, [])
 
     def source(self, item: bytes) -> bytes:
         """Fingerprint source of an item, equal for equal ones whatever the JSON formatting or cache markers; empty for
-        what clients drop and move, such as reasoning."""
+        items that clients drop or move, such as reasoning."""
         return b""
 
     def replies(self, response: bytes, stream: bool) -> list[bytes]:
@@ -205,18 +211,19 @@ class Dialect(ABC):
         return []
 
     def response_id(self, response: bytes, stream: bool) -> str | None:
-        """The id that a later request may name instead of sending the conversation. Must be cheap."""
+        """The id by which a later request may name this response instead of sending the conversation. Must be cheap."""
         return None
 
     def server_tools(self, asked: Json) -> list[str]:
-        """The kinds of those tools of a request that the provider would run itself, and not its client."""
+        """The kinds of a request's tools that the provider would run itself, instead of its client."""
         return []
 
     def continued(self, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json] | None:
         """An answer and the results of its tool calls, in their order, as items of the next request's conversation, as
-        the official SDK sends them back; None where there are calls without a result that could be written."""
+        the official SDK sends them back; None where a call has no result that can be written."""
         return None
 
     def texts_said(self, stream: bool) -> re.Pattern[bytes]:
-        """Finds the texts in an answer, each once: where nobody counted tokens, their length tells about how many."""
+        """Return a pattern that finds each text in an answer once: where nobody counted tokens, they are estimated from
+        its length."""
         return SAID

@@ -1,8 +1,8 @@
 """Batches: many requests in one, whose answers are fetched later, all together. Pure.
 
-The table `FORMS` says which calls have to do with them. A provider names a batch, and the files that go in and come
-out, by ids; on the tape these have its name before them (`openai/batch_1`). Requests are read of the call that makes a
-batch, or of the file that it names, and each answer is an answer of the format of its request's path.
+The table `FORMS` lists the calls about batches. A provider gives ids to batches and to the files of requests and
+answers; on the tape the provider's name stands before them (`openai/batch_1`). Requests are read from the call that
+makes a batch, or from the file that it names. An answer has the format of its request's path.
 
     openai      requests are lines of a file, `{custom_id, url, body}`; answers are lines of two others, in any order:
                 `{custom_id, response: {status_code, body}, error}`
@@ -28,23 +28,23 @@ from penstock.gateway.dialects.loose_json import Json, label, lenient, loads, ob
 from penstock.gateway.model.span import Usage
 
 TIER: Final = "batch"
-"""What the tier is called in lists of prices, whatever an answer says."""
+"""The tier's name in lists of prices, whatever the answer calls it."""
 LONGEST_LINE: Final = 32 << 20
-"""Bytes of a result that is read."""
+"""Most bytes of a line of results that is read."""
 Does: TypeAlias = Literal["upload", "state", "make", "results"]
 _ID: Final = r"[A-Za-z0-9._~-]{1,256}"
 _NAME = re.compile(_ID)
 
 
 class Form(NamedTuple):
-    """Calls of one kind."""
+    """One kind of call that makes, tells of, or fetches batches."""
 
     of: str
-    """Whose: what stands before ids."""
+    """The provider, which stands before ids."""
     does: Does
-    """Brings a file of requests; tells of batches, one or many; makes one; fetches answers."""
+    """Uploads a file of requests; returns the state of one batch or many; makes a batch; fetches answers."""
     calls: re.Pattern[str]
-    """Method and path; the group is the id of what is fetched."""
+    """Matches method and path; the group is the id of the fetched file or batch."""
 
 
 def _form(of: str, does: Does, calls: str) -> Form:
@@ -65,35 +65,35 @@ FORMS: Final = (
 
 
 class Batch(NamedTuple):
-    """What an answer tells of a batch."""
+    """A batch as an answer describes it."""
 
     name: str
     made: bool = False
-    """Whether the call has made it."""
+    """True if this call has made the batch."""
     requests: str | None = None
-    """The file of its requests."""
+    """The file of requests."""
     results: tuple[str, ...] = ()
-    """The files of its answers."""
+    """The files of answers."""
     url: str = ""
-    """Where its requests go that do not say it themselves."""
+    """The path for requests that do not name one themselves."""
     created: str = ""
-    """When its provider has made it: one with another time is another batch."""
+    """The provider's time of creation: a batch with another time is another batch."""
 
 
 class Told(NamedTuple):
-    """What a call tells that has to do with batches."""
+    """The facts about batches in one call."""
 
     batches: tuple[Batch, ...] = ()
     uploaded: str | None = None
-    """A file that may hold requests."""
+    """The id of an uploaded file that may hold requests."""
     fetched: str | None = None
-    """The batch, or the file, whose answers it has fetched."""
+    """The id of the batch or the file whose answers the call has fetched."""
     is_file: bool = False
 
 
 @lru_cache(maxsize=4096)
 def find(method: str, path: str) -> tuple[Form, str | None] | None:
-    """What a call has to do with batches, and the id in its path. Remembered: paths repeat."""
+    """(kind of the call, id in its path) if the call has to do with batches; else None. Remembered: paths repeat."""
     call = f"{method} {path}"
     for form in FORMS:
         if (found := form.calls.fullmatch(call)) is not None:
@@ -102,7 +102,7 @@ def find(method: str, path: str) -> tuple[Form, str | None] | None:
 
 
 def told(method: str, path: str, response: bytes) -> Told | None:
-    """What a call tells by its answer; None where that has nothing to do with batches."""
+    """The facts about batches in a call's answer; None where it has nothing to do with batches."""
     found = find(method, path.partition("?")[0])
     if found is None:
         return None
@@ -121,7 +121,7 @@ def told(method: str, path: str, response: bytes) -> Told | None:
 def _fetched(form: Form, name: str, response: bytes) -> Told | None:
     if form.of == "gemini":
         return Told(fetched=name) if b'"inlinedResponses"' in response else None
-    # Files of anything are fetched so.
+    # The same call fetches files of any purpose.
     of_batch = form.of != "openai" or b'"custom_id"' in response[: 1 << 16]
     return Told(fetched=name, is_file=form.of == "openai") if of_batch else None
 
@@ -143,12 +143,12 @@ def _batch(form: Form, answer: Json, path: str) -> Batch | None:
 
 
 def _kept(form: Form, name: Any) -> str | None:
-    """An id as it is kept; None where it is none."""
+    """An id in the form that the tape has it; None if it is not valid."""
     return f"{form.of}/{name}" if isinstance(name, str) and _NAME.fullmatch(name) else None
 
 
 def batched(usage: Usage | None) -> Usage | None:
-    """Usage at the price of a batch."""
+    """Usage at a batch's price."""
     return None if usage is None else usage.model_copy(update={"billed": {**(usage.billed or {}), "tier": TIER}})
 
 
@@ -156,11 +156,11 @@ def batched(usage: Usage | None) -> Usage | None:
 
 
 class Request(NamedTuple):
-    """One of a batch."""
+    """One request of a batch."""
 
     body: bytes
     url: str = ""
-    """Where it goes, if it says so."""
+    """The request's path, if it names one."""
 
 
 class _Line(msgspec.Struct):
@@ -202,10 +202,10 @@ _line, _order = lenient(_Line), lenient(_Order)
 
 
 class Requests:
-    """Those of a batch, by what their answers are known by. It holds the body that they stand in."""
+    """The requests of a batch, by the name that their answers carry. Keeps the body in which they stand."""
 
     def __init__(self, of: str, body: bytes, content_type: str) -> None:
-        """`body`: of the call that has made the batch, or of the one that has brought its file."""
+        """`body`: that of the call that made the batch, or that uploaded its file."""
         self._body = body
         self._places = dict[str, tuple[int, int]]()
         self._inline = dict[str, bytes]()
@@ -214,13 +214,13 @@ class Requests:
             inlined = (batch.inputConfig or batch.input_config or _Source()).requests or _Inlined()
             self._inline = {_key(one, at): bytes(one.request) for at, one in enumerate(inlined.requests)}
             return
-        with suppress(ValueError):  # what comes before the end of what can be read is known
+        with suppress(ValueError):  # Requests before the first unreadable byte are known.
             for start, end in _posted(body) if of == "anthropic" else _lines_of(body, content_type):
                 if end - start <= LONGEST_LINE and (name := _line(body[start:end]).custom_id):
                     self._places[name] = (start, end)
 
     def of(self, name: str) -> Request:
-        """The request of an answer; an empty one where it is not known."""
+        """The request that belongs to an answer; an empty one if it is not known."""
         if (place := self._places.get(name)) is None:
             return Request(self._inline.get(name, b""))
         whole = self._body[slice(*place)]
@@ -229,14 +229,14 @@ class Requests:
 
 
 def _posted(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the requests stand in a call; raises `ValueError` where that cannot be read."""
+    """The offsets of the requests in the body of a call; raises `ValueError` where it cannot be read."""
     for name, at, _ in members(body):
         if name == "requests" and body[at : at + 1] == b"[":
             yield from elements(body, at)
 
 
 def _lines_of(body: bytes, content_type: str) -> Iterator[tuple[int, int]]:
-    """Where the lines of the file in a form stand."""
+    """The offsets of the lines of the file in a form."""
     at, end = _part(body, content_type)
     while at < end:
         stop = body.find(b"\n", at, end)
@@ -246,7 +246,7 @@ def _lines_of(body: bytes, content_type: str) -> Iterator[tuple[int, int]]:
 
 
 def _part(body: bytes, content_type: str) -> tuple[int, int]:
-    """Where the file stands in a form; nowhere if there is none."""
+    """The offsets of the file in a form; an empty range if there is none."""
     told = Message()
     told["content-type"] = content_type
     boundary = b"--" + str(told.get_param("boundary", "")).encode("latin-1", "replace")
@@ -263,7 +263,8 @@ def _part(body: bytes, content_type: str) -> tuple[int, int]:
 
 
 def _exact(whole: bytes, read: msgspec.Raw, *path: str) -> bytes:
-    """What was read of a text as it stands there. JSON that decoders refuse is read from a copy (`json_scan`)."""
+    """The bytes of a decoded value as they stand in the text. JSON that decoders refuse was decoded from a copy
+    (`json_scan`)."""
     found = bytes(read)
     if found in whole:
         return found
@@ -277,16 +278,16 @@ def _exact(whole: bytes, read: msgspec.Raw, *path: str) -> bytes:
 
 
 class Result(NamedTuple):
-    """An answer of a batch."""
+    """One answer of a batch."""
 
     name: str
-    """What it is known by in its batch."""
+    """The name by which the batch knows the request: `custom_id`, Gemini's key, or its index."""
     body: bytes
-    """The answer; where there is none, the line that says why."""
+    """The answer; where there is none, the line that gives the reason."""
     status: int | None = 200
-    """As the provider tells it."""
+    """The HTTP status that the provider gives."""
     error: str | None = None
-    """Why it is no answer."""
+    """Why the request has no good answer."""
 
 
 class _Response(msgspec.Struct):
@@ -333,13 +334,13 @@ _ENDS: Final[Mapping[str, NoResult]] = {
     "canceled": "batch_cancelled",
     "expired": "batch_expired",
 }
-"""Of Anthropic's results, and why they are no answers."""
+"""Anthropic's types of results that are no answers, and the error of each."""
 _CODES: Final[Mapping[str, NoResult]] = {"batch_expired": "batch_expired", "batch_cancelled": "batch_cancelled"}
 _BAD: Final = 400
 
 
 def results(of: str, pieces: Iterable[bytes]) -> Iterator[Result | None]:
-    """The answers in a body that comes in pieces, one after the other; None for one that cannot be read."""
+    """Yield the answers in a body that comes in pieces, one after the other; None for one that cannot be read."""
     if of == "gemini":
         yield from _inlined(b"".join(pieces))
         return
@@ -399,5 +400,5 @@ def _inlined(body: bytes) -> Iterator[Result | None]:
 
 
 def _key(one: _Inline, at: int) -> str:
-    """What an answer of Gemini's is known by: its key, or its place."""
+    """The name of an answer of Gemini's: its key, or else its index."""
     return (label(one.metadata.key) if one.metadata else None) or str(at)

@@ -2,9 +2,9 @@
 
 The model stands in the path, percent-encoded, since it may be an ARN. A stream comes as AWS's binary frames
 (`event_stream`): messageStart, the content blocks each with their deltas, messageStop with the stop reason, metadata
-with the usage; an exception is a frame of its own and ends it. Content blocks are objects of one key, which says what
-they are. System text stands apart from the messages, and newer models take messages of the role system besides. Tool
-results are blocks of a user's message and are left there. `inputTokens` does not count cached ones; a Turn's does.
+with the usage; an exception is a frame of its own and ends it. Content blocks are objects of one key, which is their
+type. System text stands apart from the messages, and newer models also take messages of the role system. Tool results
+are blocks of a user's message and are left there. `inputTokens` does not count cached ones; a Turn's does.
 
 Signatures (SigV4) are the client's: its bytes and headers pass as they are.
 """
@@ -48,11 +48,11 @@ from penstock.gateway.model.turn import Choice, Message, Part, Tool
 _ROUTE: Final = re.compile(r"/model/(.+)/converse(?:-stream)?")
 _LAST: Final = ("messageStop", "metadata")
 _CLIENT_TOOLS: Final = frozenset({"toolSpec", "cachePoint"})
-"""What a list of tools holds besides those that Bedrock runs itself."""
+"""The keys of entries in a list of tools that are no tools of Bedrock's own."""
 
 
 class _Bedrock(Family):
-    """Amazon Bedrock. It has a host for each region, so no upstream is there by itself."""
+    """Amazon Bedrock. It has a host for each region, so no upstream is configured by default."""
 
     name = "bedrock"
     credential_header = b"Authorization"
@@ -106,8 +106,6 @@ _offers = msgspec.json.Decoder(_Offers).decode
 
 
 class Converse(Post):
-    """Converse and ConverseStream."""
-
     name = "converse"
     family: Family = BEDROCK
     routes: ClassVar[frozenset[str]] = frozenset()
@@ -127,7 +125,7 @@ class Converse(Post):
         return method == "POST" and _ROUTE.fullmatch(path) is not None
 
     def peek(self, request: bytes) -> Peek | None:
-        """Nothing: its model stands in the path."""
+        """Nothing: the model stands in the path."""
         return None
 
     def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
@@ -136,11 +134,9 @@ class Converse(Post):
         return None if found is None else label(unquote(found[1]))
 
     def asks_stream(self, request: bytes, path: str) -> bool:
-        """Its operation says so."""
         return path.partition("?")[0].endswith("/converse-stream")
 
     def begins_stream(self, body: bytes) -> bool | None:
-        """With a frame."""
         return begins_frame(body)
 
     def quoted_system(self, request: bytes) -> Pointed:
@@ -149,7 +145,7 @@ class Converse(Post):
         return chain(_quoted(asked.system, ("system",)), _quoted_messages(asked.messages)), None
 
     def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
-        """Of the client's tools."""
+        """The descriptions of the client's tools."""
         config = _offers(request).toolConfig
         for at, offer in enumerate((config and config.tools) or ()):
             yield from quoted_tool(offer.toolSpec, ("toolConfig", "tools", at, "toolSpec"))
@@ -160,7 +156,8 @@ class Converse(Post):
         return last is not None and (last.kind != "event" or last.name == "metadata")
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream from all frames but those of deltas; from these too where a call has no beginning."""
+        """The facts of a plain answer, or of a stream: from all frames but deltas; from deltas too where a call's start
+        is missing."""
         answer = _with_error(_ends(response) if stream else obj(loads(response)))
         if stream and not calls_of(_message(answer)) and b'"toolUse"' in response:
             answer = self.answer(response, stream, [])
@@ -179,11 +176,11 @@ class Converse(Post):
         )
 
     def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
-        """The body of a plain answer, an error in the shape that others have."""
+        """The body of a plain answer; an error has the shape that other dialects' have."""
         return _with_error(super().answer(response, stream, problems))
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """The message, its content blocks each with their deltas, and what is known only at the end."""
+        """The message, its content blocks put together from their deltas, and the fields that come at the end."""
         answer: Json = {}
         message: Json = {}
         blocks: list[list[Json]] = []
@@ -213,13 +210,14 @@ class Converse(Post):
         return answer
 
     def sampling(self, asked: Json) -> Json:
-        """What is common to all models, what is the model's own, the choice of a tool, and whatever stands beside."""
+        """Parameters common to all models, the model's own, the choice of a tool, and all other fields of the
+        request."""
         choice = obj(asked.get("toolConfig")).get("toolChoice")
         said = obj(asked.get("additionalModelRequestFields")) | obj(asked.get("inferenceConfig"))
         return said | super().sampling(asked) | ({} if choice is None else {"toolChoice": choice})
 
     def forced(self, asked: Json) -> str | None:
-        """A tool that must be called, a schema of the answer, or of a tool's input."""
+        """A tool that must be called, a schema for the answer, or one for a tool's input."""
         config = obj(asked.get("toolConfig"))
         for kind in ("any", "tool"):
             if kind in obj(config.get("toolChoice")):
@@ -230,30 +228,30 @@ class Converse(Post):
         return "a strict tool" if strict else None
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """The system texts, then one for one."""
+        """The system texts, then each message of the request."""
         system = message_of({"content": asked.get("system")})
         return headed(system.parts, [message_of(item) for item in entries(asked, "messages", problems)])
 
     def tools(self, asked: Json) -> list[Tool]:
-        """The client's by name, and Bedrock's own."""
+        """The client's tools by name, and Bedrock's own."""
         return tools_of(obj(asked.get("toolConfig")).get("tools"))
 
     def choices(self, answer: Json) -> list[Choice]:
-        """One, once a message has begun."""
+        """One choice, once a message has begun."""
         message = _message(answer)
         return [Choice(message=message_of(message), finish=text(answer.get("stopReason")))] if message else []
 
     def usage(self, answer: Json) -> Usage | None:
-        """As reported, cached tokens added to the input."""
+        """Usage as reported, cached tokens added to the input."""
         return converse_usage(answer)
 
     def server_tools(self, asked: Json) -> list[str]:
-        """Those of the list that are no specifications."""
+        """The kinds of listed tools that are no specifications (`toolSpec`)."""
         offered = objs(obj(asked.get("toolConfig")).get("tools"))
         return [kind for tool in offered for kind in tool if kind not in _CLIENT_TOOLS]
 
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
-        """The answer's message, and a user's message of all results."""
+        """The answer's message, and one user's message with all results."""
         message = _message(answer)
         calls = calls_of(message)
         content = [result_of(call, result) for call, result in zip(calls, results, strict=False)]
@@ -278,7 +276,7 @@ def _message(answer: Json) -> Json:
 
 
 def _ends(body: bytes) -> Json:
-    """A plain answer of what a head wants of a stream: its message has the tool calls without their input."""
+    """A stream as a plain answer with only the fields that the summary needs: its tool calls have no input."""
     answer: Json = {}
     content: list[Any] = []
     begun = b"contentBlockDelta" in body
@@ -302,13 +300,13 @@ def _payload(frame: Frame, problems: list[str]) -> Json:
 
 
 def _exception(frame: Frame, said: Json) -> Json:
-    """An exception's name and what it says. Errors of the connection say it in a header."""
+    """An exception as an error: its name and message. Errors of the connection have their message in a header."""
     what = text(said.get("message")) or frame.headers.get(":error-message") or frame.payload.decode("utf-8", "replace")
     return {"message": f"{frame.name or 'error'}: {what}"}
 
 
 def _with_error(answer: Json) -> Json:
-    """A body that says what went wrong and nothing else, as an error in the shape that others have. Its kind stands in
-    a header of the answer (`x-amzn-errortype`)."""
+    """A body with nothing but an error message, as an error in the shape that other dialects have. Its kind stands in a
+    header of the answer (`x-amzn-errortype`)."""
     said = text(answer.get("message")) or text(answer.get("Message"))
     return answer if said is None or "output" in answer else answer | {"error": {"message": said}}

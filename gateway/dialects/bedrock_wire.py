@@ -1,4 +1,5 @@
-"""Converse's wire objects as what a Turn is made of, the deltas of a content block as a block, and a result as one."""
+"""Converse's wire objects as the parts of a Turn, the deltas of a content block as one block, and a tool's result as a
+block."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SERVER = "server_tool_use"
 
 
 def message_of(wire: Json) -> Message:
-    """A message; its role is the user's where it says none."""
+    """A message; its role is `user` where none is given."""
     parts = [part for item in arr(wire.get("content")) for part in _parts(item)]
     return Message(role=text(wire.get("role")) or "user", parts=parts)
 
@@ -49,7 +50,7 @@ def _call(call: Json) -> Part:
 
 
 def _result(result: Json) -> Part:
-    """What a tool returned. JSON is text; the wire object is kept where the text is not the whole of it."""
+    """A tool's result. JSON becomes text; the wire object is kept where it holds more than that text."""
     content = objs(result.get("content"))
     said = "".join(it["text"] if text(it.get("text")) is not None else _json(it) for it in content)
     whole = all(it.keys() <= {"text"} for it in content)
@@ -65,20 +66,20 @@ def result_of(call: Json, result: Part) -> Json:
     """A result as the block that answers a call."""
     kept = result.data
     if isinstance(kept, dict):
-        # A failed one is kept as a whole.
+        # A failed result is kept whole.
         return {"toolResult": obj(kept) | {"toolUseId": call.get("toolUseId")}}
     content = [{"text": result.text or ""}] if kept is None else kept
     return {"toolResult": {"toolUseId": call.get("toolUseId"), "content": content, "status": "success"}}
 
 
 def calls_of(message: Json) -> list[Json]:
-    """The tool calls of a message that its client is to answer."""
+    """The tool calls of a message that its client has to answer."""
     calls = (obj(block.get("toolUse")) for block in objs(message.get("content")))
     return [call for call in calls if call and call.get("type") != SERVER]
 
 
 def tools_of(offered: Any) -> list[Tool]:
-    """Specifications by name, tools of Bedrock's own by theirs."""
+    """The client's tools by the name of their specification, Bedrock's own by theirs."""
     found: list[Tool] = []
     for tool in objs(offered):
         spec, own = obj(tool.get("toolSpec")), obj(tool.get("systemTool"))
@@ -93,7 +94,7 @@ def block_of(start: Json, deltas: list[Json]) -> Json:
     """A content block of a stream as a plain answer would have it: its start, and its deltas put together."""
     call, called = obj(start.get("toolUse")), [obj(it["toolUse"]) for it in deltas if it.get("toolUse")]
     if call or (called and not start):
-        # Its pieces count more than what stands in its start.
+        # The pieces count before the input in the start.
         given = folded_arguments(it.get("input") for it in called)
         value: Any = loads(given) if given else {} if call.get("input") is None else call["input"]
         return {"toolUse": call | {"input": given if value is None else value}}
@@ -122,7 +123,7 @@ def _reasoning(thoughts: list[Json]) -> Json:
 
 
 def _blob(pieces: list[str]) -> str:
-    """Pieces of binary data as one; each is base64 by itself."""
+    """Join pieces of binary data, each base64 by itself."""
     try:
         return b64encode(b"".join(b64decode(piece, validate=True) for piece in pieces)).decode()
     except (Error, ValueError):

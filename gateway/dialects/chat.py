@@ -1,7 +1,8 @@
 """OpenAI chat completions: `POST /v1/chat/completions`, as OpenAI, vLLM, SGLang and most others speak it.
 
 Streams come as deltas per choice; a choice's text and its tool calls' arguments are put together piece by piece
-(`tool_calls`). Content is a string or a list of parts. What the model thought stands where servers like (`_THOUGHTS`).
+(`tool_calls`). Content is a string or a list of parts. Servers put the model's reasoning into different fields
+(`_THOUGHTS`).
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.turn import Message, Part, Tool
 
 _COMMON = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-"""What there is to a message of no unusual kind."""
+"""The fields of common messages; a message with others is read in full."""
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "reasoning_text", "thinking", "reasoning_details")
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_text", "thinking", "reasoning_details", "thinking_blocks")
-"""Where servers put what the model thought; where there are several, they say the same."""
+"""The fields in which servers put reasoning; where a message has several, they say the same."""
 _PIECED = (*_TEXTS, "thinking_blocks", "images")
 """Fields of a delta that come in pieces, as strings or as lists of parts."""
 
@@ -78,8 +79,6 @@ _offers = msgspec.json.Decoder(_Offers).decode
 
 
 class Chat(Framed):
-    """Chat completions."""
-
     name = "chat"
     routes: ClassVar[frozenset[str]] = routes("/chat/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "functions", "model", "stream"})
@@ -96,13 +95,13 @@ class Chat(Framed):
         return quoted_items(asked.messages, "messages"), asked
 
     def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
-        """Of functions and custom tools."""
+        """The descriptions of functions and custom tools."""
         for at, offer in enumerate(_offers(request).tools or ()):
             yield from quoted_tool(offer.function, ("tools", at, "function"))
             yield from quoted_tool(offer.custom, ("tools", at, "custom"))
 
     def fold(self, index: int, pieces: list[Json]) -> Json:
-        """The pieces of one choice as a choice of a plain answer."""
+        """Put the pieces of one choice together as a choice of a plain answer."""
         deltas, whole = ([obj(piece.get(key)) for piece in pieces] for key in ("delta", "message"))
         said = {key: _first(deltas, whole, key, pieced) for key in _PIECED}
         calls = [value for it in deltas if (value := it.get("tool_calls"))] or [it.get("tool_calls") for it in whole]
@@ -116,29 +115,27 @@ class Chat(Framed):
         }
 
     def message(self, choice: Json) -> Message:
-        """The message in a choice."""
         return _message(obj(choice.get("message")), "assistant")
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """One for one."""
         return [_message(item, "user") for item in entries(asked, "messages", problems)]
 
     def asked_passages(self, asked: Json) -> Iterator[Passage]:
-        """The same as of the messages, without making any: an index reads every call."""
+        """The same passages as those of the messages, without making messages: an index reads every call."""
         return (passage for item in objs(asked.get("messages")) for passage in _passages(item, "user", False))
 
     def answer_passages(self, answer: Json) -> Iterator[Passage]:
-        """The same as of the choices."""
+        """The same passages as those of the choices."""
         choices = objs(answer.get("choices"))
         return (passage for it in choices for passage in _passages(obj(it.get("message")), "assistant", True))
 
     def source(self, item: bytes) -> bytes:
-        """The fingerprint of the message, without making one of it: every call brings new ones."""
+        """The message's fingerprint source, read without making a `Message`: every call brings new items."""
         wire = loads(item)
         return _source(obj(wire)) if isinstance(wire, dict) else b""
 
     def tools(self, asked: Json) -> list[Tool]:
-        """Functions, custom tools, and the functions of before there were tools."""
+        """Functions, custom tools, and the entries of `functions`, which preceded `tools`."""
         tools = [_tool(item) for item in objs(asked.get("tools"))]
         return tools + [_named(item, "function") for item in objs(asked.get("functions"))]
 
@@ -161,7 +158,7 @@ class Chat(Framed):
 
 
 def _first(deltas: list[Json], whole: list[Json], key: str, fold: Callable[[list[Any]], Any]) -> Any:
-    """A field of the deltas; of whole messages where no delta has it."""
+    """A field of the deltas; that of whole messages where no delta has it."""
     return fold([it[key] for it in deltas if it.get(key)] or [it[key] for it in whole if it.get(key)])
 
 
@@ -207,7 +204,8 @@ def _parts(wire: Json, role: str) -> list[Part]:
 
 
 def _passages(wire: Json, role: str, answer: bool) -> Iterator[Passage]:
-    """Those of the commonest messages: texts, calls and results. Of others those of the message that it is."""
+    """The passages of a common message (texts, calls, results) without making a `Message`; any other is read as one
+    first."""
     said, calls = wire.get("content"), wire.get("tool_calls")
     role = text(wire.get("role")) or role
     if wire.keys() - _COMMON or not (said is None or isinstance(said, str)):

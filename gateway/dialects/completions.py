@@ -18,8 +18,6 @@ from penstock.gateway.model.turn import Message, Part
 
 
 class Completions(Framed):
-    """Text completions."""
-
     name = "completions"
     routes: ClassVar[frozenset[str]] = routes("/completions")
     apart: ClassVar[frozenset[str]] = frozenset({"prompt", "model", "stream"})
@@ -27,17 +25,16 @@ class Completions(Framed):
     otel: Otel | None = Otel("text_completion", "openai")
 
     def fold(self, index: int, pieces: list[Json]) -> Json:
-        """The pieces of one choice as a choice of a plain answer."""
+        """Put the pieces of one choice together as a choice of a plain answer."""
         said = {key: earliest(pieces, key) for key in ("finish_reason", "error")}
         return {"index": index, **said, "text": joined(pieces, "text")}
 
     def message(self, choice: Json) -> Message:
-        """The text of a choice."""
         said = text(choice.get("text"))
         return Message(role="assistant", parts=[Part(type="text", text=said)] if said else [])
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """A user's message per prompt."""
+        """One user's message per prompt."""
         return [Message(role="user", parts=[part]) for part in prompts(asked.get("prompt"))]
 
 

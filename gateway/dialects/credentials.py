@@ -1,8 +1,8 @@
-"""Whose key is this? A key is known by its form (`sk-ant-…`), else by the header that it stands in. Pure.
+"""The owner of an API key. A key is recognised by its form (`sk-ant-…`), else by the header that it stands in. Pure.
 
-`Keys` says which kinds of keys an upstream is sent: those of the API that it speaks, on a known host its owner's.
-A bearer without a known form tells nothing: the path of the call then says whose it is. A `jwt` is a login, and a login
-of one API goes to no other; any other bearer may be one that an engine or a proxy of one's own has given out.
+`Keys` holds the kinds of keys that an upstream is sent: those of the API that it speaks, or, on a known host, those of
+the host's owner. A bearer without a known form tells nothing: the path of the call then tells whose it is. A `jwt` is a
+login, and a login of one API goes to no other; any other bearer may be issued by the user's own engine or proxy.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _FORM: Final = re.compile(
     rb"|(?P<other>gsk_|csk-|xai-|pplx-|nvapi-|hf_|r8_|fw_|tgp_v1_)|(?P<jwt>eyJ[A-Za-z0-9_-]+\.)"
     rb")"
 )
-"""By the kind of key. It may follow a scheme (`Bearer`, `Token`) or stand among others."""
+"""Matches a key; the group's name is its kind. The key may follow a scheme (`Bearer`, `Token`) or stand among other
+values."""
 _SERVICE: Final = re.compile(rb"/([a-z0-9-]+)/aws4_request")
-"""The API that a signature of AWS is for."""
+"""The AWS service that a signature is for."""
 _SIGNED_FOR: Final[Mapping[bytes, str]] = {
     b"bedrock": "aws", b"bedrock-mantle": "aws", b"aws-external-anthropic": "aws-anthropic",
 }  # fmt: skip
@@ -40,9 +41,9 @@ HEADERS: Final[Mapping[bytes, str]] = {
     b"x-amz-security-token": "aws",
     b"ocp-apim-subscription-key": "api-key",
 }
-"""What a header is that holds a key of no known form."""
+"""The kind of key in a header whose value has no known form."""
 SUBPROTOCOL: Final = b"sec-websocket-protocol"
-"""Where browsers put a key of OpenAI's, behind `_INSECURE`."""
+"""The header in which browsers put an OpenAI key, behind `_INSECURE`."""
 _INSECURE: Final = b"openai-insecure-api-key."
 _PARAMETERS: Final[Mapping[bytes, str]] = {
     b"key": "gemini",
@@ -55,16 +56,17 @@ _PARAMETERS: Final[Mapping[bytes, str]] = {
     b"x-amz-signature": "aws",
     b"x-amz-security-token": "aws",
 }
-"""The same of a parameter of a query."""
+"""The kind of key in a query's parameter whose value has no known form."""
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~/+=-]+")
 _SHORTEST: Final = 16
-"""Bytes of a key of `_ALIKE` that stands where nobody expects one: less may be a language (`sk-SK`), or a name."""
+"""Least bytes of a key of the kinds `_ALIKE` in an unexpected place: a shorter value may be a language (`sk-SK`) or a
+name."""
 _ALIKE: Final = frozenset({"openai", "other"})
 
 
 def kind(name: bytes, value: bytes) -> str | None:
-    """The kind of key in a header, its name in lower case, or in a parameter of a query. None where there is none: a
-    header of any other name holds a key if that has a known form."""
+    """The kind of key in a header, its name in lower case, or in a parameter of a query. None where there is no key. A
+    header that is not listed in `HEADERS` holds one if its value has a known form."""
     found, place = _FORM.search(value), HEADERS.get(name) or _PARAMETERS.get(name.lower())
     if name == SUBPROTOCOL and _INSECURE in value:
         place = "openai"
@@ -80,7 +82,7 @@ def kind(name: bytes, value: bytes) -> str | None:
 
 
 def parameter(part: bytes) -> tuple[bytes, str | None]:
-    """(name, kind of key in it) of a part of a query."""
+    """(name, kind of the key) of one `name=value` of a query; the kind is None where it holds no key."""
     name, _, value = part.partition(b"=")
     name = unquote_to_bytes(name)
     return name, kind(name, unquote_to_bytes(value)) if value else None
@@ -100,7 +102,7 @@ FAMILIES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "bedrock": ("bedrock",),
     "api-key": ("azure",),
 }
-"""The families that a kind of key tells, where a path does not."""
+"""The families that a kind of key may belong to, used where the path does not tell."""
 
 _GOOGLE: Final = {BEARER, JWT, "gemini", "google"}
 _TAKEN: Final[Mapping[str, frozenset[str]]] = {
@@ -116,17 +118,17 @@ _TAKEN: Final[Mapping[str, frozenset[str]]] = {
         "azure": {BEARER, JWT, "api-key", "x-api-key"},
     }.items()
 }
-"""The kinds that servers of a family take, on a host that is not known."""
+"""The kinds of keys that servers of a family take on an unknown host."""
 
 
 class Host(NamedTuple):
-    """A public host."""
+    """A public host and the keys that it takes."""
 
     end: str
-    """Its name, or what stands after a dot in it; with a hyphen, what it ends in."""
+    """The host's name, or the domain above it; if it begins with a hyphen, the end of the name."""
     kinds: frozenset[str]
     serves: tuple[str, ...] = ()
-    """Families that it serves whatever is configured of it."""
+    """Families that the host serves whatever is configured."""
 
 
 _AZURE, _AMAZON = _TAKEN["azure"], frozenset({BEARER, JWT, "aws", "aws-anthropic", "aws-other", "bedrock", "x-api-key"})
@@ -153,11 +155,12 @@ HOSTS: Final = (
     Host("moonshot.cn", _SEVERAL),
     Host("aliyuncs.com", _SEVERAL),
 )
-"""The first whose end fits counts. The last four speak other families' formats, with keys that begin as OpenAI's do."""
+"""The first host whose `end` fits counts. The last four speak other families' formats, with keys that begin as OpenAI's
+do."""
 
 
 def host_of(name: str) -> Host | None:
-    """The public host of this name."""
+    """The public host of this name; None if it is not known."""
     name = name.lower().rstrip(".")
     ends = ((host, host.end if host.end.startswith("-") else f".{host.end}") for host in HOSTS)
     return next((host for host, end in ends if f".{name}".endswith(end)), None)
@@ -165,22 +168,25 @@ def host_of(name: str) -> Host | None:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that an upstream is sent."""
+    """The kinds of keys that an upstream is sent."""
 
     kinds: frozenset[str]
     shared: bool
-    """Whether it is sent bearers of other families' calls, as an engine or a proxy of one's own is by a route."""
+    """True if the upstream is sent bearers of other families' calls, as the user's own engine or proxy is by a
+    route."""
 
     @classmethod
     def of(cls, family: Family, host: str) -> Keys | None:
-        """Those of an upstream that speaks a family on a host; None, which is all of them, for servers of tools."""
+        """The keys for an upstream of this family on this host; None, which stands for all keys, for servers of
+        tools."""
         known = host_of(host)
         if not family.models:
             return None
         return cls(_TAKEN[family.name] if known is None else known.kinds, known is None and family is OPENAI)
 
     def take(self, kind: str | None, own: bool) -> bool:
-        """Whether a key of this kind is one of them. `own`: whether the call is of a family that it serves."""
+        """True if a key of this kind is sent to the upstream. `own`: the call is of a family that the upstream
+        serves."""
         if kind is None:
             return True
         return kind in self.kinds and (own or (kind != JWT and self.shared) or kind not in (BEARER, JWT, "x-api-key"))

@@ -24,8 +24,6 @@ _decode = lenient(_Answer)
 
 
 class Embeddings(Post):
-    """Embeddings."""
-
     name = "embeddings"
     family = OPENAI
     generates = False
@@ -34,25 +32,24 @@ class Embeddings(Post):
     apart: ClassVar[frozenset[str]] = frozenset({"input", "model"})
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Model and usage; the vectors are skipped."""
+        """Model, usage and failure; the vectors are skipped."""
         answer = _decode(response)
         usage = embeddings_usage({"usage": answer.usage})
         model, failed = self.model(request, asked=asked), None if stream else body_failed(answer)
         return Facts(model=model, model_served=label(answer.model), usage=usage, failed=failed)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """There are no streams of embeddings."""
+        """Note a problem: no embeddings API is known to stream."""
         problems.append("response: a stream, which no embeddings API is known to send")
         return {}
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """A user's message per text."""
+        """One user's message per text."""
         return [Message(role="user", parts=[part]) for part in prompts(asked.get("input"))]
 
     def choices(self, answer: Json) -> list[Choice]:
-        """None: vectors are not said."""
+        """None: vectors are no messages."""
         return []
 
     def usage(self, answer: Json) -> Usage | None:
-        """As reported."""
         return embeddings_usage(answer)

@@ -5,8 +5,9 @@
     4 bytes   CRC-32 of all that stands before it
 
 A header is the length of its name (1 byte), the name, the type of its value (1 byte) and the value. Numbers are
-big-endian. A frame whose lengths do not match their checksum cannot be told from what follows it: reading ends there.
-One whose payload does not is read and told of, since a secret in it may have been masked on the tape.
+big-endian. Where a frame's lengths do not match their checksum, its end is unknown, and reading ends there. A frame
+whose payload does not match its checksum is read and noted as a problem, since a secret in it may have been masked on
+the tape.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ LEAST: Final = PRELUDE + 4
 _prelude = struct.Struct(">III").unpack_from
 _checksum = struct.Struct(">I").unpack_from
 FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-"""Bytes of a header's value by its type: booleans, numbers, a time, a UUID."""
+"""Bytes of a header's value, by its type: booleans, numbers, a time, a UUID."""
 _BYTES, _TEXT = b"\6", b"\7"
-"""Types of values that come with their length, two bytes."""
+"""The types of values that begin with their length in two bytes."""
 
 
 class Frame(NamedTuple):
     """One message of the stream."""
 
     headers: Mapping[str, str]
-    """Those that are texts, which are all that say what it is."""
+    """The headers whose values are texts; only these say what the frame is."""
     payload: bytes
 
     @property
     def kind(self) -> str:
-        """`event`, `exception` or `error`."""
+        """The message type: `event`, `exception` or `error`."""
         return self.headers.get(":message-type", "event")
 
     @property
     def name(self) -> str:
-        """Which event or exception it is."""
+        """The type of the event or exception."""
         names = (self.headers.get(name) for name in (":event-type", ":exception-type", ":error-code"))
         return next(filter(None, names), "")
 
 
 def begins_frame(body: bytes) -> bool | None:
-    """Whether a body begins with a frame; None while there are too few bytes to tell."""
+    """True if a body begins with a frame; None while there are too few bytes to tell."""
     if len(body) < PRELUDE:
         return None
     size, headers, checksum = _prelude(body, 0)
@@ -56,7 +57,7 @@ def begins_frame(body: bytes) -> bool | None:
 
 
 def frames(body: bytes, problems: list[str], skipped: bytes | None = None) -> Iterator[Frame]:
-    """The frames of a body, as far as they are whole. What is wrong with the rest is noted. `skipped`: frames with
+    """Yield the complete frames of a body, and note in `problems` why the rest cannot be read. `skipped`: frames with
     these bytes among their headers are passed over unread."""
     at = 0
     while at < len(body):
@@ -82,7 +83,8 @@ def frames(body: bytes, problems: list[str], skipped: bytes | None = None) -> It
 
 @lru_cache(maxsize=256)
 def _headers(block: bytes) -> Mapping[str, str]:
-    """The texts among the headers, as far as they can be read. Those of events of one kind are the same each time."""
+    """The headers whose values are texts, as far as they can be read. Events of one kind have the same headers each
+    time."""
     found: dict[str, str] = {}
     at = 0
     while at < len(block):

@@ -1,8 +1,9 @@
-"""Whose API it is: what the formats of one provider share, and what the gateway says itself to a client of it.
+"""The API of a provider: the common parts of its formats, and the errors that the gateway itself sends to its clients.
 
-A family is what an upstream speaks (`dialect` in penstock.toml). It has an error shape, so that the official SDKs raise
-what they should, a header for keys, and where there is one for everybody, a public endpoint. Whose a path is stands in
-`owners`, whose a key is in `credentials`. A format of another provider may bring its family in its own file.
+An upstream speaks one family (`dialect` in penstock.toml). A family has an error shape, so that the official SDKs raise
+the right exceptions, a header for keys, and a public endpoint if all its users share one. `owners` tells which family a
+path belongs to, `credentials` which one a key belongs to. A format of another provider may bring its family in its own
+file.
 """
 
 from __future__ import annotations
@@ -14,39 +15,40 @@ import orjson
 
 
 class Family(ABC):
-    """The API of one provider, as others may serve it too."""
+    """The API of one provider, which others may serve too."""
 
     name: ClassVar[str]
-    """What penstock.toml calls it."""
+    """The name in penstock.toml."""
     base_url: ClassVar[str | None] = None
-    """The public endpoint, as its SDK takes it; None where there is none for everybody."""
+    """The public endpoint, as the provider's SDK takes it; None where users do not share one."""
     versioned: ClassVar[bool] = False
-    """Whether base URLs hold the `/v1` that paths begin with."""
+    """True if base URLs contain the `/v1` with which paths begin."""
     root: ClassVar[str] = ""
-    """What its own paths begin with; such a path is below the host, and not below the base URL once more."""
+    """The beginning of the family's own paths; such a path is below the host, and the base URL's path is not put before
+    it again."""
     models: ClassVar[bool] = True
-    """Whether models are served: what an `[[upstream]]` of penstock.toml may speak."""
+    """True if it serves models, so that an `[[upstream]]` of penstock.toml may speak it."""
     engines: ClassVar[bool] = False
-    """Whether inference engines speak it: they take chat completions, and give token ids when asked for them."""
+    """True if inference engines speak it: they take chat completions, and give token ids when asked for them."""
     also: ClassVar[frozenset[str]] = frozenset()
-    """Families whose formats its servers may take besides, if a route leads them there."""
+    """Families whose formats its servers may also take, if a route leads them there."""
     credential_header: ClassVar[bytes]
-    """Where its clients put their key."""
+    """The header in which clients send their key."""
     credential_scheme: ClassVar[bytes] = b""
-    """What stands before the key there."""
+    """The text before the key in that header."""
 
     def credential(self, key: str) -> tuple[bytes, bytes]:
-        """The header that presents a key."""
+        """Return the header (name, value) that presents a key."""
         return self.credential_header, self.credential_scheme + key.encode()
 
     @abstractmethod
     def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
-        """The body of an error. `kind` is its machine-readable name, `field` the part of the request that is at fault.
-        Where the shape has no place for the field, it stands before the message, as Anthropic itself writes it."""
+        """The body of an error. `kind` is its machine-readable name, `field` the faulty part of the request. Where the
+        shape has no place for the field, it stands before the message, as Anthropic itself writes it."""
 
 
 def named(field: str | None, message: str) -> str:
-    """A message with the field that it is about."""
+    """Put the field that a message is about before it."""
     return f"{field}: {message}" if field else message
 
 
@@ -71,7 +73,7 @@ class _OpenAI(Family):
 
 
 class _ChatGpt(_OpenAI):
-    """What Codex speaks with a ChatGPT login: OpenAI's formats, but another host, and other keys."""
+    """The API that Codex uses with a ChatGPT login: OpenAI's formats, but another host and other keys."""
 
     name = "chatgpt"
     base_url = "https://chatgpt.com/backend-api/codex"
@@ -118,8 +120,8 @@ class _Gemini(Family):
 
 
 class _Vertex(_Gemini):
-    """Google's Vertex AI: its own models, those of others in their own formats, and chat completions. It has a host for
-    each region."""
+    """Google's Vertex AI: Google's models, other providers' models in their own formats, and chat completions. It has a
+    host for each region."""
 
     name = "vertex"
     base_url = None
@@ -128,7 +130,7 @@ class _Vertex(_Gemini):
 
 
 class _CodeAssist(_Vertex):
-    """What Gemini CLI speaks with a Google login."""
+    """The API that Gemini CLI uses with a Google login."""
 
     name = "codeassist"
 
@@ -145,7 +147,7 @@ class _Azure(_OpenAI):
 
 
 class _Gateway(_OpenAI):
-    """What is the gateway's own, and never sent to a provider."""
+    """The gateway's own requests, which are never sent to a provider."""
 
     name = "gateway"
     base_url = None

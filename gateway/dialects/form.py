@@ -1,7 +1,7 @@
-"""Forms: what a file is sent with (`multipart/form-data`), and `application/x-www-form-urlencoded`. Pure.
+"""Forms: `multipart/form-data`, with which files are sent, and `application/x-www-form-urlencoded`. Pure.
 
-Only where the fields stand is looked for, in one search for what parts them: a file of 100 MB takes some 10 to 50 ms.
-A form that names a field twice with different values, or cannot be read, says nothing for sure: servers differ.
+Only the fields' places are looked for, in one search for the boundary: a file of 100 MB takes some 10 to 50 ms. A form
+that names a field twice with different values, or cannot be read, has no certain value: servers differ.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.gateway.dialects.loose_json import Peek
 MULTIPART: Final = "multipart/form-data"
 URLENCODED: Final = "application/x-www-form-urlencoded"
 UNCLEAR: Final = ("unclear",)
-"""Stands for a value that a form does not say for sure."""
+"""Stands for a value that is uncertain: a form names the field twice, or cannot be read."""
 _BOUNDARY: Final = re.compile(r';\s*boundary\s*=\s*(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _DISPOSITION: Final = re.compile(rb"(?:^|\n)content-disposition:([^\r\n]*)", re.IGNORECASE)
 _NAME: Final = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE)
@@ -25,12 +25,12 @@ _HEADERS_END: Final = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _HEADERS: Final = 16 << 10
 _PARTS: Final = 1000
 _LONGEST: Final = 1 << 20
-"""Bytes of an urlencoded form that is read, and of a field."""
+"""Most bytes of an urlencoded form, and of a field, that are read."""
 _READ: Final = ("model", "n")
 
 
 class Field(NamedTuple):
-    """A field, and where its value stands."""
+    """A field, and the offsets of its value."""
 
     name: str
     start: int
@@ -38,12 +38,11 @@ class Field(NamedTuple):
 
 
 def is_form(content_type: str) -> bool:
-    """Whether a body of this content type is a form."""
     return content_type.partition(";")[0].strip().lower() in (MULTIPART, URLENCODED)
 
 
 def peek(body: bytes, content_type: str) -> Peek:
-    """What a form says of what a head needs."""
+    """Read from a form the fields that the summary needs."""
     said: dict[str, Any] = {}
     try:
         for one in fields(body, content_type):
@@ -56,7 +55,7 @@ def peek(body: bytes, content_type: str) -> Peek:
 
 
 def replaced(body: bytes, content_type: str, name: str, value: str) -> bytes:
-    """A form with another value of a field; every other byte stays. The same where it has no such field."""
+    """A form with another value of a field and every other byte unchanged; the same form if it has no such field."""
     new = quote_plus(value).encode() if _is_urlencoded(content_type) else value.encode()
     pieces, view, done = list[bytes | memoryview](), memoryview(body), 0
     try:
@@ -70,7 +69,7 @@ def replaced(body: bytes, content_type: str, name: str, value: str) -> bytes:
 
 
 def fields(body: bytes, content_type: str) -> Iterator[Field]:
-    """The fields of a form, files among them; raises `ValueError` where it is none."""
+    """The fields of a form, files among them; raises `ValueError` if the body is no form."""
     return _pairs(body) if _is_urlencoded(content_type) else _parts(body, content_type)
 
 
@@ -109,7 +108,7 @@ def _parts(body: bytes, content_type: str) -> Iterator[Field]:
 
 
 def _next(body: bytes, mark: bytes, at: int) -> tuple[int, int]:
-    """Where a part ends, and where the mark behind it stands."""
+    """(end of a part, offset of the boundary behind it); raises `ValueError` where there is none."""
     while (found := body.find(b"\n" + mark, max(at - 1, 0))) >= 0:
         if _AFTER.match(body, found + 1 + len(mark)) is not None:
             return max(at, found - (body[found - 1 : found] == b"\r")), found + 1

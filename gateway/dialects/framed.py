@@ -1,9 +1,9 @@
-"""What chat and text completions share: the frame around their choices, plain and streamed.
+"""The frame around the choices of chat and text completions, plain and streamed.
 
-A stream is folded twice by the same rules: whole, for a Turn (`Framed.assemble`), and for the summary from those few
-fields of all its events that it wants (`_streamed`). What stands in several events is taken from the newest that has
-it, a choice's finish reason from the first. Some servers send `message` in place of `delta`; each of its fields counts
-where no delta has it.
+A stream is folded twice by the same rules: whole, for a Turn (`Framed.assemble`), and for the summary from the few
+fields of each event that it needs (`_streamed`). A field in several events is taken from the newest that has it, a
+choice's finish reason from the first. Some servers send `message` in place of `delta`; each of its fields counts where
+no delta has it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message
 
 FAILED: Final = "error"
-"""The finish reason by which routers of models say that the model failed in the middle of its answer."""
+"""The finish reason by which model routers say that the model failed in the middle of its answer."""
 NEWEST: Final = ("id", "model", "error")
-"""Fields of the answer that chunks carry again and again."""
+"""Fields of the answer that every chunk repeats."""
 
 
 class _Calls(msgspec.Struct, gc=False):
-    """Of a message or a delta only what a head wants: text is skipped."""
+    """The fields of a message or a delta that the summary needs: text is skipped."""
 
     tool_calls: Any = None
     function_call: Any = None
 
 
 class _Choice(msgspec.Struct, gc=False):
-    """Log-probabilities and token ids are skipped."""
+    """The fields of a choice that the summary needs: log-probabilities and token ids are skipped."""
 
     index: Any = None
     finish_reason: Any = None
@@ -63,7 +63,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Answer(Said, gc=False):
-    """A plain body or a chunk."""
+    """The fields of a plain body, or of a chunk, that the summary needs."""
 
     id: Any = None
     model: Any = None
@@ -74,7 +74,7 @@ class _Answer(Said, gc=False):
 
 
 class _Pieces:
-    """What a head wants of one choice of a stream."""
+    """The fields of one choice of a stream that the summary needs."""
 
     __slots__ = ("deltas", "error", "finish_reason", "messages")
 
@@ -82,7 +82,7 @@ class _Pieces:
         self.finish_reason: Any = None
         self.error: Any = None
         self.deltas: list[_Calls] = []
-        """Those with calls."""
+        """The deltas that have tool calls."""
         self.messages: list[_Calls] = []
 
 
@@ -91,19 +91,17 @@ _function_call = attrgetter("function_call")
 
 
 class Framed(Post):
-    """The frame."""
+    """A dialect whose answers are choices in OpenAI's frame."""
 
     family = OPENAI
     last_mark = b"[DONE]"
     calls_tools: ClassVar[bool] = False
-    """Whether what a choice says may be tool calls."""
+    """True if a choice may hold tool calls."""
 
     def over(self, response: bytes) -> bool:
-        """True after `[DONE]`."""
         return last(response, 1) == [b"[DONE]"]
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream from all events."""
         asked = asked or peek(request)
         answer, pieces = _streamed(response) if stream else (_reader.body(response), list[_Pieces]())
         ends: Sequence[_Pieces | _Choice] = pieces if stream else answer.choices or ()
@@ -129,7 +127,8 @@ class Framed(Post):
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """Chunks carry the answer's own fields again and again, and pieces of its choices."""
+        """Put chunks together as a plain answer: each repeats the answer's own fields and brings pieces of its
+        choices."""
         answer: Json = {}
         pieces: dict[int, list[Json]] = {}
         for chunk in chunks(body, problems):
@@ -143,22 +142,21 @@ class Framed(Post):
 
     @abstractmethod
     def fold(self, index: int, pieces: list[Json]) -> Json:
-        """The pieces of one choice as a choice of a plain answer."""
+        """Put the pieces of one choice together as a choice of a plain answer."""
 
     @abstractmethod
-    def message(self, choice: Json) -> Message:
-        """What a choice says."""
+    def message(self, choice: Json) -> Message: ...
 
     def choices(self, answer: Json) -> list[Choice]:
-        """As many as there are, by index."""
+        """The choices, ordered by index."""
         return choices_of(answer.get("choices"), self.message, "finish_reason")
 
     def usage(self, answer: Json) -> Usage | None:
-        """As reported."""
         return openai_usage(answer)
 
     def error(self, answer: Json) -> str | None:
-        """Also that of a choice, or the finish reason that says that there was one."""
+        """The error of the answer or of a choice, or that a finish reason says that there was one; None if there is
+        none."""
         choices = objs(answer.get("choices"))
         told = (error_message({"error": choice.get("error")}) for choice in choices)
         found = error_message(answer) or next(filter(None, told), None)
@@ -167,7 +165,7 @@ class Framed(Post):
 
 
 def _streamed(response: bytes) -> tuple[_Answer, list[_Pieces]]:
-    """A stream's chunks as one, and its choices. No function is called for a chunk."""
+    """The chunks of a stream as one, and its choices. No function is called for a chunk."""
     choices = {0: _Pieces()}
     id = model = tier = error = None
     counted: list[_Answer] = []
@@ -204,7 +202,7 @@ def _streamed(response: bytes) -> tuple[_Answer, list[_Pieces]]:
 
 
 def _called(choice: _Pieces | _Choice) -> int:
-    """How many calls it makes."""
+    """The number of tool calls of a choice."""
     if isinstance(choice, _Choice):
         said = choice.message
         if said is None or not (said.tool_calls or said.function_call):

@@ -1,9 +1,9 @@
 """Google's Gemini: `POST /v1beta/models/{model}:generateContent` and its like, also below a Vertex project.
 
 The model stands in the path. A stream is a list of answers, each with the next parts: as events with `?alt=sse`, else
-as one JSON array, which is no stream to HTTP. Fields are camelCase or snake_case, since protobuf's JSON reads either,
-and where a list is due one object will do. Thoughts are parts marked as such; they are not in `candidatesTokenCount`.
-Function calls have an id only in newer versions. Tool results stay where they are, in a user's message.
+as one JSON array, which HTTP does not mark as a stream. Fields are camelCase or snake_case, since protobuf's JSON reads
+either, and one object may stand for a list. Thoughts are parts marked as such; they are not in `candidatesTokenCount`.
+Function calls have an id only in newer versions. Tool results stay in a user's message, as they are sent.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Tool(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """Of a request what is text of its maker's."""
+    """The fields of a request whose texts may be prompts: the system instruction and the tools' descriptions."""
 
     systemInstruction: _Content | None = None
     system_instruction: _Content | None = None
@@ -92,7 +92,7 @@ class _Candidate(msgspec.Struct, gc=False):
 
 
 class _Answer(Said, gc=False):
-    """Of an answer only what a head wants."""
+    """The fields of an answer that the summary needs."""
 
     responseId: Any = None
     modelVersion: Any = None
@@ -102,7 +102,7 @@ class _Answer(Said, gc=False):
 
 
 class _Pieces:
-    """What a head wants of one candidate of a stream."""
+    """The fields of one candidate of a stream that the summary needs."""
 
     __slots__ = ("calls", "finish", "grounded")
 
@@ -117,13 +117,11 @@ _reader = StreamReader(_Answer)
 
 
 class Gemini(Post):
-    """generateContent and streamGenerateContent."""
-
     name = "gemini"
     family = GEMINI
     families: tuple[Family, ...] = (VERTEX,)
     routes: ClassVar[frozenset[str]] = frozenset({"generateContent", "streamGenerateContent"})
-    """The methods that a model in the path is asked for."""
+    """The methods of a model in the path."""
     apart: ClassVar[frozenset[str]] = frozenset(
         {"contents", "systemInstruction", "system_instruction", "tools", "model", "generationConfig"}
     )
@@ -135,16 +133,16 @@ class Gemini(Post):
     id: ClassVar[str] = "responseId"
 
     def matches(self, method: str, path: str) -> bool:
-        """True for a POST to one of its methods of a model."""
+        """True for a POST to one of these methods of a model."""
         found = _ROUTE.fullmatch(path)
         return method == "POST" and found is not None and found[3] in self.routes
 
     def peek(self, request: bytes) -> Peek | None:
-        """Nothing: its model stands in the path."""
+        """None: the model stands in the path."""
         return None
 
     def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
-        """The model in the path; a tuned one with its collection, as its name is written."""
+        """The model in the path; a tuned model with its collection, as in its resource name."""
         found = _ROUTE.fullmatch(path.partition("?")[0])
         if found is None:
             return None
@@ -152,7 +150,6 @@ class Gemini(Post):
         return label(name if found[1] == "models" else f"{found[1]}/{name}")
 
     def asks_stream(self, request: bytes, path: str) -> bool:
-        """Its method says so."""
         return ":streamGenerateContent" in path
 
     def quoted_system(self, request: bytes) -> Pointed:
@@ -160,7 +157,7 @@ class Gemini(Post):
         return _instructions(request), None
 
     def quoted_descriptions(self, request: bytes) -> Iterator[Quoted]:
-        """Of function declarations."""
+        """The descriptions of function declarations."""
         for asked, path in _requests(request):
             for tool, at in _listed(asked.tools, (*path, "tools")):
                 for key in ("functionDeclarations", "function_declarations"):
@@ -169,7 +166,6 @@ class Gemini(Post):
                         yield from quoted_tool(function, place)
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream from all events."""
         if stream:
             answer, candidates = _streamed(chain.from_iterable(_reader.events(response)))
         else:
@@ -194,7 +190,8 @@ class Gemini(Post):
         )
 
     def _ended(self, request: bytes, answer: _Answer, candidates: list[_Pieces]) -> bool:
-        """There is no last event: it has ended when every candidate has, or the prompt was blocked."""
+        """True if the stream is complete. There is no last event: it is complete when every candidate has a finish
+        reason, or when the prompt was blocked."""
         if obj(answer.promptFeedback).get("blockReason"):
             return True
         asked = obj(obj(loads(request)).get("generationConfig")) if b'"candidateCount"' in request else Json()
@@ -213,48 +210,47 @@ class Gemini(Post):
         return folded(objs(value), problems)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """Events, each an answer with the next parts."""
+        """Fold events, each an answer with the next parts, into one answer."""
         return folded(list(chunks(body, problems)), problems)
 
     def instructed(self, said: bytes) -> bytes:
-        """An item that stands in none of its lists."""
+        """Instructions as an item: an object that is in none of the request's lists."""
         return b'{"systemInstruction":' + said + b"}"
 
     def source(self, item: bytes) -> bytes:
-        """Fingerprint source of the message that the item is."""
+        """Fingerprint source of the message in an item."""
         wire = obj(loads(item))
         told = wire if "systemInstruction" in wire else {"contents": [wire]}
         return b"".join(map(fingerprint, Gemini.messages(self, told, [])))
 
     def sampling(self, asked: Json) -> Json:
-        """The generation's configuration, and whatever stands beside it."""
+        """The generation's configuration, and all other fields of the request that are no content."""
         return obj(asked.get("generationConfig")) | super().sampling(asked)
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """The system instruction, then one for one."""
+        """The system instruction, then each content of the request."""
         instruction = message_of(obj(field(asked, "systemInstruction")), "system")
         return headed(instruction.parts, [message_of(obj(it), "user") for it in items(asked.get("contents"))])
 
     def tools(self, asked: Json) -> list[Tool]:
-        """Functions by name, Google's own by their field."""
+        """Functions by name, Google's own tools by their field."""
         return [it for tool in items(asked.get("tools")) for it in tools_of(obj(tool))]
 
     def choices(self, answer: Json) -> list[Choice]:
-        """The candidates."""
         return choices_of(
             answer.get("candidates"), lambda it: message_of(obj(it.get("content")), "model"), "finishReason"
         )
 
     def usage(self, answer: Json) -> Usage | None:
-        """As reported, thoughts added to the output."""
+        """Usage as reported, thoughts added to the output."""
         return gemini_usage(answer)
 
     def server_tools(self, asked: Json) -> list[str]:
-        """All but functions, by their field."""
+        """All tools but functions, by their field."""
         return [key for tool in objs(items(asked.get("tools"))) for key in tool if "unction" not in key]
 
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
-        """The first candidate's content, and a user's content of all results."""
+        """The first candidate's content, and one user's content with all results."""
         content = obj(next(iter(objs(answer.get("candidates"))), Json()).get("content"))
         calls = [obj(part.get("functionCall") or part.get("function_call")) for part in objs(content.get("parts"))]
         calls = [call for call in calls if call]
@@ -264,7 +260,7 @@ class Gemini(Post):
 
 
 class GeminiCount(Gemini):
-    """Token counting: a request of contents, or a whole request inside, and an answer of one number."""
+    """Token counting: the request has contents, or a whole request inside; the answer is one number."""
 
     name = "gemini_count_tokens"
     answers = generates = uses_tokens = False
@@ -272,15 +268,15 @@ class GeminiCount(Gemini):
     routes: ClassVar[frozenset[str]] = frozenset({"countTokens"})
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Nothing was made."""
+        """No more than the failure: nothing is generated."""
         return Facts(failed=None if stream else body_failed(_reader.body(response)))
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """Those that are counted."""
+        """The messages that are counted."""
         return super().messages(obj(field(asked, "generateContentRequest")) or asked, problems)
 
     def usage(self, answer: Json) -> Usage | None:
-        """None was used."""
+        """None: no tokens are used."""
         return None
 
 
@@ -294,19 +290,19 @@ class GeminiEmbeddings(Gemini):
     apart: ClassVar[frozenset[str]] = Gemini.apart | {"content", "requests"}
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """What it cost, where that is said."""
+        """Usage, where it is reported, and failure."""
         answer = _reader.body(response)
         return Facts(
             usage=gemini_usage({"usageMetadata": answer.usageMetadata}), failed=None if stream else body_failed(answer)
         )
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """A user's message per content."""
+        """One user's message per content."""
         items = [obj(it.get("content")) for it in [asked, *objs(asked.get("requests"))] if it.get("content")]
         return [message_of(item, "user") for item in items]
 
     def conversation(self, request: bytes) -> list[bytes]:
-        """None: what is embedded is no conversation."""
+        """None: embedded texts are no conversation."""
         return []
 
     def items(self, request: bytes) -> Items:
@@ -335,7 +331,7 @@ def _requests(request: bytes) -> Iterator[tuple[_Request, Path]]:
 
 
 def _listed(items: Any, path: Path) -> Iterator[tuple[Any, Path]]:
-    """Items and where they stand; one object stands for a list of it."""
+    """Items and their paths; one object stands for a list of one."""
     if isinstance(items, list):
         yield from ((item, (*path, at)) for at, item in enumerate(arr(items)))
     elif items is not None:
@@ -343,8 +339,8 @@ def _listed(items: Any, path: Path) -> Iterator[tuple[Any, Path]]:
 
 
 def _streamed(answers: Iterable[_Answer], plain: bool = False) -> tuple[_Answer, list[_Pieces]]:
-    """The answers of a stream as one, and its candidates. No function is called for a text. `plain`: it is one answer,
-    whose candidates are as many as they are."""
+    """The answers of a stream as one, and its candidates. No function is called for a text. `plain`: there is one
+    answer, all of whose candidates count."""
     whole, candidates = _Answer(), dict[int, _Pieces]()
     for answer in answers:
         whole.responseId, whole.modelVersion = (
@@ -372,7 +368,7 @@ def _streamed(answers: Iterable[_Answer], plain: bool = False) -> tuple[_Answer,
 
 
 def _array(response: bytes) -> list[_Answer]:
-    """The answers of a stream that is one JSON array; none where it ended early."""
+    """The answers of a stream that is one JSON array; empty where the array ended early."""
     value = loads(response)
     return [fitted(_Answer, it) for it in objs(value)] if isinstance(value, list) else []
 

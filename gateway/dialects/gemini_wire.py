@@ -1,4 +1,4 @@
-"""Gemini's wire objects as what a Turn is made of, and the pieces of a stream as one answer."""
+"""Gemini's wire objects as the parts of a Turn, and the pieces of a stream as one answer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROLES = {"model": "assistant", "function": "tool"}
 MEDIA = ("inlineData", "fileData")
 _PIECE = frozenset({"args", "partialArgs", "partial_args", "willContinue", "will_continue"})
 _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d{1,6})\]|\[(["'])(.*?)\3\]""")
-"""A step of a JSONPath: a name behind a point, a place in a list, or a name in quotes."""
+"""A step of a JSONPath: a name after a dot, an index of a list, or a name in quotes."""
 _VALUES = ("stringValue", "numberValue", "boolValue", "structValue", "listValue", "value")
-"""Where the value of a partial argument stands; without any of them it is null."""
+"""The fields that hold a partial argument's value; without any of them it is null."""
 
 
 def folded(answers: list[Json], problems: list[str]) -> Json:
-    """The answers of a stream as one: the newest of what stands in each, and all parts of each candidate."""
+    """The answers of a stream as one: the newest value of each field, and all parts of each candidate."""
     whole: Json = {}
     pieces: dict[int, list[Json]] = {}
     for answer in answers:
@@ -69,28 +69,28 @@ def _joined(group: list[Any]) -> Any:
 
 
 def _goes_on(one: Json, other: Json) -> bool:
-    """Whether two parts are pieces of one text."""
+    """True if two parts are pieces of one text."""
     alone = {*one, *other} <= {"text", "thought"} and one.get("thought") == other.get("thought")
     return alone and isinstance(one.get("text"), str) and isinstance(other.get("text"), str)
 
 
 class StreamedCalls:
-    """The function calls of a candidate. One that is not whole says so (`willContinue`), and those without a name, or
-    with its own, go on with it: their `partialArgs` set values of its arguments, each by its path."""
+    """The function calls of a candidate. An incomplete call says so (`willContinue`); the next ones without a name, or
+    with the same name, continue it: their `partialArgs` set values of its arguments, each by its path."""
 
     __slots__ = ("_open", "_paths", "begun", "made")
 
     def __init__(self) -> None:
         self.made: list[Json] = []
-        """All of them, as plain answers have them."""
+        """All calls, as plain answers have them."""
         self.begun: Json | None = None
-        """The newest, until more of it comes."""
+        """The newest call, until a piece continues it."""
         self._open: Json | None = None
         self._paths: set[str] = set()
-        """Those whose text goes on."""
+        """The paths whose text the next piece continues."""
 
     def add(self, piece: Json) -> Json | None:
-        """The call that a piece begins or goes on with; None where it is no call."""
+        """Return the call that a piece begins or continues; None where the piece is no call."""
         call, self.begun = self._open, None
         names = (None, "", call.get("name")) if call is not None else ()
         if call is None or piece.get("name") not in names or piece.get("id") not in (None, call.get("id")):
@@ -121,7 +121,8 @@ class StreamedCalls:
 
 
 def set_at(root: Json, keys: list[str | int], value: Any, more: bool) -> None:
-    """Sets the value at a path, making what is not there yet. `more`: a text goes on with the one that stands there."""
+    """Set the value at a path, making the objects and lists that are missing. `more`: a text is appended to the text at
+    that path."""
     place: Any = root
     for key, below in zip(keys, [*keys[1:], None], strict=True):
         listed = isinstance(place, list)
@@ -138,12 +139,12 @@ def set_at(root: Json, keys: list[str | int], value: Any, more: bool) -> None:
 
 
 def items(value: Any) -> Iterable[Any]:
-    """What stands in a list, or the one thing that stands for it."""
+    """The items of a list; one object stands for a list of one, None for an empty one."""
     return arr(value) if isinstance(value, list) else [] if value is None else [value]
 
 
 def field(wire: Json, name: str) -> Any:
-    """A field by its camelCase name, or by the snake_case one."""
+    """A field by its camelCase or its snake_case name."""
     return wire[name] if name in wire else wire.get(snake(name))
 
 
@@ -161,7 +162,7 @@ def message_of(wire: Json, role: str) -> Message:
 
 
 def parts_of(item: Any) -> list[Part]:
-    """A part as a part of a message; none for an empty text."""
+    """A wire part as message parts; none for an empty text."""
     wire = obj(item)
     call, result = obj(field(wire, "functionCall")), obj(field(wire, "functionResponse"))
     said = text(wire.get("text"))

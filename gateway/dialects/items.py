@@ -1,7 +1,7 @@
 """A conversation as it stands in a request: the raw JSON of each of its items, cut out without making objects of them.
 
-A request of common size is cut by msgspec in one pass, which gives in the same pass what a summary needs of it. msgspec
-does not let other threads run meanwhile, so one larger than `LARGE` is cut by `skim`, for a thread: it walks through
+A request of common size is cut by msgspec in one pass, which also reads the fields that the summary needs. msgspec does
+not let other threads run meanwhile, so a request larger than `LARGE` is cut by `skim`, in a thread: it walks through
 the body in steps of well below a millisecond each, at a tenth of the speed.
 """
 
@@ -16,31 +16,31 @@ from penstock.gateway.dialects.json_scan import elements, members
 from penstock.gateway.dialects.loose_json import UNREADABLE, Peek, arr, is_bulky, peek, peek_of, peeked, repaired
 
 LARGE: Final = 256 << 10
-"""Bytes of a request above which cutting it would hold others up."""
+"""Bytes of a request above which msgspec would delay other calls."""
 ANSWERS: Final = ("_call_output", "_approval_response")
-"""How the types of those items end with which a client answers the model, where items have types."""
+"""Ends of the types of those items by which a client answers the model, where items have types."""
 MOST_ITEMS: Final = 1 << 16
-"""Items of a conversation, and members of a request, that are read of a large one."""
+"""Most items of a conversation, and most members of a request, that are read of a large request."""
 
 T = TypeVar("T")
 Values = dict[str, "msgspec.Raw | list[msgspec.Raw]"]
-"""Members of a request by name, as raw JSON; of those that are lists the items."""
+"""Members of a request by name: raw JSON, or for a list, the raw JSON of its items."""
 
 
 class Items(NamedTuple):
-    """What a request holds."""
+    """The items of a request's conversation."""
 
     asked: Peek | None
-    """What was read of it besides."""
+    """The fields that the summary needs; None where nothing was read."""
     raw: list[msgspec.Raw]
-    """The items of its conversation as JSON objects, oldest first. They hold the whole request."""
+    """The items as JSON objects, oldest first. They hold the whole request in memory."""
     previous: str | None = None
-    """The id of the response that they go on from, where they are not the whole conversation."""
+    """The id of the response that the items continue, where they are not the whole conversation."""
 
 
 def cutter(kind: type[Peek]) -> Callable[[bytes], tuple[Peek, Values]]:
-    """A function that reads requests: `kind` has a field more than `Peek` for each member that tells the conversation,
-    of type `msgspec.Raw`, a list of it, or what msgspec can write again."""
+    """Return a function that reads requests. `kind` extends `Peek` by a field for each member that belongs to the
+    conversation, of type `msgspec.Raw`, a list of it, or a type that msgspec can write again."""
     decode = msgspec.json.Decoder(kind).decode
     wanted = frozenset(kind.__struct_fields__)
     names = tuple(wanted - set(Peek.__struct_fields__))
@@ -55,7 +55,7 @@ def cutter(kind: type[Peek]) -> Callable[[bytes], tuple[Peek, Values]]:
                 asked = repaired(decode, body)
             except UNREADABLE:
                 return peek(body), {}
-            # The items as they stand in the body, so that it can become a stem.
+            # The items are taken as they stand in the body, so that the body can become a stem.
             return peeked(asked), _skimmed(body, wanted)[1]
         values: Values = {}
         for name in names:
@@ -73,7 +73,7 @@ def _raw(value: Any) -> msgspec.Raw | list[msgspec.Raw]:
 
 
 def whole(value: msgspec.Raw | list[msgspec.Raw] | None) -> bytes:
-    """A member as JSON; nothing where there is none."""
+    """A member as JSON; empty where there is none."""
     if isinstance(value, list):
         return b"[" + b",".join(map(bytes, value)) + b"]"
     return b"" if value is None else bytes(value)
@@ -88,8 +88,8 @@ def _skimmed(body: bytes, names: frozenset[str]) -> tuple[Peek, Values]:
 
 
 def skim(body: bytes, names: frozenset[str]) -> Values:
-    """The members of a JSON object that have these names; raises `ValueError` where the body is none. What lies between
-    its brackets is not checked."""
+    """The members of a JSON object that have these names; raises `ValueError` where the body is no object. The text
+    between its brackets is not checked."""
     if is_bulky(body):
         raise ValueError("it holds more than is read")
     found: Values = {}
@@ -103,7 +103,7 @@ def skim(body: bytes, names: frozenset[str]) -> Values:
 
 
 def _bounded(parts: Iterator[T]) -> Iterator[T]:
-    """No more than a conversation has: its thread reads the next request after this one."""
+    """Limit parts to `MOST_ITEMS`, since the same thread reads the next requests; raises `ValueError` beyond."""
     for number, part in enumerate(parts):
         if number == MOST_ITEMS:
             raise ValueError(f"it holds more than {MOST_ITEMS} items")

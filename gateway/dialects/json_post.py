@@ -1,7 +1,7 @@
-"""What the dialects share whose calls are one JSON object posted and one answer, plain or streamed.
+"""The base of dialects whose calls POST one JSON object and get one answer, plain or streamed.
 
-A dialect is then a handful of pure functions over wire objects. A stream is folded by `assemble` into the very body
-that a plain call would have had, so that there is one reading of an answer and not two.
+Such a dialect is a handful of pure functions over wire objects. `assemble` folds a stream into the body that a plain
+call would have had, so that answers are read in one way and not in two.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
 MODEL = ("assistant", "model")
-"""The roles in which a model speaks."""
+"""The roles of the model's own messages."""
 
 
 class _Made(msgspec.Struct):
@@ -47,11 +47,11 @@ _made = lenient(_Made)
 
 
 class Post(Dialect):
-    """Base of the dialects that are posted."""
+    """Base of the dialects whose calls POST one JSON object."""
 
     answers = generates = uses_tokens = True
     routes: ClassVar[frozenset[str]]
-    """Its paths; a base URL may or may not end in /v1."""
+    """The dialect's paths; each with and without /v1, since a base URL may end in it or not."""
     apart: ClassVar[frozenset[str]]
     """The request's fields that are no sampling parameters."""
     cut: Callable[[bytes], tuple[Peek, Values]] = staticmethod(cutter(Peek))
@@ -59,17 +59,16 @@ class Post(Dialect):
     client_tools: ClassVar[tuple[str, ...]] = ()
     """Beginnings of the types of tools that the client runs itself."""
     untyped_tool: ClassVar[str] = "function"
-    """The type of a tool that does not say it."""
+    """The type of a tool that names none."""
     served: ClassVar[str] = "model"
     id: ClassVar[str] = "id"
-    """The answer's fields for the model that it is from, and for its id."""
+    """The answer's fields for the model that served it, and for its id."""
 
     def matches(self, method: str, path: str) -> bool:
-        """True for a POST to exactly one of its routes."""
+        """True for a POST to exactly one of the routes."""
         return method == "POST" and path in self.routes
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
-        """The whole exchange."""
         problems: list[str] = []
         asked = document(request, "request", problems)
         answer = self.answer(response, stream, problems)
@@ -92,7 +91,7 @@ class Post(Dialect):
         )
 
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
-        """What stands behind the last item that the model made, and the answer."""
+        """The passages of the items after the last one that the model made, and those of the answer."""
         asked = self.added(request, whole)
         answer = self.answer(response, stream, []) if response else Json()
         error = self.error(answer)
@@ -103,9 +102,9 @@ class Post(Dialect):
         )
 
     def added(self, request: bytes, whole: Callable[[], bool]) -> Json | None:
-        """A request with what it adds to the conversation; None if it cannot be read."""
+        """A request reduced to the items that it adds to the conversation; None if it cannot be read."""
         items = self.items(request).raw if self.conversation_field else []
-        # What stands in the model's name at the end was put there for it to go on with: that is new.
+        # Messages in the model's role at the end were put there for the model to continue (a prefill): they are new.
         asked = next((at for at in range(len(items), 0, -1) if not self.made(items[at - 1])), 0)
         begins = next((at for at in range(asked, 0, -1) if self.made(items[at - 1])), 0)
         if begins and not whole():
@@ -114,35 +113,33 @@ class Post(Dialect):
         return obj(whole_request) if isinstance(whole_request, dict) or not request else None
 
     def made(self, item: msgspec.Raw) -> bool:
-        """Whether the model made this item of a conversation."""
+        """True if the model made this item of a conversation."""
         return _made(item).role in MODEL
 
     def asked_passages(self, asked: Json) -> Iterable[Passage]:
-        """Those of a request."""
         return (passage for message in self.messages(asked, []) for passage in of_message(message, False))
 
     def answer_passages(self, answer: Json) -> Iterable[Passage]:
-        """Those of an answer."""
         return (passage for choice in self.choices(answer) for passage in of_message(choice.message, True))
 
     def system_texts(self, request: bytes) -> Texts:
-        """Those that `quoted_system` points at."""
+        """The texts that `quoted_system` points at."""
         return texts(request, self.quoted_system)
 
     def tool_texts(self, request: bytes) -> list[Place]:
-        """Those that `quoted_descriptions` points at."""
+        """The texts that `quoted_descriptions` points at."""
         return texts(request, lambda body: (self.quoted_descriptions(body), None)).places
 
     def quoted_system(self, request: bytes) -> Pointed:
-        """The strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        """Point at the strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
         return (), None
 
     def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
-        """The strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        """Point at the strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
         return ()
 
     def conversation(self, request: bytes) -> list[bytes]:
-        """A fingerprint source per message, where the items of a conversation are listed at all."""
+        """One fingerprint source per message; none where the dialect's requests list no conversation."""
         said = self.messages(obj(loads(request)), []) if self.conversation_field else []
         sources = [fingerprint(message) for message in said]
         return [source for source in sources if source]
@@ -153,12 +150,12 @@ class Post(Dialect):
         return fingerprint(choices[0].message) if choices else b""
 
     def items(self, request: bytes) -> Items:
-        """The instructions, then one for one."""
+        """The instructions, then each item of the conversation."""
         asked, values = self.cut(request)
         return Items(asked, self.listed(values))
 
     def listed(self, values: Values) -> list[msgspec.Raw]:
-        """The items in what was read of a request."""
+        """The items among the members that were read of a request."""
         turns = values.get(self.conversation_field)
         said = [whole(values[name]) for name in self.instructions if name in values]
         before = [msgspec.Raw(self.instructed(it)) for it in said if it not in (b"", b"null", b'""', b"[]")]
@@ -170,21 +167,21 @@ class Post(Dialect):
         return [*before, msgspec.Raw(one)] if one.startswith(b"{") else before
 
     def instructed(self, said: bytes) -> bytes:
-        """Instructions as an item."""
+        """Instructions as an item of the conversation."""
         return b'{"role":"system","content":' + said + b"}"
 
     def source(self, item: bytes) -> bytes:
-        """Fingerprint source of the message that the item is."""
+        """Fingerprint source of the message in an item."""
         wire = loads(item)
         return plain(wire) or b"".join(map(fingerprint, self.messages({self.conversation_field: [wire]}, [])))
 
     def replies(self, response: bytes, stream: bool) -> list[bytes]:
-        """That of the first choice."""
+        """Fingerprint source of the first choice, as a list."""
         said = self.reply(response, stream)
         return [said] if said else []
 
     def server_tools(self, asked: Json) -> list[str]:
-        """By their types: those of no type that clients run."""
+        """The types of tools that clients do not run."""
         offered = asked.get("tools")
         kinds = [
             text(tool.get("type")) or self.untyped_tool
@@ -193,15 +190,16 @@ class Post(Dialect):
         return [kind for kind in kinds if not kind.startswith(self.client_tools)]
 
     def continued(self, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json] | None:
-        """As `next_items` says it, however the answer was sent."""
+        """`next_items` of an answer, plain or streamed."""
         return self.next_items(self.answer(response, stream, []), results)
 
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
-        """What stands in the next request for an answer and its results; nothing can unless a dialect says how."""
+        """The items that stand for an answer and its results in the next request; None unless a dialect overrides
+        it."""
         return None
 
     def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
-        """The body of a plain answer, however it was sent."""
+        """The body of a plain answer, also of one that was streamed."""
         return self.assemble(response, problems) if stream else document(response, "response", problems)
 
     def sampling(self, asked: Json) -> Json:
@@ -209,12 +207,12 @@ class Post(Dialect):
         return {key: value for key, value in asked.items() if key not in self.apart}
 
     def forced(self, asked: Json) -> str | None:
-        """What of a request makes a grammar force tokens."""
+        """The field of a request that makes a grammar force tokens; None if nothing does."""
         return forced(asked)
 
     @abstractmethod
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """A stream, folded into the body of a plain answer."""
+        """Fold a stream into the body of a plain answer."""
 
     @abstractmethod
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
@@ -233,7 +231,7 @@ class Post(Dialect):
         """The token counts of an answer."""
 
     def error(self, answer: Json) -> str | None:
-        """Why an answer is none."""
+        """The error message of an answer; None if it is no error."""
         return error_message(answer)
 
 
@@ -243,8 +241,8 @@ def routes(*paths: str) -> frozenset[str]:
 
 
 def choices_of(items: Any, message: Callable[[Json], Message], finish: str) -> list[Choice]:
-    """The choices in a list, each with its index, or its place where it has none. `message`: makes the message of one;
-    `finish`: the field of its finish reason."""
+    """The choices in a list, each with its index, or its place where it has none. `message` makes the message of a
+    choice; `finish` is the field of its finish reason."""
     return [
         Choice(
             index=at if (index := count(item.get("index"))) is None else index,

@@ -1,11 +1,13 @@
-"""Where values stand in JSON, and JSON that decoders refuse although clients and servers write it. Pure, iterative.
+"""Offsets of values in JSON, and copies of JSON that decoders refuse although clients and servers write it. Pure,
+iterative.
 
 `members`, `elements` and `value_end` walk through a text in steps of well below a millisecond each, however deep it is
-nested. What lies between its brackets is not checked.
+nested. The text between brackets is not checked.
 
 msgspec and orjson refuse half a surrogate pair, a byte order mark, bytes that are no UTF-8, `NaN`, `Infinity`, numbers
 beyond a double and more than about a thousand levels. Other parsers take them, and so do engines. `readable` and
-`shallow` make a copy that can be read and is as long as the text, so an offset into it is one into the text as well.
+`shallow` make a copy that can be read and is as long as the text, so an offset in the copy is valid in the text as
+well.
 """
 
 from __future__ import annotations
@@ -18,20 +20,21 @@ from typing import Final
 
 BOM: Final = b"\xef\xbb\xbf"
 DEEPEST: Final = 100
-"""Levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around it included."""
+"""Most levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around the value
+included."""
 MOST_LEVELS: Final = 20_000
-"""A text of more is not read: each level takes a microsecond, in which nothing else runs."""
+"""A text with more levels is not read: each takes a microsecond, in which nothing else runs."""
 _STEP: Final = 64 << 10
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 _BLANK: Final = re.compile(rb"[ \t\n\r]*")
 _SCALAR: Final = re.compile(rb"[^ \t\n\r,\]}]+")
 _TEXT: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _FLAT: Final = re.compile(rb'(?:[^"{}\[\]]++|%b)*+' % _STRING, re.DOTALL)
-"""What stands before the next bracket; ends early at a string that is longer than the step."""
+"""Matches the text before the next bracket; ends early at a string that is longer than the step."""
 _BRACKET: Final = re.compile(rb'(?:[^"{}\[\]]++|%b)*+([{}\[\]])' % _STRING, re.DOTALL)
 _OPEN: Final = (b"{", b"[")
 _HALVES: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-"""Half a surrogate pair as bytes, which no UTF-8 has."""
+"""Half a surrogate pair as bytes, which valid UTF-8 never has."""
 _SURROGATE: Final = re.compile(
     rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?+|[dD][c-fC-F][0-9a-fA-F]{2})"
 )
@@ -47,8 +50,8 @@ _NUMBER: Final = re.compile(rb"-?(?:Infinity|[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[
 
 
 def members(body: bytes, at: int = 0) -> Iterator[tuple[str, int, int]]:
-    """Names of the members of the object at an offset, and where their values begin and end. Raises `ValueError` where
-    that is none."""
+    """(name, start of the value, end of the value) of each member of the object at an offset. Raises `ValueError` where
+    there is no object."""
     at = _expect(body, at or _begin(body), b"{")
     while body[(at := _blank(body, at)) : at + 1] == b'"':
         end = _string(body, at + 1)
@@ -64,7 +67,7 @@ def members(body: bytes, at: int = 0) -> Iterator[tuple[str, int, int]]:
 
 
 def elements(body: bytes, at: int = 0) -> Iterator[tuple[int, int]]:
-    """Where the elements of the list at an offset begin and end. Raises `ValueError` where that is none."""
+    """(start, end) of each element of the list at an offset. Raises `ValueError` where there is no list."""
     at = _blank(body, _expect(body, at or _begin(body), b"["))
     while body[at : at + 1] != b"]":
         end = value_end(body, at)
@@ -77,7 +80,7 @@ def elements(body: bytes, at: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def value_end(body: bytes, at: int) -> int:
-    """Where the value that begins at an offset ends. Raises `ValueError`."""
+    """The end of the value that begins at an offset. Raises `ValueError`."""
     first = body[at : at + 1]
     if first == b'"':
         return _string(body, at + 1)
@@ -97,7 +100,7 @@ def value_end(body: bytes, at: int) -> int:
 
 
 def _brackets(body: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """The brackets from an offset on, and where each ends. Raises `ValueError` for a string without end."""
+    """(bracket, its end) of each bracket from an offset on. Raises `ValueError` for a string without end."""
     while True:
         found = _FLAT.match(body, at, at + _STEP)
         at = at if found is None else found.end()
@@ -139,7 +142,8 @@ def _expect(body: bytes, at: int, mark: bytes) -> int:
 
 
 def _string(body: bytes, at: int) -> int:
-    """Where the string ends whose first character stands here."""
+    """The end of the string whose first character after the quote is at this offset; raises `ValueError` where it has
+    none."""
     while at < len(body):
         quote = body.find(b'"', at, at + _STEP)
         end = min(at + _STEP, len(body)) if quote < 0 else quote
@@ -158,14 +162,14 @@ def _string(body: bytes, at: int) -> int:
 
 
 def with_characters(body: bytes) -> bytes:
-    """The text, as long as it is, with U+FFFD for halves of characters and bytes that are no UTF-8, and without a byte
+    """The text at the same length, with U+FFFD for half surrogate pairs and bytes that are no UTF-8, and without a byte
     order mark; the same object where it has none of these."""
     return _whole(_utf8(b"   " + body[len(BOM) :] if body.startswith(BOM) else body))
 
 
 def readable(body: bytes) -> bytes:
-    """The text as decoders take it, as long as it is; the same object where nothing in it is unusual. What cannot be
-    written becomes U+FFFD, and `NaN` and `Infinity` empty lists, which no reader takes for a number."""
+    """The text at the same length, as decoders take it; the same object where nothing in it is unusual. Characters that
+    cannot be written become U+FFFD, and `NaN` and `Infinity` become empty lists, which no reader takes for a number."""
     body = with_characters(body)
     return finite(body) if b"NaN" in body or b"Infinity" in body else body
 
@@ -180,18 +184,18 @@ def _utf8(body: bytes) -> bytes:
 
 
 def whole_bytes(body: bytes) -> bytes:
-    """A text, as long as it is, without half surrogate pairs that are written as bytes."""
+    """A text at the same length, without half surrogate pairs that are written as bytes."""
     return _HALVES.sub("\ufffd".encode(), body)
 
 
 def _whole(body: bytes) -> bytes:
-    """The text without escapes of half a surrogate pair."""
+    """The text with U+FFFD for escapes of half a surrogate pair."""
     made: bytearray | None = None
     for found in _SURROGATE.finditer(body):
         begin = at = found.start()
         while at and body[at - 1] == 0x5C:
             at -= 1
-        # Behind an odd number of backslashes there is no escape, but the backslash of one.
+        # After an odd number of backslashes, this one belongs to the escape of a backslash.
         if ((begin - at) % 2 == 0) == (found[1] is None):
             made = made or bytearray(body)
             made[found.end() - 6 : found.end()] = b"\\ufffd"
@@ -199,8 +203,8 @@ def _whole(body: bytes) -> bytes:
 
 
 def finite(body: bytes) -> bytes:
-    """The text, as long as it is, with `NaN`, `Infinity` and numbers beyond a double replaced; the last ones by a very
-    large one. It is left alone from where it is no JSON on."""
+    """The text at the same length, with `NaN`, `Infinity` and numbers beyond a double replaced, such a number by a very
+    large one. The text is unchanged from the point where it is no JSON."""
     pieces, done, at = list[bytes](), 0, 0
     while (usual := _USUAL.match(body, at)) is not None and (found := _NUMBER.match(body, usual.end())) is not None:
         at = found.end()
@@ -211,12 +215,12 @@ def finite(body: bytes) -> bytes:
 
 
 def has_large_numbers(body: bytes) -> bool:
-    """Whether a number in it may be beyond a double."""
+    """True if a number in the text may be beyond a double."""
     return _LARGE.search(body) is not None
 
 
 def _instead(number: bytes) -> bytes | None:
-    """What is as long, to its last byte; None for a number that stays."""
+    """A replacement of the same length; None for a number that stays."""
     if number[-1:] in b"Ny":
         return b"[" + b"]".rjust(len(number) - 1)
     sign = b"-" if number.startswith(b"-") else b""
@@ -224,7 +228,7 @@ def _instead(number: bytes) -> bytes | None:
 
 
 def shallow(body: bytes) -> bytes:
-    """The text, as long as it is, without what is nested deeper than `DEEPEST` levels: lists and objects of the next
+    """The text at the same length, without values nested deeper than `DEEPEST` levels: lists and objects of the next
     level are empty; the same object where there are none. Raises `ValueError` beyond `MOST_LEVELS`."""
     made: bytearray | None = None
     depth = begun = 0

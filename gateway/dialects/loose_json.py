@@ -1,6 +1,6 @@
 """Access to JSON that may be anything: every function takes any value and none of them raises.
 
-A provider's body is read through these, so that an odd value is an absent one and never an exception.
+A provider's body is read through these, so that an odd value counts as absent and never raises.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 UNREADABLE = (ValueError, RecursionError)
-"""What msgspec and orjson raise on bytes that are no JSON, or are nested too deep."""
+"""The exceptions of msgspec and orjson for bytes that are no JSON, or are nested too deep."""
 
 MOST_OBJECTS = 1 << 20
 MOST_VALUES = 1 << 22
-"""Objects and arrays, and values, of a body that is read. Three bytes of JSON can stand for two hundred of memory, and
-for a microsecond in which nothing else runs."""
+"""Most objects and arrays, and most values, of a body that is read. Three bytes of JSON can take two hundred of memory,
+and a microsecond in which nothing else runs."""
 MOST_PROBLEMS = 20
-"""Entries or events of one body that are named because they cannot be read; of more it is said how many."""
+"""Most unreadable entries or events of one body that are named; beyond, only their number is noted."""
 LONGEST_LABEL = 256
 _SLICE = 1 << 20
 _BEGINS = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\n\r]*+[\[{"NI0-9-]')
@@ -37,7 +37,7 @@ MOST_TOKENS = 1 << 53
 
 
 class Peek(msgspec.Struct):
-    """What the hot path wants of a request; everything else is skipped without making an object of it."""
+    """The fields of a request that the hot path needs; all others are skipped without making objects of them."""
 
     model: Any = None
     n: Any = None
@@ -57,11 +57,11 @@ _members = attrgetter(*Peek.__struct_fields__)
 
 
 def is_bulky(body: bytes | str) -> bool:
-    """Whether it may hold more objects or values than are read. Commas and brackets in texts count as well."""
+    """True if a body may hold more objects or values than are read. Commas and brackets in texts count as well."""
     if len(body) <= MOST_OBJECTS:
         return False
     objects = values = 0
-    # A `msgspec.Raw`, which a message of a request may be, has no slices of its own.
+    # A `msgspec.Raw`, which may be one message of a request, cannot be sliced.
     whole = body if isinstance(body, str) else memoryview(body)
     for start in range(0, len(body), _SLICE):
         piece = whole[start : start + _SLICE]
@@ -74,8 +74,8 @@ def is_bulky(body: bytes | str) -> bool:
 
 
 def repaired(decode: Callable[[bytes], T], body: bytes) -> T:
-    """What a decoder reads where it has refused a text as it stands (`json_scan.readable`, `shallow`); offsets are the
-    same. Raises one of `UNREADABLE` where it refuses that as well."""
+    """Decode a copy of a text that the decoder has refused (`json_scan.readable`, `shallow`); offsets are the same.
+    Raises one of `UNREADABLE` where the decoder refuses the copy as well."""
     if _BEGINS.match(body) is None or is_bulky(body):
         raise ValueError("it is no JSON, or holds more than is read")
     made = readable(body)
@@ -84,7 +84,7 @@ def repaired(decode: Callable[[bytes], T], body: bytes) -> T:
             return decode(made)
     except UNREADABLE:
         pass
-    # What else there may be takes longer to look for.
+    # Nesting takes longer to look for.
     last = shallow(made) if _brackets(body) > DEEPEST else made
     last = finite(last) if has_large_numbers(last) else last
     if last is made:
@@ -93,7 +93,7 @@ def repaired(decode: Callable[[bytes], T], body: bytes) -> T:
 
 
 def lenient(kind: type[T]) -> Callable[[bytes], T]:
-    """A JSON decoder of a struct whose fields all have defaults, which is what unreadable bytes give."""
+    """A JSON decoder of a struct whose fields all have defaults; unreadable bytes give the defaults."""
     decode = msgspec.json.Decoder(kind).decode
 
     def read(body: bytes) -> T:
@@ -111,7 +111,7 @@ def lenient(kind: type[T]) -> Callable[[bytes], T]:
 
 
 class _Named(msgspec.Struct):
-    """A `Peek` that nothing large is made for, whatever stands there."""
+    """A `Peek` for which no large object is made, whatever the body holds."""
 
     model: str | None = None
     n: int | None = None
@@ -122,7 +122,7 @@ _peek = lenient(Peek)
 
 
 class _Object(msgspec.Struct):
-    """Any object, of which nothing is kept."""
+    """Any JSON object; nothing of it is kept."""
 
 
 _named = msgspec.json.Decoder(_Named).decode
@@ -130,7 +130,7 @@ _object = msgspec.json.Decoder(_Object).decode
 
 
 def peek(body: bytes) -> Peek:
-    """The few fields of a request body that a head needs."""
+    """The few fields of a request's body that its head needs."""
     if not is_bulky(body):
         return _peek(body)
     try:
@@ -141,7 +141,7 @@ def peek(body: bytes) -> Peek:
 
 
 def is_readable(body: bytes) -> bool:
-    """Whether `peek` reads a request at all."""
+    """True if `peek` can read a request at all."""
     try:
         _ = _object(body)
     except UNREADABLE:
@@ -153,23 +153,23 @@ def is_readable(body: bytes) -> bool:
 
 
 def peeked(asked: Peek) -> Peek:
-    """The same without what a dialect reads besides, which would keep the whole conversation's objects."""
+    """The `Peek` alone, without further fields of a dialect, which would keep the whole conversation's objects."""
     return Peek(*_members(asked))
 
 
 def peek_apart(asked: Peek) -> Peek:
-    """The same without holding the request that it was read from."""
+    """The `Peek` without a reference to the request that it was read from."""
     return Peek(*[msgspec.Raw(bytes(it)) if isinstance(it, msgspec.Raw) and it else it for it in _members(asked)])
 
 
 def peek_of(members: Mapping[str, bytes]) -> Peek:
-    """The same from members that are cut out already."""
+    """A `Peek` of members that are cut out already."""
     return Peek(**{name: msgspec.Raw(said) if name in _RAW else loads(said) for name, said in members.items()})
 
 
 def loads(body: bytes | str) -> Any:
-    """The JSON value, without what is nested deeper than anyone could show it again; None when there is none, or it
-    holds more than is read."""
+    """The JSON value, without values nested too deep to be shown again; None when there is none, or when it holds more
+    than is read."""
     if is_bulky(body):
         return None
     try:
@@ -186,8 +186,7 @@ def loads(body: bytes | str) -> Any:
 
 
 def strict(body: bytes) -> Any:
-    """The JSON value of a body that is to be written anew: None where reading it would leave something out or change
-    it."""
+    """The JSON value of a body that is to be written again: None where reading it would drop or change something."""
     try:
         value = None if is_bulky(body) else orjson.loads(body)
     except UNREADABLE:
@@ -200,14 +199,14 @@ def _bytes(body: bytes | str) -> bytes:
 
 
 def _brackets(body: bytes | str) -> int:
-    # Almost every event and many a body has too few to be deep, which is told faster than by walking through it.
+    # Almost every event and many bodies have too few brackets to be deep: counting is faster than walking through them.
     return body.count("{") + body.count("[") if isinstance(body, str) else body.count(b"{") + body.count(b"[")
 
 
 def _depth(value: Any) -> int:
     depth, layer = -1, [[value]]
     while layer:
-        # Most values are token ids, where there are any at all: a list of them is told by its types.
+        # Most values are token ids, where there are any: a list of them is recognised by its types.
         mixed = [items for items in layer if not _SCALARS.issuperset(map(type, items))]
         inner = [list(obj(it).values()) or arr(it) for items in mixed for it in items]
         layer = [items for items in inner if items]
@@ -216,7 +215,7 @@ def _depth(value: Any) -> int:
 
 
 def document(body: bytes, what: str, problems: list[str]) -> Json:
-    """A body as a JSON object; a problem is noted and {} given when it is none."""
+    """A body as a JSON object; if it is none, a problem is noted and {} returned."""
     value = loads(body)
     if not isinstance(value, dict):
         problems.append(f"{what}: {_problem(body)}")
@@ -232,7 +231,7 @@ def _problem(body: bytes) -> str:
 
 
 def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
-    """The JSON objects of a stream. An error event looks the same however it was sent: an object with `error`."""
+    """The JSON objects of a stream. An error event gets the same shape however it was sent: an object with `error`."""
     unreadable = 0
     for number, event in enumerate(sse.events(body), 1):
         value = loads(event.data)
@@ -270,7 +269,7 @@ def objs(value: Any) -> list[Json]:
 
 
 def entries(document: Json, key: str, problems: list[str]) -> list[Json]:
-    """The objects in an array of a request; a problem is noted for each entry that is none."""
+    """The objects in an array of a request; a problem is noted for each entry that is no object."""
     items = arr(document.get(key))
     odd = [at for at, it in enumerate(items) if not isinstance(it, dict)]
     problems += [f"request: {key}[{at}] is not an object" for at in odd[:MOST_PROBLEMS]]
@@ -280,33 +279,33 @@ def entries(document: Json, key: str, problems: list[str]) -> list[Json]:
 
 
 def text(value: Any) -> str | None:
-    """The value if it is a string."""
+    """The value if it is a string; else None."""
     return value if isinstance(value, str) else None
 
 
 def label(value: Any) -> str | None:
-    """The value if it is a string short enough for a head."""
+    """The value if it is a string of at most `LONGEST_LABEL` characters; else None."""
     return value if isinstance(value, str) and len(value) <= LONGEST_LABEL else None
 
 
 def count(value: Any) -> int | None:
-    """The value if it is a sane count."""
+    """The value if it is an integer from 0 to `MOST_TOKENS`; else None."""
     return value if type(value) is int and 0 <= value < MOST_TOKENS else None
 
 
 def joined(pieces: list[Json], key: str) -> str | None:
-    """The strings under a key, put together; None when there is not one."""
+    """The strings under a key, put together; None when there is none."""
     found = [value for piece in pieces if isinstance(value := piece.get(key), str)]
     return "".join(found) if found else None
 
 
 def earliest(pieces: list[Json], key: str) -> Any:
-    """The first value under a key that says something."""
+    """The first value under a key that is not empty; None when there is none."""
     return next((value for piece in pieces if (value := piece.get(key))), None)
 
 
 def dumps(value: Any) -> str:
-    """A value that was read from JSON as compact JSON text."""
+    """Compact JSON text of a value that was read from JSON."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:  # an integer of more than 64 bits
@@ -314,7 +313,7 @@ def dumps(value: Any) -> str:
 
 
 def error_message(answer: Json) -> str | None:
-    """The provider's message, if the body is an error in any of the shapes that servers use."""
+    """The provider's message, if the body is an error in any of the shapes that servers use; else None."""
     error = answer.get("error")
     if not error and ("error" in (answer.get("object"), answer.get("type")) or answer.keys() == {"detail"}):
         error = answer

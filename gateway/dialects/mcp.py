@@ -1,9 +1,9 @@
 """MCP, the Model Context Protocol: JSON-RPC 2.0 between an agent and a server of tools, at `/mcp/{server}`.
 
-What crosses an exchange are messages: requests, notifications and answers. The agent POSTs one of them (several in
-revision 2025-03-26). The server answers with one JSON document, or with a stream of events, in which it may send
-notifications and requests of its own before the answer. Revisions up to 2025-11-25 have sessions, whose answers may
-come in a later exchange; 2026-07-28 has none.
+An exchange carries messages: requests, notifications and answers. The agent POSTs one of them (several in revision
+2025-03-26). The server answers with one JSON document, or with a stream of events, in which it may send notifications
+and requests of its own before the answer. Revisions up to 2025-11-25 have sessions, whose answers may come in a later
+exchange; 2026-07-28 has none.
 
 The span of an exchange is named by its request: a `tools/call` is of kind `tool`, everything else of kind `mcp`. Names
 of attributes are those of the OpenTelemetry conventions for MCP (semantic-conventions-genai, status Development).
@@ -39,19 +39,20 @@ from penstock.gateway.model.known_secrets import fingerprint
 PREFIX: Final = "/mcp/"
 CALL: Final = "tools/call"
 LISTENING: Final = ("listen", "subscriptions/listen")
-"""Names of exchanges whose answer is a stream that lives on: a GET, and the request of 2026-07-28. The tape has its
-length; what came in it are spans of their own."""
+"""Names of exchanges whose answer is an open-ended stream: a GET, and the request of 2026-07-28. The tape has the
+stream's length; each message in it is a span of its own."""
 _INVALID, _FAILED = -32600, -32603
-"""JSON-RPC's codes for a request that is none, and for a failure inside."""
+"""JSON-RPC's codes for an invalid request, and for an internal error."""
 _PACKED: Final = re.compile(rb"=\?base64\?([A-Za-z0-9+/=]*)\?=")
 _EXACT: Final = 1 << 53
-"""Whole numbers below this are exact however they are written."""
+"""Integers below this are exact however they are written."""
 _WHOLE: Final = re.compile(rb"0|-?[1-9][0-9]{0,39}")
-"""Ids as nearly all are. There is one way to write each; read as a number, a large one would become another's."""
+"""Matches ids as nearly all are. Each can be written in one way only; a large one, read as a number, would equal
+another."""
 _CROWDED: Final = 500_000
-"""Commas of several messages in one body that are read: of three bytes each could become an object."""
+"""Most commas in a body of several messages that is read: three bytes could become an object each."""
 _TAIL: Final = 4
-"""Last events of a stream in which the answer is looked for first."""
+"""Number of events at the end of a stream in which the answer is looked for first."""
 
 
 class _MCP(Family):
@@ -78,8 +79,8 @@ def error_of(
     code: int | None = None,
     data: Mapping[str, str] | None = None,
 ) -> bytes:
-    """An answer of JSON-RPC that says what was refused. `id`: of the request, as JSON; `code`, `data`: where they are
-    not the usual ones."""
+    """An error answer of JSON-RPC for a refused request. `id`: the request's id, as JSON; `code`, `data`: where they
+    are not the usual ones."""
     code = code or (_INVALID if status < 500 else _FAILED)
     error = {"code": code, "message": named(field, message), "data": {"reason": kind, **(data or {})}}
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (id, orjson.dumps(error))
@@ -89,11 +90,11 @@ def error_of(
 
 
 class Sent(NamedTuple):
-    """A message, as far as the gateway looks at it."""
+    """The fields of a message that the gateway reads."""
 
     kind: Literal["request", "notification", "answer", "unreadable"]
     id: bytes
-    """Of a request or an answer, as canonical JSON: `1` is not `"1"`. Empty where there is none."""
+    """The id of a request or an answer, as canonical JSON: `1` is not `"1"`. Empty where there is none."""
     method: str
     raw: bytes
 
@@ -150,7 +151,7 @@ _unwanted = lenient(_Cancellation)
 
 
 def messages(body: bytes) -> list[Sent]:
-    """The messages of a body, or of the data of an event. One that cannot be read is said to be unreadable."""
+    """The messages of a body, or of an event's data. One that cannot be read has the kind `unreadable`."""
     if body.removeprefix(BOM).lstrip()[:1] != b"[":
         return [message(body)]
     try:
@@ -173,7 +174,7 @@ def _apart(body: bytes) -> list[Sent]:
 
 
 def message(raw: bytes) -> Sent:
-    """One message. What it asks for and answers is skipped, not made into objects."""
+    """Read one message. Its parameters and its result are skipped, not made into objects."""
     try:
         wire = _wire(raw)
         id = _canonical(bytes(wire.id))
@@ -186,20 +187,20 @@ def message(raw: bytes) -> Sent:
     answered = bytes(wire.result) or bytes(wire.error)
     if isinstance(wire.method, str):
         if answered:
-            # One reader takes it for a question, another one for an answer.
+            # One reader takes it for a request, another one for an answer.
             return Sent("unreadable", id, "", raw)
         return Sent("request" if id else "notification", id, wire.method[:128], raw)
     return Sent("answer" if answered else "unreadable", id, "", raw)
 
 
 def _places(raw: bytes, name: str) -> list[tuple[int, int]]:
-    """Where a member of a message stands, the last one first, which counts."""
+    """(start, end) of a member of a message, in reverse order: of repeated members the last one counts."""
     return [(start, end) for key, start, end in members(raw) if key == name][::-1]
 
 
 def _canonical(id: bytes) -> bytes:
-    """Raises `ValueError` for an id that only looked like JSON while it was skipped: no UTF-8, an infinite number, more
-    levels than can be written."""
+    """An id as canonical JSON. Raises `ValueError` for an id that only looked like JSON while it was skipped: no UTF-8,
+    an infinite number, more levels than can be written."""
     if id in (b"", b"null"):
         return b""
     if _WHOLE.fullmatch(id):
@@ -207,13 +208,13 @@ def _canonical(id: bytes) -> bytes:
     try:
         value = orjson.loads(id)
     except ValueError:
-        # Half a character stays what it is.
+        # Half a surrogate pair stays as it is.
         value = json.loads(id)
         if not isinstance(value, str):
             raise
         return json.dumps(value).encode()
     if isinstance(value, float):
-        # A number is the same however it is written, and one that orjson cannot hold exactly is itself.
+        # A number is the same however it is written; one that orjson cannot hold exactly keeps its text.
         return b"%d" % int(value) if value.is_integer() and abs(value) < _EXACT else id
     try:
         return orjson.dumps(value)
@@ -222,10 +223,10 @@ def _canonical(id: bytes) -> bytes:
 
 
 class Asked(NamedTuple):
-    """What a request says of itself, for its span."""
+    """The facts in a request for its span."""
 
     target: str | None
-    """The tool, the prompt or the resource that it is about."""
+    """The tool, prompt or resource of the request."""
     protocol: str | None
     traceparent: str | None
     attributes: dict[str, Any]
@@ -235,7 +236,7 @@ _TARGETS: Final = {CALL: "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"
 
 
 def asked(sent: Sent) -> Asked:
-    """What a request or a notification says of itself."""
+    """The facts in a request or a notification for its span."""
     params = _request(sent.raw).params or _Params()
     about = _TARGETS.get(sent.method)
     target = None if about is None else label(params.uri if sent.method == "resources/read" else params.name)
@@ -254,19 +255,19 @@ def asked(sent: Sent) -> Asked:
 
 
 def meta(sent: Sent) -> Json:
-    """What a request or a notification says beside its parameters."""
+    """The `_meta` of a request or a notification."""
     return obj((_request(sent.raw).params or _Params()).meta)
 
 
 def token(sent: Sent) -> bytes | None:
-    """The token of the progress that a notification reports, as canonical JSON."""
+    """The progress token that a notification reports on, as canonical JSON; None where it has none."""
     params = obj(obj(loads(sent.raw)).get("params"))
     return orjson.dumps(params["progressToken"]) if "progressToken" in params else None
 
 
 def mismatches(sent: Sent, about: Asked, headers: Mapping[bytes, bytes]) -> str | None:
-    """Names of headers that say something else than the message does (since 2026-07-28 a server must refuse that); None
-    where there is none. A header that is missing says nothing."""
+    """Names of headers that contradict the message (since 2026-07-28 a server must refuse that); None where there are
+    none. A missing header contradicts nothing."""
     said = {b"mcp-method": sent.method, b"mcp-name": about.target, b"mcp-protocol-version": about.protocol}
     odd = [
         name.decode()
@@ -277,7 +278,7 @@ def mismatches(sent: Sent, about: Asked, headers: Mapping[bytes, bytes]) -> str 
 
 
 def header_text(value: bytes) -> str:
-    """The text of a header, which may stand in base64 where it is not plain ASCII."""
+    """The text of a header, which is in base64 where it is not plain ASCII."""
     packed = _PACKED.fullmatch(value)
     try:
         return b64decode(packed[1], validate=True).decode() if packed else value.decode("latin-1").strip()
@@ -286,9 +287,9 @@ def header_text(value: bytes) -> str:
 
 
 def cancelled(sent: Sent) -> bytes | None:
-    """The id of the request that a notification cancels; None for one that cannot be read."""
+    """The id of the request that a notification cancels; None if it cannot be read or is no cancellation."""
     params = _unwanted(sent.raw).params if sent.method == "notifications/cancelled" else None
-    # Where it was read from a copy, it may say something else there.
+    # An id that was read from a repaired copy may differ in the text itself.
     id = b"" if params is None or (said := bytes(params.requestId)) not in sent.raw else said
     try:
         return _canonical(id) or None
@@ -297,17 +298,17 @@ def cancelled(sent: Sent) -> bytes | None:
 
 
 def bare(id: bytes) -> str:
-    """An id as the conventions want it: a string."""
+    """An id as the conventions want it: a string of at most 128 characters."""
     return id.decode("utf-8", "replace").strip('"')[:128]
 
 
 def _hashed(state: Any) -> str | None:
-    """What a multi-round request hands on from round to round, short."""
+    """A short hash of the state that a multi-round request hands on from round to round; None where there is none."""
     return fingerprint(state.encode("utf-8", "surrogatepass")) if isinstance(state, str) else None
 
 
 def outcome(answer: bytes) -> tuple[Failed | None, str | None, dict[str, Any]]:
-    """(why an answer is no good one, how it ended, attributes)."""
+    """(why an answer is an error, how it ended, attributes)."""
     said = _answer(answer)
     if said.error is not None:
         code = said.error.code
@@ -325,7 +326,7 @@ def outcome(answer: bytes) -> tuple[Failed | None, str | None, dict[str, Any]]:
 
 
 def refused_with(answer: bytes) -> int | None:
-    """The code of an answer that is an error."""
+    """The code of an answer that is an error; None of any other."""
     error = _answer(answer).error
     return error.code if error is not None and isinstance(error.code, int) else None
 
@@ -334,7 +335,7 @@ def refused_with(answer: bytes) -> int | None:
 
 
 def _said(response: bytes, stream: bool) -> Iterator[Sent]:
-    """The messages of an answer; of a stream the last events first, because the answer is among them."""
+    """The messages of an answer; those of a stream's last events first, since the answer is among them."""
     if not stream:
         yield from messages(response)
         return
@@ -344,12 +345,12 @@ def _said(response: bytes, stream: bool) -> Iterator[Sent]:
 
 
 def answer_to(id: bytes, response: bytes, stream: bool) -> Sent | None:
-    """The answer to a request, in the body of an exchange."""
+    """The answer to a request in the body of an exchange; None where there is none."""
     return next((one for one in _said(response, stream) if one.kind == "answer" and one.id == id), None)
 
 
 def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
-    """(arguments, result, error message) of a `tools/call`, as JSON values; None for what is not there."""
+    """(arguments, result, error message) of a `tools/call`, as JSON values; None for each that is missing."""
     sent = next((one for one in messages(request) if one.kind == "request"), None)
     if sent is None:
         return None, None, None

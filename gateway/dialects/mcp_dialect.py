@@ -1,6 +1,6 @@
-"""The messages of MCP as a dialect: what a span is told of an exchange, and how it reads as a turn.
+"""The messages of MCP as a dialect: the facts for an exchange's span, and the exchange as a turn.
 
-What crosses an exchange is in `dialects.mcp`.
+`dialects.mcp` reads the messages.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Mcp(Opaque):
     unknown = False
 
     def matches(self, method: str, path: str) -> bool:
-        """True for whatever goes to a server."""
+        """True for every path of a server."""
         return path.startswith(PREFIX)
 
     def peek(self, request: bytes) -> Peek | None:
-        """Nothing: no model is named."""
+        """None: no model is named."""
         return None
 
     def model(self, request: bytes, path: str = "", asked: Peek | None = None) -> str | None:
-        """None: no model is asked."""
+        """None: no model is called."""
         return None
 
     def asks_stream(self, request: bytes, path: str) -> bool:
-        """None does: it is the server that chooses."""
+        """False: the server chooses how it answers."""
         return False
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """How the request was answered. Of several in one body (revision 2025-03-26) the first counts."""
+        """The facts of the request's answer. Of several requests in one body (revision 2025-03-26) the first counts."""
         first = next((one for one in messages(request) if one.kind == "request"), None)
         answer = None if first is None else answer_to(first.id, response, stream)
         if answer is None:
@@ -72,15 +72,14 @@ class Mcp(Opaque):
         return turn
 
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
-        """The messages in both directions."""
         return of_turn(self.read(request, response, stream))
 
     def tool_texts(self, request: bytes) -> list[Place]:
-        """The descriptions of the tools that an answer to `tools/list` has; a request has none."""
+        """The descriptions of the tools in an answer to `tools/list`; a request has none."""
         return texts(request, lambda body: (_described(body), None)).places
 
     def over(self, response: bytes) -> bool:
-        """Nobody knows: the bytes do not say what was asked."""
+        """False: the bytes do not tell whether this was the last event."""
         return False
 
 
@@ -91,7 +90,7 @@ def _described(answer: bytes) -> Iterator[Quoted]:
 
 
 def _refused(response: bytes) -> bool:
-    """An error without the id of the request: the server could not read it."""
+    """True if an error has no request id: the server could not read the request."""
     return any(one.kind == "answer" and not one.id for one in messages(response))
 
 
@@ -125,14 +124,15 @@ def _parts_told(one: Sent, called: set[bytes], turn: Turn) -> Sequence[Part]:
 
 
 def _params(value: Any) -> Any:
-    """What a message says besides its method and id, which its span tells; all of one that is no message."""
+    """A message's parameters without `_meta`; its method and id are on its span. The whole value if it is no
+    message."""
     said = obj(value)
     params = obj(said.get("params"))
     return ({name: one for name, one in params.items() if name != "_meta"} or None) if "method" in said else value
 
 
 def _rest(result: Json, said: list[str]) -> Any:
-    """What the texts of a result do not tell."""
+    """The whole result where its texts do not hold all of it; else None."""
     plain = len(said) == len(arr(result.get("content"))) and not result.keys() - {"content", "isError"}
     return None if plain and result.get("isError") is not True else result
 

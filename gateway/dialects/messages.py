@@ -2,7 +2,7 @@
 
 System text stands apart from the messages and comes first in a Turn. Tool results are blocks of a user's message and
 are left there. `input_tokens` does not count cached ones; a Turn's does, as everywhere else. Calls of tools that
-Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client has no hand in them.
+Anthropic runs itself (`server_tool_use`) are parts of type unknown: the client does not answer them.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _BEGUN = {
     "text_delta": "text", "citations_delta": "text", "thinking_delta": "thinking", "signature_delta": "thinking",
     "input_json_delta": "tool_use", "compaction_delta": "compaction",
 }  # fmt: skip
-"""Types of blocks by their deltas, for those whose start never came."""
+"""The type of a block by its delta's, for blocks whose start never came."""
 _APART = frozenset({"type", "citation", "partial_json"})
-"""Fields of a delta that are not the block's own."""
+"""Fields of a delta that are not fields of the block."""
 
 
 class _Block(msgspec.Struct, gc=False):
@@ -57,7 +57,7 @@ class _Block(msgspec.Struct, gc=False):
 
 
 class _Answer(Said, gc=False):
-    """Of a plain body or a stream's message_start only what a head wants."""
+    """The fields of a plain body, or of a stream's message_start, that the summary needs."""
 
     id: Any = None
     model: Any = None
@@ -72,7 +72,8 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Event(Said, gc=False):
-    """Of message_start the message, of message_delta the rest; of blocks their types."""
+    """The fields of an event that the summary needs: the message of message_start, all of message_delta, the types of
+    blocks."""
 
     index: Any = None
     message: _Answer | None = None
@@ -97,8 +98,6 @@ _events = StreamReader(_Event).events
 
 
 class Messages(Post):
-    """Anthropic messages."""
-
     name = "messages"
     family = ANTHROPIC
     last_mark = b"message_stop"
@@ -119,15 +118,13 @@ class Messages(Post):
         ), asked
 
     def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
-        """Of the client's tools."""
+        """The descriptions of the client's tools."""
         return quoted_tools(request)
 
     def over(self, response: bytes) -> bool:
-        """True after `message_stop`."""
         return any(label(obj(loads(data)).get("type")) == "message_stop" for data in last(response, 1))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream from all events."""
         asked = asked or peek(request)
         answer, ended = _streamed(response) if stream else (_plain(response), True)
         failed: Failed | None = body_failed(answer)
@@ -146,7 +143,7 @@ class Messages(Post):
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """A message, its content blocks each with their deltas, and what is known only at the end."""
+        """The message, its content blocks put together from their deltas, and the fields that come at the end."""
         answer: Json = {}
         blocks: list[list[Json]] = []
         places: dict[int, int] = {}
@@ -178,28 +175,28 @@ class Messages(Post):
         return answer
 
     def messages(self, asked: Json, problems: list[str]) -> list[Message]:
-        """The system text, then one for one."""
+        """The system text, then each message of the request."""
         items = entries(asked, "messages", problems)
         said = [Message(role=text(it.get("role")) or "user", parts=_parts(it.get("content"))) for it in items]
         return headed(content_parts(asked.get("system")), said)
 
     def tools(self, asked: Json) -> list[Tool]:
-        """The client's and Anthropic's own."""
+        """The client's tools and Anthropic's own."""
         return flat_tools(asked.get("tools"), "input_schema")
 
     def choices(self, answer: Json) -> list[Choice]:
-        """One, once a message has begun."""
+        """One choice, once a message has begun."""
         if not isinstance(answer.get("content"), list):
             return []
         message = Message(role=text(answer.get("role")) or "assistant", parts=_parts(answer["content"]))
         return [Choice(message=message, finish=text(answer.get("stop_reason")))]
 
     def usage(self, answer: Json) -> Usage | None:
-        """As reported, cached tokens added to the input."""
+        """Usage as reported, cached tokens added to the input."""
         return messages_usage(answer)
 
     def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
-        """The answer's blocks, and a user's message of all results."""
+        """The answer's blocks, and one user's message with all results."""
         blocks = arr(answer.get("content"))
         calls = [block for block in objs(blocks) if block.get("type") == "tool_use"]
         answered = [_result(call, result) for call, result in zip(calls, results, strict=False)]
@@ -208,7 +205,7 @@ class Messages(Post):
 
 
 class CountTokens(Messages):
-    """Token counting: a request of messages and an answer of one number. Nothing is used up, so there is no usage."""
+    """Token counting: the request has messages, the answer is one number. No tokens are used, so there is no usage."""
 
     name = "count_tokens"
     answers = generates = uses_tokens = False
@@ -216,21 +213,21 @@ class CountTokens(Messages):
     routes: ClassVar[frozenset[str]] = routes("/messages/count_tokens")
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The model asked for."""
+        """The requested model, and the failure."""
         return Facts(model=self.model(request), failed=None if stream else body_failed(_plain(response)))
 
 
 def _result(call: Json, result: Part) -> Json:
     named = {"type": "tool_result", "tool_use_id": call.get("id")}
     if obj(result.data).get("type") == "tool_result":
-        # A failed one is kept as a whole.
+        # A failed result is kept whole.
         return {key: value for key, value in obj(result.data).items() if key != "cache_control"} | named
     return named | {"content": result_content(result)}
 
 
 def _streamed(body: bytes) -> tuple[_Answer, bool]:
-    """A stream's events as a plain answer, whose blocks have only their types; whether it says that it ends. No
-    function is called for a delta."""
+    """(the events of a stream as a plain answer whose blocks have only their types, True if the stream says that it
+    ends). No function is called for a delta."""
     answer, ended = _Answer(usage={}), False
     blocks: list[_Block] = []
     indexes: set[int] = set()
@@ -262,24 +259,24 @@ def _streamed(body: bytes) -> tuple[_Answer, bool]:
 
 
 def _end(answer: Json, event: Json) -> Json:
-    """The answer with what a message_delta adds to it."""
+    """The answer with the fields that a message_delta adds."""
     known = {key: value for key, value in obj(event.get("delta")).items() if value}
     return answer | known | {"usage": _later(answer.get("usage"), event.get("usage"))}
 
 
 def _begun(usage: Any) -> Json:
-    """The counts of message_start: what will be generated is not known there, whatever it says."""
+    """The counts of message_start without the output's: that is not known yet, whatever message_start says."""
     return {key: value for key, value in obj(usage).items() if key != "output_tokens"}
 
 
 def _later(usage: Any, newer: Any) -> Json:
-    """The counts of the start are overruled by those of the end, which are cumulative, where it has them."""
+    """The counts of the start, replaced by those of the end where it has them: these are cumulative."""
     return obj(usage) | {key: value for key, value in obj(newer).items() if value is not None}
 
 
 def _block(pieces: list[Json]) -> Json:
-    """A content block of a stream as a plain answer would have it: its start, and its deltas put together. A text goes
-    on from the start's; of what has no text the newest counts."""
+    """A content block of a stream as a plain answer would have it: its start, and its deltas put together. A text
+    continues that of the start; of fields that are no text the newest counts."""
     start, deltas = pieces[0], pieces[1:]
     whole = dict(start)
     for key in dict.fromkeys(key for delta in deltas for key in delta if key not in _APART):
@@ -295,7 +292,8 @@ def _block(pieces: list[Json]) -> Json:
 
 
 def _input(pieces: list[Any]) -> Json:
-    """The input of a call, where its pieces say it: they count more than what stands in its start."""
+    """The input of a call in its deltas, which counts before the input in the start; empty where the deltas have
+    none."""
     said = folded_arguments(pieces)
     value = loads(said)
     return {"input": said if value is None else value} if said else {}

@@ -1,6 +1,6 @@
-"""The list of models: `GET /v1/models` and `GET /v1/models/{id}`. It is recorded, and there is nothing to read in it.
+"""The list of models: `GET /v1/models` and `GET /v1/models/{id}`. It is recorded, and nothing in it is read.
 
-Both families have this route with the same address; an id may hold one slash, as those on the Hugging Face hub do.
+Both families have this route at the same path; an id may hold one slash, as those on the Hugging Face hub do.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ ROUTE = re.compile(r"(?:/v1)?/models(?:/[^/]+){0,2}")
 
 
 class Models(Opaque):
-    """Model listings."""
-
     name = "models"
 
     def matches(self, method: str, path: str) -> bool:

@@ -1,7 +1,7 @@
-"""Everything else: recorded byte for byte and not interpreted, except for what any JSON body would say.
+"""All other calls: recorded byte for byte and not interpreted, except for fields that any JSON body may have.
 
-The model is looked for because many of these calls name one (rerank, speech, fine-tuning), and upstreams are chosen
-by it.
+The model is looked for because many of these calls name one (rerank, speech, fine-tuning), and upstreams are chosen by
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Turn
 
 _TAIL: Final = 3
-"""Events at the end of a stream of which one may say what was used."""
+"""Number of events at the end of a stream, one of which may hold the usage."""
 
 
 class _Answer(msgspec.Struct):
@@ -38,25 +38,24 @@ def _used(usage: Any) -> Usage | None:
 
 
 class Opaque(Dialect):
-    """Any call at all."""
+    """A call of no known format."""
 
     name = "opaque"
     family = OPENAI
     unknown = True
 
     def matches(self, method: str, path: str) -> bool:
-        """Always."""
         return True
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The model asked for, and what the answer says was used, as chat or responses would say it; of a stream the
-        last events tell."""
+        """The requested model, and the answer's usage if it has the fields of chat's or responses'; of a stream, that
+        of the last events."""
         said = last(response, _TAIL)[::-1] if stream else [response]
         usage = next((it for data in said if (it := _used(_answer(data).usage)) is not None), None)
         return Facts(model=self.model(request, asked=asked), usage=usage)
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
-        """The model asked for, and the error if the answer is one."""
+        """The requested model, and the error if the answer is one."""
         answer = Json() if stream else obj(loads(response))
         usage = self.facts(request, response, stream).usage
         error = error_message(answer)

@@ -1,7 +1,7 @@
-"""Whose path is it? The table of the paths that are known, and of the families that have them (docs/dialects.md).
+"""The table of known paths and of the families that have them (docs/dialects.md).
 
-The first row that fits counts, so the special ones come first. Of several families the credential of a call tells which
-one is meant, then a header that only one has; where neither does, the first of them that is configured. In a row
+The first row that fits counts, so the special ones come first. Where a row has several families, the call's credential
+tells which is meant, then a header that only one family has; else the first of them that is configured. In a row
 
     [/v]     is any version, or none: /v1, /v1beta, /v1beta1, /v1alpha
     [/v1]    is /v1, or nothing
@@ -33,7 +33,7 @@ from penstock.gateway.dialects.family import (
 
 
 class Owner(NamedTuple):
-    """Who has a form of path."""
+    """A form of path and its families, the likeliest first."""
 
     form: str
     families: tuple[Family, ...]
@@ -118,7 +118,8 @@ _SLASHES: Final = re.compile("//+")
 @lru_cache(maxsize=8192)
 def owners(path: str) -> tuple[Family, ...]:
     """The families that have a path (no query, below the rollout's address), the likeliest first; none where it is not
-    known. A `/v1` before it is the end of a base URL that was meant for another API. Remembered: paths repeat."""
+    known. A `/v1` before it is taken for the end of a base URL that was meant for another API. Remembered: paths
+    repeat."""
     path = _SLASHES.sub("/", unquote(path)).rstrip("/")
     found = next((families for row, families in _ROWS if row.fullmatch(path)), None)
     if found is None and path.startswith("/v1/"):

@@ -1,4 +1,4 @@
-"""What every dialect's messages are made of: content parts, tool results, and the fingerprint of a message."""
+"""The parts of every dialect's messages: content, tool results, and the fingerprint of a message."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ MEDIA = frozenset(
 
 _THINKING = frozenset({"thinking", "reasoning", "reasoning.text", "reasoning.summary"})
 _THOUGHTS = ("text", "thinking", "summary", "content", "reasoning")
-"""Where texts stand in what a model thought."""
+"""The fields in which servers put the text of reasoning."""
 _PIECES = {"text": "text", "thinking": "thinking", "reasoning": "text"} | {
     "reasoning.text": "text", "reasoning.summary": "summary",
 }  # fmt: skip
-"""Types of parts that come in pieces, and the field of which a piece has more."""
+"""Types of parts that a stream sends in pieces, and the field that the pieces continue."""
 _SAYING = ("system", "developer", "user", "assistant")
 
 
 def flat_tools(offered: Any, schema: str) -> list[Tool]:
     """The tools of APIs that write them without an envelope: by name, the provider's own by type. `schema` is the field
-    of the arguments' schema."""
+    that holds the arguments' schema."""
     return [tool_of(item, text(item.get("type")) or "tool", item.get(schema)) for item in objs(offered)]
 
 
 def tool_of(wire: Json, unnamed: str, parameters: Any) -> Tool:
-    """A tool by what holds its name and description. `unnamed`: what it is called if it has no name."""
+    """A tool from the object that holds its name and description. `unnamed`: its name if it has none."""
     return Tool(
         name=text(wire.get("name")) or unnamed, description=text(wire.get("description")), parameters=parameters
     )
 
 
 def headed(instructions: list[Part], messages: list[Message]) -> list[Message]:
-    """Messages of APIs in whose requests instructions stand apart: these come first, if there are any."""
+    """Messages of APIs whose requests hold instructions apart: these come first, if there are any."""
     return [Message(role="system", parts=instructions), *messages] if instructions else messages
 
 
@@ -69,7 +69,7 @@ def _content_part(item: Any) -> Part:
 
 
 def thought_text(value: Any) -> str:
-    """What a model thought, as text: a string, or parts that have texts somewhere."""
+    """Reasoning as text: a string, or the texts of nested parts."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -79,8 +79,8 @@ def thought_text(value: Any) -> str:
 
 
 def pieced(pieces: list[Any]) -> Any:
-    """The pieces of a field as one: a string, or, where there are parts among them, a list of parts. Those that go on
-    with the one before are put together with it. None where there are no pieces."""
+    """The pieces of a field as one: a string, or, where there are parts among them, a list of parts, in which a piece
+    that continues the one before is joined to it. None where there are no pieces."""
     if all(isinstance(piece, str) for piece in pieces):
         return "".join(pieces) if pieces else None
     listed = [item for piece in pieces for item in (arr(piece) if isinstance(piece, list) else [piece])]
@@ -112,7 +112,7 @@ def flat(parts: list[Part]) -> str:
 
 
 def result_part(id: Any, content: Any, *, name: Any = None, wire: Any = None) -> Part:
-    """A tool's answer. `wire` is kept where the text is not the whole of it: it holds media, or is marked an error."""
+    """A tool's answer. `wire` is kept where it holds more than the text: media, or the mark of an error."""
     parts = content_parts(content)
     if wire is None and any(part.type != "text" for part in parts):
         wire = content
@@ -120,16 +120,16 @@ def result_part(id: Any, content: Any, *, name: Any = None, wire: Any = None) ->
 
 
 def result_content(result: Part) -> Any:
-    """What a tool's answer was read from, for a request that gives it again."""
+    """The content from which a tool's answer was read, for a request that sends it again."""
     return (result.text or "") if result.data is None else result.data
 
 
 def fingerprint(message: Message) -> bytes:
-    """The same bytes for the same message, however it was written: only role, text, tool calls and results count.
+    """Equal bytes for equal messages, however they were written: only role, text, tool calls and results count.
 
     Reasoning, media, markers and unknown parts do not: clients drop and move them. Nor does white space at the edges of
-    what the assistant says: clients strip it, and drop texts that are nothing else. An assistant message with nothing
-    else in it has no fingerprint.
+    the assistant's texts: clients strip it, and drop texts of white space only. An assistant message with nothing else
+    in it has no fingerprint.
     """
     calls = [
         [part.id, part.name, same_arguments(part.arguments or "")] for part in message.parts if part.type == "tool_call"
@@ -139,7 +139,7 @@ def fingerprint(message: Message) -> bytes:
 
 
 def compared(role: str, said: str, calls: list[list[str | None]], results: list[list[str | None]]) -> bytes:
-    """The fingerprint of a message by what counts of it."""
+    """The fingerprint of a message, from the fields that count."""
     if role != "assistant":
         return orjson.dumps([role, said, calls, results])
     said = said.strip()
@@ -147,7 +147,8 @@ def compared(role: str, said: str, calls: list[list[str | None]], results: list[
 
 
 def plain(wire: Any) -> bytes:
-    """The fingerprint of the commonest messages, of nothing but a role and a text, without making one; else nothing."""
+    """The fingerprint of the commonest messages, which have a role and a text only, without making a `Message`; else
+    empty."""
     fields = obj(wire)
     role, said = fields.get("role"), fields.get("content")
     if len(fields) != 2 or not said or not isinstance(said, str) or role not in _SAYING:
@@ -156,7 +157,7 @@ def plain(wire: Any) -> bytes:
 
 
 def flat_text(content: Any) -> str:
-    """The text of a content, which `content_parts` would give in parts."""
+    """The text of a content, as the text parts of `content_parts` would give it."""
     if content is None or isinstance(content, str):
         return content or ""
     items = arr(content) if isinstance(content, list) else [content]

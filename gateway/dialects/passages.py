@@ -10,11 +10,11 @@ from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.turn import Message, Part, Turn
 
 _SAID: Final = ("text", "title", "context", "reason", "stdout", "stderr", "output")
-"""Where texts stand in what is no text itself."""
+"""The fields that hold texts in data that is no text itself."""
 
 
 def of_turn(turn: Turn) -> Iterator[Passage]:
-    """All that is said in a turn."""
+    """All passages of a turn."""
     for message in turn.messages:
         yield from of_message(message, False)
     for choice in turn.choices:
@@ -24,24 +24,24 @@ def of_turn(turn: Turn) -> Iterator[Passage]:
 
 
 def of_message(message: Message, answer: bool) -> Iterator[Passage]:
-    """Its parts that have a text."""
+    """The passages of a message's parts that have a text."""
     for part in message.parts:
         yield from of_part(part, message.role, answer)
 
 
 def of_part(part: Part, role: str, answer: bool) -> Iterator[Passage]:
-    """Its text, if it has one."""
+    """The passage of a part, if it has a text."""
     if said := _text(part):
         yield Passage(answer, role, part.type, part.name, part.id, said)
 
 
 def of_error(text: str) -> Passage:
-    """What a provider says of a call that failed."""
+    """The error message of a failed call as a passage."""
     return Passage(True, "", "error", None, None, text)
 
 
 def of_body(body: bytes, answer: bool) -> Iterator[Passage]:
-    """A body that nobody understands, if it is text."""
+    """The body of a call in no known format, if it is text."""
     try:
         if said := body.decode():
             yield Passage(answer, "", "body", None, None, said)
@@ -63,7 +63,7 @@ def _text(part: Part) -> str | None:
 
 
 def _texts(data: Any) -> Iterator[str]:
-    """The texts in what is no text itself: documents, resources, what a shell has printed; no image."""
+    """The texts in data that is no text itself: documents, resources, a shell's output; no images."""
     rest = [data]
     while rest:
         one = rest.pop()
@@ -79,5 +79,5 @@ def _texts(data: Any) -> Iterator[str]:
 
 
 def _is_numbers(data: Any) -> bool:
-    """Token ids, or nothing."""
+    """True for a token id or a list of them."""
     return isinstance(data, int) or (isinstance(data, list) and all(map(_is_numbers, arr(data)[:1])))

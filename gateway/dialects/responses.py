@@ -1,12 +1,12 @@
-"""OpenAI responses: `POST /v1/responses`. What is below that path is `retrieval`, or opaque.
+"""OpenAI responses: `POST /v1/responses`. Calls below that path are `retrieval`, or opaque.
 
-Input and output are flat lists of items: a message, a function call, its output, a piece of reasoning are one each.
-Items that the model made one after the other are one assistant message, in a Turn and in a fingerprint, since that is
-what the other dialects would have made of them. An item is a tool call when the client has to answer it, which is to
-say when its type ends in `_call` and it has a `call_id`; what the provider runs itself is of type unknown.
+Input and output are flat lists of items: a message, a function call, its output, a piece of reasoning are one item
+each. Consecutive items of the model are one assistant message, in a Turn and in a fingerprint, as they would be in the
+other dialects. An item is a tool call when the client has to answer it, which is to say when its type ends in `_call`
+and it has a `call_id`; a call that the provider runs itself is of type unknown.
 
-The last event of a stream holds the whole answer. Only when it is missing, or empty (Codex's server leaves the items
-out), is the answer put together from the events before it.
+The last event of a stream holds the whole answer. The answer is put together from the events before it only if it is
+missing, or empty (Codex's server leaves the items out).
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 
 STARTED = ("queued", "in_progress")
 ADDED = "additional_tools"
-"""An item of the input that offers tools, as Codex does in place of the field."""
+"""The type of an input item that offers tools, which Codex sends in place of the request's field."""
 OUTPUTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
-"""Calls, and the items that answer them."""
+"""The types of calls, each with the type of the items that answer it."""
 
 
 class _Kind(msgspec.Struct):
-    """A message on a WebSocket, or an item."""
+    """The fields of a message on a WebSocket, or of an item, by which its kind is told."""
 
     type: Any = None
     role: Any = None
@@ -73,7 +73,7 @@ class _Kind(msgspec.Struct):
 class _Offer(Described):
     type: Any = None
     tools: list[Described] | None = None
-    """Those of a namespace."""
+    """The tools of a namespace."""
 
 
 class _Adding(msgspec.Struct):
@@ -105,8 +105,6 @@ _event = lenient(EventHead)
 
 
 class Responses(Post):
-    """Responses."""
-
     name = "responses"
     family = OPENAI
     last_mark = b"response.completed"
@@ -131,7 +129,8 @@ class Responses(Post):
         return chain(instructions, quoted_items(items, "input")), asked
 
     def quoted_descriptions(self, request: bytes) -> Iterable[Quoted]:
-        """Of functions and custom tools, those of namespaces and those that an item of the input adds among them."""
+        """The descriptions of functions and custom tools, also of those in namespaces and those that an input item
+        adds."""
         asked = _offered(request)
         yield from _described(asked.tools, ("tools",))
         for at, item in enumerate(asked.input if isinstance(asked.input, list) else ()):
@@ -139,15 +138,16 @@ class Responses(Post):
                 yield from _described(item.tools, ("input", at, "tools"))
 
     def only_prepares(self, request: bytes) -> bool:
-        """Codex sends its first request twice: before there is anything to say, too."""
+        """True for the first of the two requests that Codex begins with: it has the provider cache the prompt before
+        there is any input."""
         return (one := _kind(request)).generate is False or obj(one.prompt_cache_options).get("prewarm") is True
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
-        """As of one message, where it came in several."""
+        """Read the exchange; the messages of a request that came in several are joined first."""
         return super().read(as_one(request), response, stream)
 
     def added(self, request: bytes, whole: Callable[[], bool]) -> Json | None:
-        """As of one message, where it came in several."""
+        """The request with what it adds; the messages of a request that came in several are joined first."""
         return super().added(as_one(request), whole)
 
     def over(self, response: bytes) -> bool:
@@ -155,7 +155,6 @@ class Responses(Post):
         return any(label(obj(loads(data)).get("type")) in ENDS for data in last(response, 1))
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """Of a stream from all events."""
         answer, ended = summed_up(response) if stream else (_plain(response), True)
         failed: Failed | None = "error_body" if _fails(answer) else None
         if stream:
@@ -172,28 +171,28 @@ class Responses(Post):
         )
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
-        """The newest of what is said of the response; its items as they were done, or as far as they came."""
+        """The newest value of each field of the response; its items as they were done, or as far as they came."""
         return assembled(body, problems)
 
     def items(self, request: bytes) -> Items:
-        """The instructions, then one for one."""
+        """The instructions, then each item of the input."""
         asked, values = self.cut(as_one(request))
         return Items(asked, self.listed(values), text(loads(whole(values.get("previous_response_id")))))
 
     def made(self, item: msgspec.Raw) -> bool:
-        """Whether the model made it: it says so, or its type does."""
+        """True if the model made the item, as its role or its type tells."""
         asked = (one := _kind(item)).type in (None, "message", ADDED) or str(one.type).endswith(ANSWERS)
         return not asked or one.role == "assistant"
 
     def replies(self, response: bytes, stream: bool) -> list[bytes]:
-        """One for one."""
+        """The fingerprint source of each item of the answer."""
         made = (
             fingerprint(_message(item, "assistant")) for item in objs(self.answer(response, stream, []).get("output"))
         )
         return [said for said in made if said]
 
     def response_id(self, response: bytes, stream: bool) -> str | None:
-        """That of the first event, which holds the response as it began, or of a plain answer."""
+        """The id in the first event, which holds the response as it began, or in a plain answer."""
         answer = next((_event(data).response for data in first(response, 1)), None) if stream else _plain(response)
         return label(answer.id) if answer else None
 
@@ -211,21 +210,20 @@ class Responses(Post):
         return flat_tools(_flat(_offers(asked)), "parameters")
 
     def server_tools(self, asked: Json) -> list[str]:
-        """Also of what the input adds."""
+        """The types of tools that clients do not run, also of those that the input adds."""
         return super().server_tools({"tools": _flat(_offers(asked))})
 
     def choices(self, answer: Json) -> list[Choice]:
-        """One, of all items."""
+        """One choice, of all items."""
         parts = [part for item in objs(answer.get("output")) for part in _message(item, "assistant").parts]
         finish = text(_finish(answer.get("status"), answer.get("incomplete_details")))
         return [Choice(message=Message(role="assistant", parts=parts), finish=finish)] if answer.get("output") else []
 
     def usage(self, answer: Json) -> Usage | None:
-        """As reported."""
         return openai_usage(answer)
 
     def error(self, answer: Json) -> str | None:
-        """Also that there is no answer, where it is not said why."""
+        """The error message; where none is given, the status of a response that failed or was cancelled."""
         status = answer.get("status")
         return super().error(answer) or (f"the response is {status}" if f"response.{status}" in LOST else None)
 
@@ -240,7 +238,7 @@ class Responses(Post):
         return [*items, *answered] if len(calls) == len(results) else None
 
     def texts_said(self, stream: bool) -> re.Pattern[bytes]:
-        """A stream says all texts twice, as deltas and whole."""
+        """The pattern for the deltas of a stream, which has all texts twice, as deltas and whole."""
         return DELTA if stream else super().texts_said(stream)
 
 
@@ -253,13 +251,13 @@ def _described(offers: list[_Offer] | None, path: Path) -> Iterator[Quoted]:
 
 
 def _offers(asked: Json) -> list[Json]:
-    """The tools on offer, in the request's field and in its input."""
+    """The offered tools, in the request's field and in its input."""
     added = [item.get("tools") for item in objs(asked.get("input")) if item.get("type") == ADDED]
     return [tool for tools in (asked.get("tools"), *added) for tool in objs(tools)]
 
 
 def _flat(tools: Iterable[Json]) -> list[Json]:
-    """Namespaces as the tools that are in them."""
+    """Tools with each namespace replaced by the tools in it."""
     return [one for tool in tools for one in (objs(tool.get("tools")) if tool.get("type") == "namespace" else [tool])]
 
 
@@ -301,7 +299,7 @@ def _call_part(item: Json, kind: str) -> Part:
 
 
 def _merged(messages: list[Message]) -> list[Message]:
-    """Neighbouring messages of the assistant as one."""
+    """Messages with the assistant's consecutive ones joined."""
     merged: list[Message] = []
     for message in messages:
         if merged and message.role == merged[-1].role == "assistant":

@@ -1,9 +1,9 @@
-"""The stream of a response: its items, put together from what servers send of them, and what its summary wants.
+"""The stream of a response: its items, put together from the events that servers send, and the fields of its summary.
 
-An item begins with `output_item.added`, has deltas, `.done` events that say its texts and arguments once more, and its
-`output_item.done`. Servers leave out any of these, the `output_index` too: an event belongs to the item that it names
-(`item_id`, which is not the `call_id`), else to that of its index, else to the newest. What is done counts more than
-its deltas. The last event holds the whole answer, unless its server leaves the items out.
+An item begins with `output_item.added`, continues with deltas and `.done` events, which repeat its texts and arguments,
+and ends with `output_item.done`. Servers leave out any of these, the `output_index` too: an event belongs to the item
+that it names (`item_id`, which is not the `call_id`), else to that of its index, else to the newest. A `.done` counts
+before the deltas. The last event holds the whole answer, unless its server leaves the items out.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from penstock.gateway.dialects.websocket_messages import ENDS, about_steering
 
 _NEWEST = ("id", "model", "status", "incomplete_details", "usage", "service_tier", "tool_usage", "output", "error")
 LOST = ("response.failed", "response.cancelled")
-"""Ends without an answer."""
+"""Events that end a response without an answer."""
 LISTS = {
     "response.output_text": ("content", "content_index", "output_text", "text"),
     "response.refusal": ("content", "content_index", "refusal", "refusal"),
     "response.reasoning_text": ("content", "content_index", "reasoning_text", "text"),
     "response.reasoning_summary_text": ("summary", "summary_index", "summary_text", "text"),
 }
-"""Events of an item's lists, each `.delta` or `.done`: the list, the field that holds the place in it, the part's type,
-the part's text field, which is also that of its `.done`."""
+"""Events of an item's lists, each `.delta` or `.done`: the list, the field that holds the index in it, the part's type,
+and the part's text field, which is also that of its `.done`."""
 FIELDS = {
     "response.function_call_arguments": ("function_call", "arguments"),
     "response.custom_tool_call_input": ("custom_tool_call", "input"),
 }
-"""Events of an item's own fields, likewise: the item's type, the field."""
+"""Events of an item's own fields, `.delta` or `.done`: the item's type, the field."""
 PARTS = {
     "response.content_part": ("content", "content_index"),
     "response.reasoning_summary_part": ("summary", "summary_index"),
@@ -52,7 +52,7 @@ ITEM_OF = {
     "response.reasoning_summary_text": "reasoning",
     "response.reasoning_summary_part": "reasoning",
 } | {kind: of for kind, (of, _) in FIELDS.items()}
-"""The type of the item that an event has more of, for those whose start never came."""
+"""The type of the item that an event continues, for items whose start never came."""
 _MORE = {f"{kind}.{end}": of for kind, of in ITEM_OF.items() for end in ("added", "delta", "done")}
 
 
@@ -64,7 +64,7 @@ class ItemHead(msgspec.Struct, gc=False):
 
 
 class ResponseHead(Said, gc=False):
-    """Of a response only what a head wants."""
+    """The fields of a response that the summary needs."""
 
     id: Any = None
     model: Any = None
@@ -88,7 +88,7 @@ _events = StreamReader(EventHead).events
 
 
 def assembled(body: bytes, problems: list[str]) -> Json:
-    """A stream as a plain answer: the newest of what is said of the response, and its items."""
+    """A stream as a plain answer: the newest value of each field of the response, and its items."""
     answer: Json = {}
     beside: Json = {}
     places = _Places()
@@ -118,8 +118,8 @@ def assembled(body: bytes, problems: list[str]) -> Json:
 
 
 def summed_up(body: bytes) -> tuple[ResponseHead, bool]:
-    """A stream's events as a plain answer, and whether one says that it ends. No function is called for a delta of an
-    item that is known."""
+    """(the events of a stream as a plain answer, True if one says that it ends). No function is called for a delta of a
+    known item."""
     answer, ended, error = ResponseHead(), False, None
     beside: Json = {}
     places = _Places()
@@ -163,11 +163,11 @@ def summed_up(body: bytes) -> tuple[ResponseHead, bool]:
 
 
 _Place = tuple[int, int]
-"""The index of an item, and how many came before it."""
+"""The index of an item, and the number of items before it."""
 
 
 class _Places:
-    """Where the items of a stream stand: by their id, else by their index, else the newest is meant."""
+    """The places of a stream's items: an event finds its item by id, else by index, else it is the newest."""
 
     def __init__(self) -> None:
         self.ids: dict[str, _Place] = {}
@@ -176,7 +176,7 @@ class _Places:
         self._known = 0
 
     def of(self, index: Any, known_as: Any, begins: bool = False) -> _Place:
-        """The place of the item that an event is about. `begins`: it says that the item is a new one."""
+        """The place of the item that an event is about. `begins`: the event says that the item is new."""
         at, id = count(index), text(known_as)
         place = None if id is None else self.ids.get(id)
         if place is None and not begins:
@@ -200,20 +200,20 @@ class _ItemPart:
         self.texts: list[str] = []
 
     def add(self, said: Any, whole: bool) -> None:
-        """More of its text; all of it where that is `whole`."""
+        """Add a piece of its text; replace the text where the piece is `whole`."""
         if isinstance(said, str) and said:
             if whole:
                 self.texts.clear()
             self.texts.append(said)
 
     def made(self) -> Json:
-        """As a plain answer has it."""
+        """The part as a plain answer has it."""
         field = _TEXT_OF.get(text(self.known.get("type")) or "", "text")
         return self.known | ({field: "".join(self.texts)} if self.texts or field not in self.known else {})
 
 
 def _item(events: list[Json]) -> Json:
-    """An item, as far as it came. What stands in it where it is done counts more than what came before."""
+    """An item, as far as it came. Its fields in `output_item.done` count before those of earlier events."""
     started = [obj(event.get("item")) for event in events if event["type"] == ITEMS[0]]
     done = [obj(event.get("item")) for event in events if event["type"] == ITEMS[1]]
     more = [event for event in events if event["type"] in _MORE]
@@ -225,7 +225,7 @@ def _item(events: list[Json]) -> Json:
 
 
 def _pieces(events: list[Json]) -> Json:
-    """What the events about an item's lists and fields say of it."""
+    """The lists and fields of an item that its events hold."""
     lists: defaultdict[str, defaultdict[int, _ItemPart]] = defaultdict(lambda: defaultdict(_ItemPart))
     fields: defaultdict[str, list[Any]] = defaultdict(list)
     for event in events:
@@ -249,7 +249,7 @@ def _pieces(events: list[Json]) -> Json:
 
 
 def _argument(kind: str, pieces: list[Any]) -> str:
-    """The arguments of a function, or the text that a custom tool gets."""
+    """The arguments of a function, or the text input of a custom tool."""
     if FIELDS[kind][0] == "function_call":
         return folded_arguments(pieces)
     return "".join(piece for piece in pieces if isinstance(piece, str))

@@ -1,7 +1,7 @@
-"""Answers that are not there yet: a call asks for one in the background, others fetch it, or stop it, by its id.
+"""Deferred answers: one call asks for an answer in the background, others fetch it, or cancel it, by its id.
 
-Whoever fetches an answer, and however often, it belongs to the call that has asked for it (`calls.background`), so it
-is read as an answer of that call's format. The call that fetches it uses no tokens.
+Whoever fetches an answer, and however often, it belongs to the call that asked for it (`calls.background`), so it is
+read in that call's format. The call that fetches it uses no tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.gateway.dialects.opaque import Opaque
 from penstock.gateway.model.turn import Turn
 
 ID: Final = "[A-Za-z0-9_-]{1,256}"
-"""What an id may be: it is a segment of a path, and a key on the tape."""
+"""Matches the id of an answer: it is a segment of a path, and a key on the tape."""
 
 
 class _Asked(msgspec.Struct):
@@ -29,42 +29,42 @@ _id = re.compile(ID)
 
 
 class Retrieval(Opaque):
-    """Fetches answers of one format."""
+    """Calls that fetch answers of one format."""
 
     retrieves = True
 
     def __init__(self, name: str, of: Dialect, path: str) -> None:
-        """`of`: the format of the calls that ask; `path`: a pattern of where an answer is."""
+        """`of`: the format of the calls that ask; `path`: a pattern of the path of an answer."""
         self.name, self._of = name, of
         self._calls = re.compile(f"GET {path}|POST {path}/cancel")
 
     def matches(self, method: str, path: str) -> bool:
-        """True where the state of an earlier call comes back."""
+        """True for calls whose response is the state of an earlier call."""
         return self._calls.fullmatch(f"{method} {path}") is not None
 
     def facts(self, request: bytes, response: bytes, stream: bool, asked: Peek | None = None) -> Facts:
-        """The id and the state of the answer; with all of it where it is there."""
+        """The id and the state of the answer, and the answer's facts once it is there."""
         found = self._of.facts(b"", response, stream)
         name = None if found.finish is None else kept_as(self._of, found.response_id)
         return Facts(
             model_served=found.model_served,
             response_id=found.response_id,
             finish=found.finish,
-            # That the answer is an error is no failure of the call that fetches it.
+            # An answer that is an error is no failure of the call that fetches it.
             failed=found.failed if name is None else None,
             answers=None if name is None else (name, found),
         )
 
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
-        """Whose answer it is. What that says is in the turn of the call that has asked."""
+        """The id and the model of the fetched answer. Its content is in the turn of the call that asked for it."""
         found = self._of.read(b"", response, stream)
         seen = {"model_served": found.model_served, "response_id": found.response_id, "stream": stream}
         return super().read(request, response, stream).model_copy(update=seen)
 
 
 def deferred(dialect: Dialect, request: bytes, facts: Facts) -> str | None:
-    """The name under which an answer will be fetched (`kept_as`); None where it is there. `facts`: of the call that has
-    asked for it, as far as that came."""
+    """The name under which an answer will be fetched (`kept_as`); None where the answer is complete. `facts`: those of
+    the call that asked for it, as far as its response came."""
     ended = facts.finish is not None or facts.usage is not None
     if not dialect.stateful or ended or _asked(request).background is not True:
         return None
@@ -72,5 +72,5 @@ def deferred(dialect: Dialect, request: bytes, facts: Facts) -> str | None:
 
 
 def kept_as(dialect: Dialect, response: str | None) -> str | None:
-    """The name of an answer of this format; None where its id is none."""
+    """The name of an answer of this format; None where its id is not valid."""
     return None if response is None or not _id.fullmatch(response) else f"{dialect.name}/{response}"

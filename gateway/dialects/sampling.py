@@ -1,9 +1,9 @@
-"""How an answer was sampled, read out of the request (and of answers that repeat it). Pure.
+"""The sampling parameters of an answer, read from the request (and from answers that repeat them). Pure.
 
-Two things matter to whoever trains on it. Sampling by anything but the model's own distribution (temperature 1, nothing
-cut off) makes tokens whose probability is not the one that engines report: vLLM's log-probabilities are those before
-temperature and top-p, unless it was started to give the others. And a grammar (a tool that must be called, a schema, an
-expression) forces tokens: it is applied before the log-probabilities are taken.
+Two things matter for training. First, tokens that are sampled from another distribution than the model's own
+(temperature 1, nothing cut off) have another probability than the one that engines report: vLLM's log-probabilities are
+those before temperature and top-p, unless it was started to give the others. Second, a grammar (a tool that must be
+called, a schema, an expression) forces tokens: it is applied before the log-probabilities are taken.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "seed": ("seed",),
     "n": ("n", "candidateCount"),
 }
-"""What the APIs call it, the one that counts first."""
+"""The names of a parameter in the APIs, the one that counts first."""
 _STOPS: Final = ("stop", "stop_sequences", "stopSequences")
 _REPEATED: Final = ("temperature", "top_p", "max_output_tokens")
-"""What the answers of the responses API repeat."""
+"""The parameters that answers of the responses API repeat."""
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "temperature": (1,),
     "top_p": (1,),
@@ -41,16 +41,16 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 }
 """Fields that change the distribution, and the values with which they do not."""
 _FORMATS: Final = (("response_format", None), ("format", "text"), ("format", "output_config"), ("output_format", None))
-"""Where a format of the answer stands: in chat, in responses, in messages."""
+"""The fields that hold a format of the answer: in chat, in responses, in messages."""
 _GRAMMARS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""What vLLM's `structured_outputs` may hold."""
+"""The keys of vLLM's `structured_outputs`."""
 _FIELDS: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf")
 """Fields of older vLLMs, and of SGLang."""
 _FREE: Final = frozenset({"auto", "none", "text", "allowed_tools"})
 
 
 def sampled(said: Json, answer: Json) -> Sampling:
-    """How it was sampled. `said`: what the request set; what an answer repeats counts more."""
+    """The sampling parameters. `said`: those that the request set; a value that the answer repeats counts before it."""
     known = said | {name: answer[name] for name in _REPEATED if answer.get(name) is not None}
     found = {name: _first(known, names) for name, names in _NAMES.items()}
     return Sampling(
@@ -65,12 +65,12 @@ def sampled(said: Json, answer: Json) -> Sampling:
 
 
 def skewing(asked: Json) -> Json:
-    """The fields of a request that may change the distribution, and nothing else of it."""
+    """Only those fields of a request that may change the distribution."""
     return {name: asked[name] for name in _NEUTRAL if asked.get(name) is not None}
 
 
 def skewed(asked: Json, temperature: float = 1.0) -> list[str]:
-    """What of a request makes it sample from another distribution than the model's at this temperature, as
+    """The fields of a request that make it sample from another distribution than the model's at this temperature, as
     `name value`. A request without a temperature samples at 1."""
     known = {"temperature": 1} | skewing(asked)
     return [
@@ -81,7 +81,7 @@ def skewed(asked: Json, temperature: float = 1.0) -> list[str]:
 
 
 def forced(asked: Json) -> str | None:
-    """What of a request makes a grammar force tokens; None when nothing does."""
+    """The field of a request that makes a grammar force tokens; None when nothing does."""
     return next(_forces(asked), None)
 
 

@@ -1,11 +1,11 @@
 """Server-sent events, sans-I/O: bytes in, events out, as the WHATWG standard says (HTML §9.2.6).
 
 `Parser` is incremental and takes any chunking: a line may end in LF, CR or CRLF, and a chunk may end anywhere, also
-inside a line end or a character. It never raises; an event that was not finished by a blank line is dropped. How long
-to wait before reconnecting (`retry`) is passed over.
+inside a line end or a character. It never raises; an event that was not finished by a blank line is dropped. The delay
+before reconnecting (`retry`) is ignored.
 
-A span's head wants two or three events out of hundreds. `first` and `last` find them by searching for blank lines
-instead of walking through every line, and give the undecoded data, which is what a JSON parser wants.
+A span's head needs two or three events out of hundreds. `first` and `last` find them by searching for blank lines
+instead of reading every line, and return the undecoded data, which a JSON parser takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 
 class Parser:
-    """Feeds on chunks of a stream and gives the events that they complete."""
+    """Takes chunks of a stream and returns the events that they complete."""
 
     __slots__ = ("_after_cr", "_at_start", "_data", "_id", "_line", "_type")
 
@@ -47,11 +47,12 @@ class Parser:
         self._id = b""
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that end within this chunk."""
+        """Return the events that end within this chunk."""
         return [event for line in self._lines(chunk) if (event := self._take(line)) is not None]
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        # A CR ends its line at once, so that its event is not held back; an LF that follows belongs to it.
+        # A CR ends its line at once, so that its event is not held back; an LF that follows belongs to the same line
+        # end.
         if self._after_cr and chunk:
             chunk = chunk.removeprefix(b"\n")
             self._after_cr = False
@@ -87,7 +88,7 @@ class Parser:
 
 
 def begins(body: bytes) -> bool | None:
-    """Whether these are the first bytes of a stream of events; None while there are too few to tell."""
+    """True if these are the first bytes of a stream of events; None while there are too few to tell."""
     if _FIELD.match(body[:_LOOKED_AT]) is not None:
         return True
     told = body[:_LOOKED_AT].removeprefix(BOM).lstrip(b"\r\n")
@@ -126,8 +127,8 @@ def last(body: bytes, count: int) -> list[bytes]:
 
 
 def _blank(body: bytes) -> bytes:
-    # Any guess gives right answers, since what lies between two blank lines is still parsed line by line; the right
-    # one gives them fast.
+    # Either guess gives right answers, since the bytes between two blank lines are still parsed line by line; the right
+    # guess gives them fast.
     return b"\r\n\r\n" if b"\r\n\r\n" in body[-TAIL:] else b"\n\n"
 
 

@@ -1,10 +1,10 @@
-"""All events of a stream as structs, decoded at once: what a span's summary is made of.
+"""All events of a stream as structs, decoded at once, for a span's summary.
 
-A summary that looks at fewer events than a Turn does tells another story. So it looks at all of them, but has only
-those fields decoded that it wants, and pays no Python call for an event: where each event is a line of data and a blank
-line, which is how nearly all servers write them, the data of all are one JSON array to the decoder. Whatever else comes
-(data on several lines, a field of another type, an error that only its event's name tells) is read one by one with
-`chunks`, as a Turn reads it, and fitted into the same structs.
+A summary that read fewer events than a Turn could contradict it. So it reads all of them, but decodes only the fields
+that it needs, and makes no Python call for an event: where each event is a line of data and a blank line, which is how
+nearly all servers write them, the decoder gets the data of all as one JSON array. All other streams (data on several
+lines, a field of another type, an error that only its event's name tells) are read one by one with `chunks`, as a Turn
+reads it, and fitted into the same structs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.gateway.dialects.sse import BOM
 
 S = TypeVar("S", bound=msgspec.Struct)
 _DATA: Final = re.compile(rb"\ndata(?:: ?(.+)\n(?=\n))?")
-"""A line of data. Its group is empty, which is no JSON, unless a blank line follows."""
+"""Matches a line of data. Its group is empty, which is no JSON, unless a blank line follows."""
 _ERROR: Final = re.compile(rb"\nevent: ?error[ \t]*\n")
 _DONE: Final = b"[DONE]"
 _SLICE: Final = 1 << 20
@@ -30,7 +30,7 @@ _SLICE: Final = 1 << 20
 
 
 class StreamReader(Generic[S]):
-    """Reads bodies into structs of one kind. All fields of it, and of those below it, have defaults."""
+    """Reads bodies into structs of one kind. All its fields, and those of structs in it, must have defaults."""
 
     def __init__(self, kind: type[S]) -> None:
         self._kind = kind
@@ -38,7 +38,6 @@ class StreamReader(Generic[S]):
         self._all: Callable[[bytes], list[S]] = msgspec.json.Decoder(cast(Any, list)[kind]).decode
 
     def body(self, body: bytes) -> S:
-        """A plain body."""
         if not is_bulky(body):
             try:
                 return self._one(body)
@@ -47,14 +46,14 @@ class StreamReader(Generic[S]):
         return fitted(self._kind, obj(loads(body)))
 
     def events(self, body: bytes) -> Iterator[list[S]]:
-        """The events of a stream, some at a time."""
+        """Yield the events of a stream, several at a time."""
         whole = body.removeprefix(BOM)
         if b"\r" in whole:
             whole = whole.replace(b"\r\n", b"\n")
         if b"\r" in whole:
             yield self._one_by_one(body)
             return
-        # What no blank line ends is no event.
+        # An event without a blank line after it is not complete and does not count.
         start, last = 0, whole.rfind(b"\n\n") + 2
         while last >= 2 and start < last:
             end = last if last - start <= _SLICE else whole.find(b"\n\n", start + _SLICE, last) + 2
@@ -71,7 +70,7 @@ class StreamReader(Generic[S]):
                 made = self._all(b"[%b]" % b",".join(found))
             except UNREADABLE:
                 made = []
-            # One line may have held more than one value.
+            # The counts differ where one line held more than one value, or none.
             if len(made) == len(found):
                 return made
         return self._one_by_one(part)
@@ -81,7 +80,7 @@ class StreamReader(Generic[S]):
 
 
 def fitted(kind: type[S], wire: Json) -> S:
-    """What of an object fits into a struct: a value of another type is an absent one."""
+    """An object as a struct; a value of another type than the field's counts as absent."""
     made = kind()
     for name, fit in _fields(kind):
         if name in wire:
@@ -95,7 +94,8 @@ def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Callable[[Any], Any]
 
 
 def _fitting(hint: Any) -> Callable[[Any], Any]:
-    """How a value is made one of a field: as it is, a struct of an object, or structs of those in a list."""
+    """Return a function that converts a value to a field's type: unchanged, an object as a struct, or the objects of a
+    list as structs."""
     options = [one for one in get_args(hint) if one is not NoneType]
     below = next((one for one in options if isinstance(one, type) and issubclass(one, msgspec.Struct)), None)
     listed = next((get_args(one)[0] for one in options if get_origin(one) is list), None)

@@ -1,12 +1,12 @@
-"""Where texts stand in a request: the bytes of JSON string literals, so that one can be changed and nothing else.
+"""The places of texts in a request: the bytes of JSON string literals, so that one can be changed and nothing else.
 
-A dialect says which strings are system texts or tool descriptions (`Quoted`: raw bytes as msgspec slices them out,
-and the path to them); `texts` makes sure that they can be read. Most bodies pass as they are, so that nothing is
-decoded and no offset looked for before something is written (`spliced`). Then a literal that stands only once in the
-body is there; one that stands several times, or one of many, is walked to, which is slower.
+A dialect says which strings are system texts or tool descriptions (`Quoted`: raw bytes as msgspec slices them out, and
+the path to them); `texts` makes sure that they can be read. Most bodies pass as they are, so that nothing is decoded
+and no offset looked for before something is written (`spliced`). Then a literal that occurs only once in the body is
+found by a search; one that occurs several times, or one of many, is found by walking the JSON, which is slower.
 
-Where a key stands twice in an object the last one counts, as it does for JSON parsers. A body that cannot be read has
-no places: it passes untouched.
+Where an object has a key twice, the last one counts, as for JSON parsers. A body that cannot be read has no places: it
+passes untouched.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ Tree: TypeAlias = dict[str | int, "Tree"]
 
 SYSTEM = ("system", "developer")
 FEW = 8
-"""Literals that are searched for one by one; more are walked to in one pass."""
+"""Most literals that are searched for one by one; more are found in one walk."""
 _ENOUGH = 256
-"""Bytes of a literal that tell it from other text."""
+"""Bytes of a literal that are enough to tell it from other text."""
 _QUOTE = ord('"')
 _text = msgspec.json.Decoder(str).decode
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A text of a request and where it stands."""
+    """A text of a request and its place."""
 
     literal: bytes
-    """As it is written, quotes included: valid JSON in UTF-8."""
+    """The text as it is written, quotes included: valid JSON in UTF-8."""
     path: Path
-    """The keys and indexes that lead to it."""
+    """The keys and indexes that lead to the text."""
     role: Role
-    """Whose text it is."""
+    """The role of its message; `tool` for a description."""
     index: int
-    """Its number among those found, from 0."""
+    """Its number among the texts of the request, from 0."""
     name: str | None = None
-    """The tool that it describes."""
+    """The tool that the text describes."""
 
     @property
     def text(self) -> str:
-        """What it says; decoded each time."""
+        """The decoded text; decoded at each access."""
         return decoded(self.literal)
 
 
@@ -68,18 +68,18 @@ class Quoted(NamedTuple):
 
 
 Pointed: TypeAlias = "tuple[Iterable[Quoted], Peek | None]"
-"""What a dialect points at in a request, and what else it has read of it."""
+"""The strings that a dialect points at in a request, and the other fields that it has read."""
 
 
 class Texts(NamedTuple):
     """The texts of a request."""
 
     places: list[Place]
-    """In the order of the wire format; none if the body cannot be read."""
+    """The texts in the order of the wire format; none if the body cannot be read."""
     asked: Peek | None = None
-    """What else was read on the way."""
+    """The other fields that were read on the way."""
     unread: Unread | None = None
-    """Why the body cannot be read."""
+    """Why the body cannot be read; None if it can."""
 
 
 class Block(msgspec.Struct):
@@ -90,14 +90,14 @@ class Block(msgspec.Struct):
 
 
 class Item(msgspec.Struct, gc=False):
-    """A message, of which only system texts are looked into. There are hundreds, without cycles."""
+    """A message, of which only the system texts are read. There are hundreds, without cycles."""
 
     role: Any = None
     content: msgspec.Raw = msgspec.Raw()
 
 
 class Described(msgspec.Struct):
-    """A tool, or what holds its name and description."""
+    """A tool, or the object that holds its name and description."""
 
     name: Any = None
     description: msgspec.Raw = msgspec.Raw()
@@ -114,14 +114,14 @@ _offers = msgspec.json.Decoder(Offers).decode
 
 
 def quoted_items(items: Iterable[Item] | None, key: str) -> Iterator[Quoted]:
-    """The system and developer texts of a list of messages under a key of the request."""
+    """Point at the system and developer texts in a list of messages under a key of the request."""
     for at, item in enumerate(items or ()):
         if item.role in SYSTEM:
             yield from quoted_content(item.content, (key, at, "content"), item.role)
 
 
 def quoted_content(content: msgspec.Raw, path: Path, role: Role) -> Iterator[Quoted]:
-    """The texts of a content: a string, or a list of typed blocks."""
+    """Point at the texts of a content: a string, or a list of typed blocks."""
     if bytes(memoryview(content)[:1]) != b"[":
         yield from quoted_text(content, path, role)
         return
@@ -131,31 +131,31 @@ def quoted_content(content: msgspec.Raw, path: Path, role: Role) -> Iterator[Quo
 
 
 def quoted_text(raw: msgspec.Raw, path: Path, role: Role) -> Iterator[Quoted]:
-    """A string that is not empty."""
+    """Point at a string that is not empty."""
     if _says(raw):
         yield Quoted(raw, path, role)
 
 
 def quoted_tool(tool: Described | None, path: Path) -> Iterator[Quoted]:
-    """The description of a tool that has a name."""
+    """Point at the description of a tool that has a name."""
     if tool is not None and isinstance(tool.name, str) and _says(tool.description):
         yield Quoted(tool.description, (*path, "description"), "tool", tool.name)
 
 
 def quoted_tools(request: bytes) -> Iterator[Quoted]:
-    """The descriptions of tools that are written without an envelope."""
+    """Point at the descriptions of tools that are written without an envelope."""
     for at, tool in enumerate(_offers(request).tools or ()):
         yield from quoted_tool(tool, ("tools", at))
 
 
 def _says(raw: msgspec.Raw) -> bool:
-    """Whether it is a string, and not an empty one."""
+    """True for a string that is not empty."""
     view = memoryview(raw)
     return len(view) > 2 and view[0] == _QUOTE
 
 
 def texts(body: bytes, find: Callable[[bytes], Pointed]) -> Texts:
-    """What `find` points at in a body, in its order."""
+    """The texts that `find` points at in a body, in its order."""
     try:
         found, asked = _found(body, find)
         places = [Place(_utf8(raw), it.path, it.role, at, it.name) for at, (raw, it) in enumerate(found)]
@@ -165,7 +165,7 @@ def texts(body: bytes, find: Callable[[bytes], Pointed]) -> Texts:
 
 
 def unread(body: bytes) -> Unread:
-    """Why a body that cannot be read cannot."""
+    """Why a body cannot be read."""
     try:
         said = body.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -181,7 +181,7 @@ def unread(body: bytes) -> Unread:
 
 
 def _found(body: bytes, find: Callable[[bytes], Pointed]) -> tuple[list[tuple[bytes, Quoted]], Peek | None]:
-    """The literals as they stand in the body."""
+    """The literals as they stand in the body, and the other fields that were read."""
     try:
         pointed, asked = find(body)
         return [(bytes(it.raw), it) for it in pointed], asked
@@ -192,7 +192,7 @@ def _found(body: bytes, find: Callable[[bytes], Pointed]) -> tuple[list[tuple[by
 def _located(
     body: bytes, made: bytes, find: Callable[[bytes], Pointed]
 ) -> tuple[list[tuple[bytes, Quoted]], Peek | None]:
-    """The same by a copy that can be read."""
+    """The same as `_found`, through a copy of the body that can be read."""
     pointed, asked = find(made)
     found = list(pointed)
     where = _spans(made, [(bytes(it.raw), it.path) for it in found])
@@ -200,15 +200,15 @@ def _located(
 
 
 def _utf8(literal: bytes) -> bytes:
-    """The literal itself. msgspec looks at everything in it but whether it is UTF-8: ValueError where it is not."""
+    """The literal itself; raises ValueError where it is not UTF-8, the one thing in it that msgspec does not check."""
     if not literal.isascii():
         _ = literal.decode()
     return literal
 
 
 def spans(body: bytes, places: Iterable[Place]) -> list[tuple[int, int]]:
-    """Where places stand in their body: offsets of the opening quote and behind the closing one; bytes. Raises
-    `ValueError` where they do not stand there."""
+    """The offsets of places in their body, in bytes: that of the opening quote and that after the closing one. Raises
+    `ValueError` where a place is not in the body."""
     return _spans(body, [(place.literal, place.path) for place in places])
 
 
@@ -229,13 +229,13 @@ def _spans(body: bytes, literals: list[tuple[bytes, Path]]) -> list[tuple[int, i
 
 
 def _only(body: bytes, raw: bytes) -> tuple[int, int] | None:
-    """Where a literal stands; None if it, or what it begins with, stands in more places than one."""
-    start = body.find(raw[:_ENOUGH])  # Preparing the search for a long one takes longer than the search.
+    """The offsets of a literal; None if it, or its beginning, occurs more than once."""
+    start = body.find(raw[:_ENOUGH])  # Preparing the search for a long literal takes longer than it.
     return (start, start + len(raw)) if body.find(raw[:_ENOUGH], start + 1) < 0 else None
 
 
 def _walk(body: bytes, at: int, tree: Tree, path: Path, found: dict[Path, tuple[int, int]]) -> None:
-    """Notes the spans of a tree's leaves in the list or object at an offset."""
+    """Note the spans of a tree's leaves in the list or object at an offset."""
     parts: Iterable[tuple[str | int, int, int]] = (
         ((count, *span) for count, span in enumerate(elements(body, at)))
         if body[at : at + 1] == b"["
@@ -250,7 +250,7 @@ def _walk(body: bytes, at: int, tree: Tree, path: Path, found: dict[Path, tuple[
 
 
 def decoded(literal: bytes) -> str:
-    """What a literal says; half a surrogate pair stays half a pair."""
+    """The text of a literal; half a surrogate pair stays as it is."""
     try:
         return _text(literal)
     except UNREADABLE:
@@ -259,16 +259,15 @@ def decoded(literal: bytes) -> str:
 
 
 def encoded(text: str) -> bytes:
-    """A text as a JSON string with no more escapes than JSON asks for, and one for each half of a surrogate pair."""
+    """A text as a JSON string with no more escapes than JSON requires, and one for each half surrogate pair."""
     try:
-        return orjson.dumps(text)  # A fifth of what msgspec takes, which is the faster one the other way.
+        return orjson.dumps(text)  # A fifth of msgspec's time; for decoding msgspec is the faster one.
     except orjson.JSONEncodeError:
         return json.dumps(text, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def spliced(body: bytes, literals: Iterable[tuple[Place, bytes]]) -> bytes:
-    """The body with new literals in some of its places; everything else is as it was, byte for byte. Raises as `spans`
-    does."""
+    """The body with new literals in some of its places; every other byte is unchanged. Raises as `spans` does."""
     new = list(literals)
     pieces: list[bytes | memoryview] = []
     view, at = memoryview(body), 0

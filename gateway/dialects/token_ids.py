@@ -1,8 +1,8 @@
-"""Token ids in a recorded answer, as inference engines return them when they are asked to. Pure; nothing here raises.
+"""Token ids in a recorded answer, which inference engines return on request. Pure; nothing here raises.
 
 vLLM and SGLang answer `return_token_ids` on chat completions and completions: the prompt's ids stand in
 `prompt_token_ids` of the response or of a choice, the generated ones in `token_ids` of a choice. In a stream the
-prompt's come with the first chunk, and each chunk has the ids of its own piece, which need not have any text.
+prompt's come with the first chunk, and each chunk has the ids of its own piece, which may have no text.
 Log-probabilities stand in `logprobs.content[].logprob` (chat) or in `logprobs.token_logprobs` (completions).
 
 Ids are kept as bytes of 32-bit integers: a long conversation has hundreds of thousands of them.
@@ -21,63 +21,63 @@ from penstock.gateway.dialects.usage import quantity
 
 IDS: Final = "return_token_ids"
 LOGPROBS: Final = "logprobs"
-"""The fields of a request that ask for them."""
+"""The fields of a request that ask for token ids and log-probabilities."""
 WIDTH = array("i").itemsize
 HIGHEST: Final = 1e-6
-"""The most that a log-probability may be: 0, and what 32-bit arithmetic adds to it."""
+"""The largest valid log-probability: 0, and the error of 32-bit arithmetic."""
 UNKNOWN: Final = -9999.0
-"""What vLLM writes for a log-probability that it does not know, or that is minus infinity."""
+"""vLLM's value for a log-probability that is unknown or minus infinity."""
 _COUNTS: Final = (("completion_tokens", "output_tokens"), ("prompt_tokens", "input_tokens"), ("total_tokens",))
-"""What engines call their counts: of what was generated, of the prompt, and of both."""
+"""The engines' names for their counts: of generated tokens, of the prompt, and of both."""
 
 
 @dataclass(slots=True)
 class Output:
-    """What one choice generated."""
+    """The tokens that one choice generated."""
 
     ids: bytes = b""
-    """Its token ids."""
+    """Token ids, as 32-bit integers."""
     logprobs: int = 0
-    """How many log-probabilities came with them."""
+    """Number of log-probabilities that came with the ids."""
     odd: int = 0
-    """How many numbers came in their place that are none: above 0, or not finite."""
+    """Number of log-probabilities that are not valid: above 0, or not finite."""
     asked: int = 0
-    """How many tokens its own prompt has; 0 where ids of a prompt stand beside the choices, or nowhere."""
+    """Number of tokens of the choice's own prompt; 0 where the prompt's ids stand beside the choices, or nowhere."""
     unspelt: bool = False
-    """Whether it said something in an event that has no ids of it."""
+    """True if an event of the choice has content but no ids."""
 
 
 @dataclass(slots=True)
 class Tokens:
-    """What an engine said of an answer's tokens."""
+    """The tokens of an answer, as its engine reports them."""
 
     prompt: bytes = b""
     """Token ids of the prompt; empty when there are none."""
     outputs: dict[int, Output] = field(default_factory=dict[int, Output])
-    """By choice."""
+    """Outputs by index of the choice."""
     usage: Any = None
-    """The engine's own counts, as they came; in a stream the newest."""
+    """The engine's own counts as received; in a stream the newest."""
     readable: bool = True
-    """False when the answer is not JSON."""
+    """False if the answer is not JSON."""
 
     @property
     def complete(self) -> bool:
-        """True when the prompt and every choice have ids."""
+        """True if the prompt and every choice have ids."""
         return bool(self.prompt and self.outputs) and all(output.ids for output in self.outputs.values())
 
     @property
     def generated(self) -> int:
-        """How many tokens all choices have."""
+        """Number of tokens that all choices generated."""
         return sum(length(output.ids) for output in self.outputs.values())
 
     @property
     def asked(self) -> list[int]:
-        """How many tokens the prompt of each choice has, by index."""
+        """Number of prompt tokens of each choice, by index."""
         return [one.asked or length(self.prompt) for _, one in sorted(self.outputs.items())]
 
     @property
     def miscounted(self) -> str | None:
-        """Why the ids are not those of all tokens that the engine counted; None where they are, or there are none."""
+        """Why the ids do not cover all tokens that the engine counted; None where they do, or there are none."""
         if not self.generated:
             return None
         unspelt = any(one.ids and one.unspelt for one in self.outputs.values())
@@ -85,20 +85,20 @@ class Tokens:
 
 
 def length(ids: bytes) -> int:
-    """How many tokens."""
+    """The number of tokens whose ids are in these bytes."""
     return len(ids) // WIDTH
 
 
 def common(a: bytes, b: bytes) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Number of tokens in the common beginning of two sequences."""
     pairs = zip(memoryview(a).cast("i"), memoryview(b).cast("i"), strict=False)
     return next((at for at, (x, y) in enumerate(pairs) if x != y), min(length(a), length(b)))
 
 
 def miscounted(usage: Any, asked: Sequence[int], generated: int, unspelt: bool = False) -> str | None:
-    """Why ids are not those of all tokens that the engine counted; None where they are, or nobody counted. `usage`: its
-    counts as they came; `asked`: how many ids the prompt of each choice has; `generated`: how many all choices have;
-    `unspelt`: whether something was said without ids beside what has ids."""
+    """Why ids do not cover all tokens that the engine counted; None where they do, or nobody counted. `usage`: the
+    engine's counts as received; `asked`: the number of prompt ids of each choice; `generated`: the number of generated
+    ids of all choices; `unspelt`: some content has no ids while other content has."""
     made, read, total = (_counted(usage, *names) for names in _COUNTS)
     if made is not None and made != generated:
         return f"the engine counted {made:,} generated tokens and gave ids of {generated:,}"
@@ -116,20 +116,20 @@ def _counted(usage: Any, *names: str) -> int | None:
 
 
 def says(choice: Json) -> bool:
-    """Whether a choice, or a piece of one, says something, be it in text or in calls of tools."""
+    """True if a choice, or a piece of one, has content: text or tool calls."""
     said = obj(choice.get("delta")) or obj(choice.get("message"))
     return bool(choice.get("text")) or any(value for key, value in said.items() if key != "role")
 
 
 def _prompts(asked: Sequence[int]) -> set[int]:
-    """How many tokens the prompts may have together. Completions take several; the choices of each, n, stand together,
-    and a prompt is counted once."""
+    """The possible numbers of tokens of all prompts together. Completions take several prompts; the n choices of each
+    are consecutive, and a prompt is counted once."""
     alike = (n for n in range(1, len(asked) + 1) if len(asked) % n == 0)
     return {sum(asked[::n]) for n in alike if all(one == asked[at - at % n] for at, one in enumerate(asked))}
 
 
 def read_tokens(response: bytes, stream: bool) -> Tokens:
-    """The tokens of a decoded response body, plain or streamed."""
+    """Read the tokens of a decoded response body, plain or streamed."""
     problems: list[str] = []
     pieces: Iterable[Json] = chunks(response, problems) if stream else filter(None, [obj(loads(response))])
     found = tokens_of(pieces)
@@ -138,7 +138,7 @@ def read_tokens(response: bytes, stream: bool) -> Tokens:
 
 
 def tokens_of(pieces: Iterable[Json]) -> Tokens:
-    """The same of an answer, or of the events of a stream."""
+    """Read the tokens of an answer's object, or of the events of a stream."""
     found = Tokens(readable=False)
     for piece in pieces:
         found.readable = True
@@ -167,7 +167,7 @@ def _add(found: Tokens, choice: Json, index: int) -> None:
 
 
 def _ids(value: Any) -> bytes:
-    """Ids as bytes; empty unless all of them are ids."""
+    """Ids as 32-bit integers; empty unless all values are ids."""
     try:
         ids = array("i", arr(value))
     except (TypeError, OverflowError):
@@ -176,7 +176,7 @@ def _ids(value: Any) -> bytes:
 
 
 def is_logprob(value: float) -> bool:
-    """Whether a number can be the logarithm of a probability, and is known."""
+    """True if a number is a known log-probability."""
     return UNKNOWN < value <= HIGHEST and math.isfinite(value)
 
 

@@ -14,18 +14,18 @@ from penstock.gateway.dialects.loose_json import Json, arr, chunks, count, loads
 
 
 class Token(NamedTuple):
-    """One generated token."""
+    """One generated token, as far as the engine described it."""
 
     text: str | None
-    """Its text; None when only its id is known."""
+    """Text; None when only the id is known."""
     id: int | None
-    """Its id in the engine's vocabulary; None when the engine did not say."""
+    """Id in the engine's vocabulary; None when the engine did not give it."""
     logprob: float | None
-    """Natural logarithm of its probability; None when the engine did not say."""
+    """Natural logarithm of the probability; None when the engine did not give it."""
 
 
 def read_logprobs(response: bytes, stream: bool, choice: int = 0) -> list[Token]:
-    """The tokens of one choice of a decoded response body, plain or streamed; none where none are given."""
+    """The tokens of one choice of a decoded response body, plain or streamed; empty where the engine gave none."""
     pieces: Iterable[Json] = chunks(response, []) if stream else filter(None, [obj(loads(response))])
     choices = (one for piece in pieces for one in objs(piece.get("choices")))
     return [token for one in choices if (count(one.get("index")) or 0) == choice for token in _tokens(one)]

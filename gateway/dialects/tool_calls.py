@@ -1,4 +1,5 @@
-"""Tool calls of a chat stream, put together from what servers send: by (index, id), and by what there is of these.
+"""Tool calls of a chat stream, put together from the pieces that servers send, by index and id, or whichever of these
+is given.
 
     OpenAI                   an index, with the first piece an id and a name, then pieces of the arguments
     Gemini's OpenAI endpoint index 0 for all of them, each with an id of its own, whole
@@ -7,8 +8,9 @@
     proxies                  the whole arguments once more behind their pieces, or `{}` in front of them
     Ollama and its like      arguments as an object, or before the name
 
-A piece is looked up (`_LOOKUPS`); `_begins` then says whether it begins another call. The next shape is a row of one of
-the two. A summary counts what a Turn shows, since both ask here, and a piece that only goes on costs no function call.
+The call of a piece is looked up (`_LOOKUPS`); `_begins` then tells if the piece begins another call. A new shape is a
+row of one of the two. A summary counts the calls that a Turn shows, since both use this module, and a piece that only
+continues a call costs no function call.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from typing import Any, Final
 from penstock.gateway.dialects.loose_json import Json, count, dumps, loads, obj, objs, text
 
 BODIES: Final = ("function", "custom")
-"""Where name and arguments stand; some leave the envelope out."""
+"""The keys of the object with name and arguments; some servers leave this envelope out."""
 ARGUMENTS: Final = ("arguments", "input", "parameters", "args")
-"""What servers call them."""
+"""The servers' names for the arguments."""
 _OPEN: Final = "{"
 _SLOW: Final = "{ \t\r\n"
-"""How a piece begins that may begin an object, after white space; so does the empty one."""
+"""Beginnings of a piece that may begin an object, after white space; an empty piece counts too."""
 _OWN: Final = frozenset({"index", "id", *BODIES, "name", *ARGUMENTS})
 
 
@@ -40,17 +42,16 @@ class CallPieces:
         self.body: str = "function"
         self.pieces: list[str] = []
         self.replaced: str | None = None
-        """Arguments whose place others have taken."""
+        """Earlier arguments, which newer ones have replaced."""
         self.more: Json = {}
-        """What else its pieces say."""
+        """Other fields of its pieces."""
 
     @property
     def whole(self) -> bool:
-        """Whether its arguments are all there: they are an object, as far as can be told."""
+        """True if the arguments are complete: they are an object, as far as can be told."""
         return is_whole("".join(self.pieces))
 
     def add(self, piece: Json) -> None:
-        """One more piece."""
         body, kind = body_of(piece)
         self.body = kind or self.body
         self.id = self.id or text(piece.get("id"))
@@ -59,15 +60,15 @@ class CallPieces:
         self._add_arguments(argument_of(body))
 
     def _add_name(self, name: str | None) -> None:
-        """Names come in pieces until arguments begin. One that repeats what there is, and maybe adds to it, is no
-        piece."""
+        """Add a piece of the name: names come in pieces until arguments begin. A piece that repeats the name so far,
+        with or without more, replaces it."""
         if name and (not self.name or name.startswith(self.name)):
             self.name = name
         elif name and self.name and not any(self.pieces):
             self.name += name
 
     def _add_arguments(self, given: Any) -> None:
-        """What comes behind whole arguments and begins anew takes their place, unless it is empty."""
+        """Add a piece of the arguments. An object that follows complete arguments replaces them, unless it is empty."""
         if given is None or given == "":
             return
         piece = given if isinstance(given, str) else dumps(given)
@@ -80,7 +81,7 @@ class CallPieces:
         self.pieces.append(piece)
 
     def made(self) -> Json:
-        """As a plain answer has it."""
+        """The call as a plain answer has it."""
         said = "".join(self.pieces)
         if self.body != "custom" and len(self.pieces) > 1 and not is_whole(said) and is_whole(self.pieces[-1]):
             said = self.pieces[-1]
@@ -89,30 +90,31 @@ class CallPieces:
 
 
 def is_whole(arguments: str) -> bool:
-    """Whether arguments are a JSON object."""
+    """True if arguments are a JSON object."""
     edges = arguments.strip()
     return edges[:1] == _OPEN and edges[-1:] == "}" and isinstance(loads(edges), dict)
 
 
 def body_of(piece: Json) -> tuple[Json, str | None]:
-    """What holds the name and the arguments of a call or a piece of one, and its name."""
+    """(the object that holds the name and arguments of a call or a piece, its key); the key is None where there is no
+    envelope."""
     kind = next((name for name in BODIES if obj(piece.get(name))), None)
     return (piece, None) if kind is None else (obj(piece[kind]), kind)
 
 
 def argument_of(body: Json) -> Any:
-    """The arguments in it, of any type."""
+    """The arguments in a body, of any type; None if it has none."""
     return next((body[name] for name in ARGUMENTS if body.get(name) is not None), None)
 
 
 def argument_text(body: Json) -> str:
-    """The same as text."""
+    """The arguments in a body, as text."""
     given = argument_of(body)
     return given if isinstance(given, str) else "" if given is None else dumps(given)
 
 
 def folded_arguments(pieces: Iterable[Any]) -> str:
-    """The arguments of one call whose pieces are known."""
+    """The arguments of one call from its pieces."""
     call = CallPieces()
     for piece in pieces:
         call.add({"function": {"arguments": piece}})
@@ -120,12 +122,12 @@ def folded_arguments(pieces: Iterable[Any]) -> str:
 
 
 def listed(calls: Any) -> list[Json]:
-    """The calls of an answer, or those of one delta; one object stands for a list of it."""
+    """The calls of an answer, or of one delta; one object stands for a list of one."""
     return objs([calls] if isinstance(calls, dict) else calls)
 
 
 def folded_calls(deltas: Iterable[Any]) -> list[CallPieces]:
-    """The calls that the `tool_calls` of some deltas make, in the order in which they began."""
+    """The calls in the `tool_calls` of some deltas, in the order in which they began."""
     calls: list[CallPieces] = []
     newest = CallPieces()
     for pieces in deltas:
@@ -134,7 +136,7 @@ def folded_calls(deltas: Iterable[Any]) -> list[CallPieces]:
         for piece in given:
             if piece.__class__ is not dict:
                 continue
-            # Most only go on.
+            # Most pieces only continue a call.
             body: Any = piece.get("function")
             if calls and body.__class__ is dict and not body.get("name") and not piece.get("id"):
                 said: Any = body.get("arguments")
@@ -148,7 +150,7 @@ def folded_calls(deltas: Iterable[Any]) -> list[CallPieces]:
 
 
 def placed(calls: list[CallPieces], piece: Json, touched: set[int]) -> CallPieces:
-    """The call that a piece belongs to; a new one where it begins one. `touched`: ids of the objects of those that have
+    """The call that a piece belongs to; a new one where the piece begins one. `touched`: `id()` of the calls that have
     had a piece of the same delta."""
     index, known_as = count(piece.get("index")), text(piece.get("id")) or None
     looked = (look(calls, index, known_as) for look in _LOOKUPS[index is not None, known_as is not None])
@@ -160,13 +162,14 @@ def placed(calls: list[CallPieces], piece: Json, touched: set[int]) -> CallPiece
 
 
 def _begins(call: CallPieces, piece: Json, index: int | None, known_as: str | None, touched: bool) -> bool:
-    """Whether a piece begins another call than the one that was looked up. `touched`: that has had a piece of the same
-    delta."""
+    """True if a piece begins another call than the one that was looked up. `touched`: that call has had a piece of the
+    same delta."""
     body, _ = body_of(piece)
     name, given = text(body.get("name")), argument_text(body)
     other_id = bool(known_as and call.id and known_as != call.id)
     if not name or not call.name:
-        # Without a name of its own it goes on, unless there is nothing to go on with.
+        # Where the piece or the call has no name, only another id begins a call, if the piece has a name or the call is
+        # complete.
         return other_id and (bool(name) or call.whole)
     if other_id or (index is not None and call.index is not None and index != call.index):
         # Ids that are made anew for every piece do not begin calls.
@@ -201,12 +204,12 @@ def _newest(calls: Sequence[CallPieces], index: int | None, known_as: str | None
 
 
 def _unindexed(calls: Sequence[CallPieces], index: int | None, known_as: str | None) -> CallPieces | None:
-    """The newest, where it has no index: some give it only with the pieces that go on."""
+    """The newest call if it has no index: some servers give the index only with later pieces."""
     return calls[-1] if calls and calls[-1].index is None else None
 
 
 def _nameless(calls: Sequence[CallPieces], index: int | None, known_as: str | None) -> CallPieces | None:
-    """The newest, where neither id nor name of it have come."""
+    """The newest call if neither its id nor its name has come."""
     return calls[-1] if calls and calls[-1].id is None and calls[-1].name is None else None
 
 
@@ -217,4 +220,4 @@ _LOOKUPS: Final[dict[tuple[bool, bool], tuple[_Lookup, ...]]] = {
     (False, True): (_by_id, _nameless),
     (False, False): (_newest,),
 }
-"""Where the call of a piece is looked for, by whether the piece has an index and an id."""
+"""The lookups for a piece's call, by (the piece has an index, it has an id)."""

@@ -1,12 +1,11 @@
-"""What an answer's bytes hold and its reading does not: a net for all that nobody knows of yet. Pure.
+"""Finds content in an answer's bytes that its dialect does not read: a net for changes that nobody knows of yet. Pure.
 
-Wire formats change without notice. Keys that are in no table of `wire_shapes` are looked at: does what stands there
-look like something that a model made, or like a count of tokens, and is it missing from the Turn that the dialect
-reads? So a dialect that learns to read another key needs no row; a row only spares the reading. Known keys are held
-against the summary: tool calls that it does not count, texts where it has no answer, ids and log-probabilities that
-cannot be.
+Wire formats change without notice. Keys that are in no table of `wire_shapes` are checked: does the value look like a
+model's output, or like a count of tokens, and is it missing from the Turn that the dialect reads? So a dialect that
+learns to read another key needs no row; a row only saves the check. Known keys are held against the summary: tool calls
+that it does not count, texts where it has no answer, ids and log-probabilities that are impossible.
 
-The ordinary answer has known keys only. It is decoded once, and looked at place by place and not event by event.
+The ordinary answer has known keys only. It is decoded once, and checked place by place and not event by event.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from penstock.gateway.model.turn import Turn
 
 Kind: TypeAlias = Literal["text", "tool_calls", "token_ids", "token_counts", "logprobs", "usage"]
 Gaps: TypeAlias = dict[str, Kind]
-"""What was not read: what it is, by the path of its keys."""
+"""The kind of content that was not read, by the path of its keys."""
 WORDS: Final[Mapping[Kind, str]] = {
     "text": "holds text that was not read",
     "tool_calls": "holds tool calls that were not read",
@@ -43,17 +42,17 @@ WORDS: Final[Mapping[Kind, str]] = {
     "usage": "holds counts that were not read",
 }
 MOST: Final = 8
-"""Paths that are named of one answer."""
+"""Most paths of one answer that are named."""
 FEW: Final = 8
-"""Events that are all looked at."""
+"""Streams of fewer events are checked in full."""
 DEEPEST: Final = 12
-"""Levels below an unknown key that are looked at."""
+"""Levels below an unknown key that are checked."""
 LONGEST: Final = 120
-"""Characters of a path."""
+"""Most characters of a path."""
 
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _SAID = re.compile(rb'"(?:content|text|thinking|reasoning\w*|arguments|partial_json|delta)": ?"([^"]*)"')
-"""The text of an event."""
+"""Matches the text of an event."""
 _NAME = re.compile(r"[A-Za-z_$][\w.$-]{0,47}", re.ASCII)
 _WORD = re.compile(r"[\w.:/-]{1,32}")
 _BINARY = re.compile(r"[A-Za-z0-9+/=_-]{40,}")
@@ -62,33 +61,34 @@ _SILENT = re.compile(
     r"metadata|annotations?|citations?|bytes|url|version|model|name|created\w*|extra_content|json_?path)$"
     r"|Id$|[jJ]sonPath$|Signature$|Metadata$|Ratings$|reason$|Reason$|filter|safety|grounding|fingerprint"
 )
-"""Keys that say nothing of what was said, wherever they stand."""
+"""Matches keys whose values are never a model's words, wherever they stand."""
 _MADE = re.compile(
     r"(?i)text|content|reasoning|think|thought|argument|refus|transcript|delta|message|answer|output|completion|parts"
 )
-"""Keys that a model's words may stand under."""
+"""Matches keys under which a model's words may stand."""
 _CALLED = re.compile(r"(?i)tool|function|(?:^|_)calls?$|argument")
 _COUNTED = re.compile(r"(?i)usage|tokens$|token_?counts?$")
 _IDS = re.compile(r"(?i)(?:token|output|prompt|input)_?ids$|(?:^|_)tokens$")
 _OBJECT = re.compile(r"((?:usage|Usage\w*|arguments|args|input)(?:\[\])?)[.\[].*")
-"""A path below an object of counts, or of arguments, whose keys are an agent's own: it is named as a whole."""
+"""Matches a path below an object of counts, or of arguments, whose keys are an agent's own: such an object is named as
+a whole."""
 _USAGE_OBJECT = re.compile(rb'"(?:usage|usageMetadata)": ?\{')
 _USAGE: Final = frozenset({"usage", "usageMetadata"})
 _TEXTS: Final = frozenset({str, type(None)})
 
 
 class _Place(NamedTuple):
-    """What stands under a key that is in no table."""
+    """The values under a key that is in no table."""
 
     path: str
     values: list[Any]
     speaks: bool
     counts: bool
-    """Whether only numbers are looked at."""
+    """True if only numbers are checked."""
 
 
 class _Answer:
-    """One answer, as it is looked at."""
+    """One answer while it is checked."""
 
     def __init__(self, read: Callable[[], Turn], facts: Facts) -> None:
         self.facts = facts
@@ -97,30 +97,30 @@ class _Answer:
         self.calls: dict[str, set[str]] = {}
         """Ids of tool calls, by the path of the calls."""
         self.ids = False
-        """Whether token ids came."""
+        """True if token ids came."""
         self._empty = facts.choices == 0
-        """Whether known texts are looked at, too: nothing was read of the answer."""
+        """True if known texts are checked, too: the dialect read nothing of the answer."""
         self._counted = _counted(facts)
 
     @cached_property
     def turn(self) -> Turn:
-        """The answer as it is read; costs many times what the rest does."""
+        """The answer as the dialect reads it; costs many times as much as the rest."""
         return self._read()
 
     @cached_property
     def said(self) -> str:
-        """All that was read of it."""
+        """All texts of the answer that the dialect reads."""
         leaves = _leaves("", self.turn.model_dump(include={"choices", "error"}), 0)
         return "\0".join(value for _, value in leaves if isinstance(value, str))
 
     @property
     def turn_calls(self) -> int:
-        """Tool calls that were read."""
+        """Number of tool calls that the dialect reads."""
         parts = (part for choice in self.turn.choices for part in choice.message.parts)
         return sum(part.type == "tool_call" for part in parts)
 
     def walk(self, layer: Sequence[Json], shape: Shape, path: str) -> None:
-        """Looks at the objects of one place, all of them together."""
+        """Check the objects of one place, all of them together."""
         keys = set[str]().union(*layer)
         self.ids |= "token_ids" in keys
         for key in sorted(keys - shape.known):
@@ -145,7 +145,7 @@ class _Answer:
             self.places.append(_Place(f"{path}{_named(key)}", values, speaks, counts))
 
     def gaps(self) -> Iterator[tuple[str, Kind]]:
-        """What was not read of what was looked at, in the order of its keys."""
+        """Yield the content that was not read, in the order of its keys."""
         for place in self.places:
             if _CALLED.search(place.path) and all(map(self._has, place.values)):
                 continue
@@ -166,12 +166,12 @@ class _Answer:
                 yield path, "tool_calls"
 
     def _has(self, value: Any) -> bool:
-        """Whether an object was read as the JSON that it is, as arguments of tool calls are."""
+        """True if an object was read as JSON text, as arguments of tool calls are."""
         return isinstance(value, dict | list) and dumps(value) in self.said
 
     def _kind(self, names: Sequence[str], leaves: Sequence[Any], speaks: bool, listed: bool) -> Kind | None:
-        """What was not read under a path of unknown keys; None where it says nothing, or was read. `listed`: whether
-        these are the entries of a list."""
+        """The kind of content that was not read under a path of unknown keys; None where it is no content, or was read.
+        `listed`: the values are the entries of a list."""
         texts = [leaf for leaf in leaves if isinstance(leaf, str)]
         if not texts:
             return self._number(names, leaves, listed)
@@ -183,7 +183,7 @@ class _Answer:
         if word or not whole.strip() or _BINARY.fullmatch(whole):
             return None
         several = len(self.turn.choices) > 1 and all(one in self.said for one in texts)
-        # Some say with each event all that was said so far.
+        # Some servers repeat with each event all text so far.
         grown = texts[-1] in self.said and all(after.startswith(one) for one, after in pairwise(texts))
         if several or grown or whole in self.said or dumps(whole)[1:-1] in self.said:
             return None
@@ -201,8 +201,8 @@ class _Answer:
 
 
 def still_unread(span: Span, request: bytes, response: bytes) -> Gaps:
-    """What of an answer is not read by this version either; nothing of calls of which all was read when they were
-    recorded. Request and response are decoded."""
+    """The content of an answer that this version does not read either; empty for calls of which all was read when they
+    were recorded. Request and response are decoded."""
     if UNREAD not in (span.attributes or {}):
         return {}
     dialect = by_name(span.dialect)
@@ -210,11 +210,11 @@ def still_unread(span: Span, request: bytes, response: bytes) -> Gaps:
 
 
 _SPOKEN: Final = Literal["text", "thinking", "redacted_thinking", "message", "reasoning"]
-"""Types of what is no tool call, where one may stand."""
+"""Types of objects that are no tool calls, in places where a tool call may stand."""
 
 
 def _strict(shape: Shape, kinds: frozenset[str] | None = None) -> type[msgspec.Struct]:
-    """A shape as what a decoder takes and nothing else, without tool calls and token ids."""
+    """A struct that accepts a shape and nothing else, without tool calls and token ids."""
     made: list[Any] = []
     for key in sorted(shape.known):
         kind: Any = msgspec.Raw
@@ -241,11 +241,11 @@ _KNOWN: Final[Mapping[str, tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder
     )
     for name, (plain, event) in SHAPES.items()
 }
-"""By dialect: decoders of answers, and of events of a stream, in which there is nothing to look at."""
+"""Decoders by dialect, of answers and of events of a stream; what they accept needs no check."""
 
 
 def unread(dialect: Dialect, request: bytes, response: bytes, stream: bool, facts: Facts) -> Gaps:
-    """What a good answer's bytes hold and its reading does not. `facts`: its summary."""
+    """The content in a good answer's bytes that its dialect does not read. `facts`: the answer's summary."""
     if dialect.name not in SHAPES or not dialect.generates:
         return {}
     data = _data(response) if stream and dialect.streaming_content_type.startswith(b"text/") else None
@@ -267,7 +267,7 @@ def unread(dialect: Dialect, request: bytes, response: bytes, stream: bool, fact
 
 
 def _ordinary(dialect: Dialect, body: bytes, stream: bool) -> bool:
-    """Whether an answer has known keys only, no tool calls and no token ids. Costs a fraction of looking at it."""
+    """True if an answer has known keys only, no tool calls and no token ids. Costs a fraction of the check."""
     try:
         _KNOWN[dialect.name][stream].decode(body)
     except UNREADABLE:
@@ -276,7 +276,7 @@ def _ordinary(dialect: Dialect, body: bytes, stream: bool) -> bool:
 
 
 def _data(body: bytes) -> list[bytes]:
-    """The data of a stream's events, as long as none has several lines of it."""
+    """The data of a stream's events; assumes one line of data for each event."""
     if body.lstrip()[:1] == b"[":
         return [body.strip()[1:-1]]
     data = _DATA.findall(body)
@@ -286,25 +286,25 @@ def _data(body: bytes) -> list[bytes]:
 
 
 def _listed(data: Iterable[bytes]) -> bytes:
-    """Events as one JSON array: decoding once is faster than once an event."""
+    """Events as one JSON array: one decoding is faster than one for each event."""
     return b"[%b]" % b",".join(data)
 
 
 def _unlike(data: list[bytes]) -> list[bytes]:
-    """Events without those that are the same as the one in the middle but for one text: most of a long stream."""
+    """Events without those that differ from the middle one in one text only: most of a long stream."""
     model = data[len(data) // 2] if len(data) >= FEW else b""
     if (found := _SAID.search(model)) is None:
         return data
     before, after = model[: found.start(1)], model[found.end(1) :]
     quotes = before.count(b'"') + after.count(b'"')
-    # With as many quotes as these two have, there is none in what stands between: it is within one text.
+    # An event with as many quotes as these two has none between them: the difference is within one text.
     rest = [one for one in data if one.count(b'"') != quotes or not one.startswith(before) or not one.endswith(after)]
     return [*rest, model]
 
 
 def pieces_of(dialect: Dialect, response: bytes, body: bytes, stream: bool) -> list[Json]:
-    """The objects of an answer: the events of a stream, decoded at once, or the whole answer. `body`: those of a stream
-    as one array."""
+    """The objects of an answer: the events of a stream, decoded at once, or the whole answer. `body`: the events of a
+    stream as one array."""
     if is_bulky(body):
         return []
     if stream and body is response and body[:1] != b"[":
@@ -317,7 +317,7 @@ def pieces_of(dialect: Dialect, response: bytes, body: bytes, stream: bool) -> l
 
 
 def _other_kinds(answer: _Answer, events: Iterable[Json], known: frozenset[str]) -> None:
-    """Looks at events of kinds that nobody knows."""
+    """Check events of unknown kinds."""
     kinds: dict[str, list[Json]] = {}
     for event in events:
         if (kind := _kind_of(event)) not in known:
@@ -331,13 +331,13 @@ def _kind_of(event: Json) -> str:
 
 
 def _counted(facts: Facts) -> bool:
-    """Whether counts of tokens were read."""
+    """True if counts of tokens were read."""
     usage = facts.usage
     return usage is not None and (usage.output_tokens is not None or usage.input_tokens is not None)
 
 
 def _odd_tokens(pieces: Sequence[Json]) -> Gaps:
-    """Ids that are not those of all tokens, and log-probabilities that are none."""
+    """Ids that do not cover all tokens, and log-probabilities that are not valid."""
     tokens = tokens_of(pieces)
     found: Gaps = {"choices[].token_ids": "token_counts"} if tokens.miscounted else {}
     if any(output.odd for output in tokens.outputs.values()):
@@ -354,7 +354,7 @@ def _is_call(one: Mapping[str, Any]) -> bool:
 
 
 def _named(key: str) -> str:
-    """A key as it may stand in a path: whatever is no name may be a user's words."""
+    """A key as it may stand in a path; `*` for one that is no name, which may be a user's words."""
     return key if _NAME.fullmatch(key) else "*"
 
 

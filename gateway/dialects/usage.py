@@ -1,9 +1,10 @@
-"""Token counts of an answer, wherever its provider puts them, and what else its price needs. Pure; nothing here raises.
+"""Token counts of an answer, wherever its provider puts them, and the other facts that its price needs. Pure; nothing
+here raises.
 
 A span's summary and its turn read usage by the same function of the same values, so that they cannot disagree: a stream
 is brought into the shape of a plain answer first (`newest`). Counts are numbers, also with a point or as strings.
 
-What else a price needs is `Usage.billed`, which most answers do not have:
+The other facts for a price are `Usage.billed`, which most answers do not have:
 
     tier          the service tier that served it, where that is not the usual one
     speed, geo    what multiplies the price: `fast`, `us`
@@ -30,7 +31,7 @@ _NUMBER = re.compile(r"\d{1,16}(?:\.\d*)?")
 _USUAL: Final = frozenset(
     {"", "default", "standard", "auto", "scale", "on_demand", "provisioned_throughput", "unspecified"}
 )
-"""Tiers at the usual price, or without one for a call."""
+"""Tiers at the usual price, or without a price for each call."""
 _TIERS: Final = {"batches": "batch", "fast": "priority"}
 """Tiers that have another name in lists of prices."""
 _NOWHERE: Final = frozenset({"global", "not_available"})
@@ -44,16 +45,16 @@ _WRITES: Final = frozenset(
 )  # fmt: skip
 _COSTS: Final = frozenset({"cost", "cost_details", "estimated_cost", "cost_in_usd_ticks"})
 _TOOLS: Final = frozenset({"server_tool_use", "server_side_tool_usage_details", "tool_usage", "num_sources_used"})
-"""What most answers have none of, and pay nothing for."""
+"""Fields that most answers lack: looked for first, so that most answers cost nothing more."""
 _APART: Final = ("compaction", "advisor_message")
-"""Iterations of a message whose tokens are not in its own counts."""
+"""Types of iterations of a message whose tokens are not in its own counts."""
 _MOST_PARTS, _MOST_TOOLS = 64, 16
 _TICKS: Final = 1e10
-"""Of a dollar, as xAI counts."""
+"""xAI's units of cost in a dollar."""
 
 
 def quantity(value: Any) -> int | None:
-    """A count as servers write it: 100, 100.0 or "100"."""
+    """A count as servers write it: 100, 100.0 or "100"; None for any other value."""
     if type(value) is int:
         return value if 0 <= value < MOST_TOKENS else None
     if isinstance(value, str):
@@ -86,7 +87,7 @@ def _total(values: Iterable[int | None]) -> int | None:
 
 
 def placed(answer: Json) -> Json:
-    """What of an answer, or of an event of it, is about usage, where OpenAI's plain answers have it."""
+    """The fields about usage of an answer, or of an event of it, at their place in OpenAI's plain answers."""
     found: Json = {}
     usage = answer.get("usage")
     if not usage or not isinstance(usage, dict):
@@ -101,7 +102,7 @@ def placed(answer: Json) -> Json:
 
 
 def newest(events: Iterable[Json]) -> Json:
-    """The same of a stream, oldest event first: counts are cumulative, so that the last ones count."""
+    """The fields about usage of a stream, oldest event first: counts are cumulative, so that the last ones count."""
     found: Json = {}
     for event in events:
         found |= placed(event)
@@ -109,7 +110,7 @@ def newest(events: Iterable[Json]) -> Json:
 
 
 def shown(answer: msgspec.Struct) -> Json:
-    """What was decoded of an answer for its summary, as the object that it was."""
+    """The fields that were decoded of an answer for its summary, as a JSON object."""
     listed = msgspec.structs.asdict
     told: Json = listed(answer)
     for name in ("choices", "output"):
@@ -151,7 +152,7 @@ def openai_usage(answer: Json) -> Usage | None:
 
 
 def embeddings_usage(answer: Json) -> Usage | None:
-    """The same of embeddings: some give a total and nothing else, and that is the prompt."""
+    """Usage of embeddings: some servers give only a total, which is the prompt."""
     usage = openai_usage(answer)
     if usage is None or usage.input_tokens is not None:
         return usage
@@ -188,7 +189,8 @@ def _written(fields: Json, read: Json) -> tuple[int | None, int | None]:
 
 
 def _with_beside(known: int | None, part: int, total: int | None, other: int | None) -> int | None:
-    """A count with the part of it that a server gives beside it: the total tells, and so does a part that is larger."""
+    """A count with a part that some servers do not include in it: the total tells, and so does a part that is
+    larger."""
     if known is None or not part:
         return known
     beside = total == known + part + (other or 0) if total is not None else False
@@ -201,8 +203,9 @@ def _tier(value: Any) -> str | None:
 
 
 def _own_cost(fields: Json) -> float | None:
-    """What the provider says: OpenRouter and others a number, Perplexity an object, DeepInfra an estimate, xAI ticks. A
-    customer's own key at OpenRouter's provider is billed there besides."""
+    """The cost that the provider reports: OpenRouter and others a number, Perplexity an object, DeepInfra an estimate,
+    xAI ticks. With a customer's own key, the cost at OpenRouter's provider is added, since it is billed there. None if
+    none is reported."""
     said = fields.get("cost")
     cost = _money(obj(said).get("total_cost") if isinstance(said, dict) else said)
     upstream = _money(obj(fields.get("cost_details")).get("upstream_inference_cost"))
@@ -214,7 +217,7 @@ def _own_cost(fields: Json) -> float | None:
 
 
 def _calls(answer: Json, fields: Json) -> dict[str, int]:
-    """How often the provider's tools ran: as it counts them, or by the items of an answer."""
+    """Number of runs of each of the provider's tools: as the provider counts them, or by the items of an answer."""
     counted = {key: quantity(value) for key, value in obj(fields.get("server_tool_use")).items()}
     counted |= {key: quantity(value) for key, value in obj(fields.get("server_side_tool_usage_details")).items()}
     # xAI's live search is billed by the source.
@@ -235,7 +238,7 @@ def _calls(answer: Json, fields: Json) -> dict[str, int]:
 
 def _usage(counts: tuple[int | None, ...], reasoning: int | None, billed: Json) -> Usage:
     asked, said, cached, write = counts
-    # A cost of nothing says something.
+    # A reported cost of 0 is kept.
     kept = {name: it for name, it in billed.items() if it or (name == "cost" and it is not None)} if billed else None
     return Usage(
         input_tokens=asked,
@@ -250,12 +253,12 @@ def _usage(counts: tuple[int | None, ...], reasoning: int | None, billed: Json) 
 # -- Anthropic's ------------------------------------------------------------------------------------------------------
 
 Counts = list[int | None]
-"""Of input with what is cached and written, output, cached, written, written for longer."""
+"""In this order: input with cached and written tokens, output, cached, written, written for longer."""
 
 
 def messages_usage(answer: Json) -> Usage | None:
-    """Usage of messages. Input tokens leave out cached ones, and the counts leave out what summarised the conversation
-    (compaction) or gave advice within the call: both are added."""
+    """Usage of messages. Input tokens leave out cached ones, and the counts leave out iterations that summarised the
+    conversation (compaction) or gave advice within the call: both are added."""
     fields = obj(answer.get("usage"))
     if not fields:
         return None
@@ -278,8 +281,8 @@ def _message_counts(fields: Json) -> Counts:
 
 
 def _iterated(counts: Counts, iterations: list[Json]) -> tuple[Counts, list[list[Any]]]:
-    """(the counts of all that ran, the parts of them that have a price of their own). A part above a threshold does not
-    bring the others above it."""
+    """(the counts of all iterations, the parts of them that have a price of their own). Prices with a threshold apply
+    to each part by itself."""
     if not iterations:
         return counts, []
     parts: list[list[Any]] = [[label(it.get("model")), *_message_counts(it)] for it in iterations]
@@ -326,7 +329,7 @@ def _modalities(of: str, details: Any) -> Json:
 
 
 def _grounded(candidates: list[Json]) -> dict[str, int]:
-    """Older models are billed by the answer that searched, newer ones by the search."""
+    """Billed searches: older models are billed for each answer that searched, newer ones for each search."""
     queries = [it for one in candidates for it in _queries(one)]
     return {"grounding": 1, "web_search": len(queries)} if queries else {}
 

@@ -1,9 +1,9 @@
-"""Messages of OpenAI's responses on a WebSocket: which response each is of. Pure.
+"""Messages of OpenAI's responses on a WebSocket, each with the response that it belongs to. Pure.
 
-A request names its lane (`stream_id`; the default lane has none), and every event of its answer repeats that. Only
-events that hold a response say its id. `response.steer` names the response that it changes and no lane; the server then
-ends that one and begins a successor whose request is this message. Where several messages are one request on the tape,
-each is a line of it (`joined`, `as_one`).
+A request names its lane (`stream_id`; the default lane has none), and every event of its answer repeats the lane. Only
+events that hold a response have its id. `response.steer` names the response that it changes and no lane; the server
+then ends that one and begins a successor whose request is this message. Where several messages form one request on the
+tape, each is a line of it (`joined`, `as_one`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN: Final = {"type": "message", "role": "user"}
 
 
 class ClientMessage(Enum):
-    """What a client's message is."""
+    """The kind of a client's message."""
 
     CREATE = "a request"
     STEER = "more input for a response that runs"
@@ -32,7 +32,7 @@ class ClientMessage(Enum):
 
 
 class Event(Enum):
-    """What a server's message is."""
+    """The kind of a server's message."""
 
     BEGIN = "a response as it begins, with its id"
     PART = "of a response that has begun"
@@ -49,29 +49,29 @@ STEERING: Final = (Event.ACCEPTED, Event.PENDING, Event.FAILED)
 
 
 class Sent(NamedTuple):
-    """A client's message."""
+    """The facts in a client's message."""
 
     kind: ClientMessage
     lane: str | None = None
     previous: str | None = None
-    """The response that it goes on from, or steers."""
+    """The id of the response that it continues or steers."""
     metadata: bytes = b""
-    """What its client says of it in the body, since a WebSocket has one set of headers; JSON."""
+    """The client's metadata about the request, as JSON: in the body, since a WebSocket has one set of headers."""
 
 
 class Received(NamedTuple):
-    """A server's message."""
+    """The facts in a server's message."""
 
     kind: Event
     lane: str | None = None
     response: str | None = None
     """The id of the response, or of the one that is steered."""
     previous: str | None = None
-    """The response that this one goes on from."""
+    """The id of the response that this one continues."""
     steer: str | None = None
     """The id of steering input."""
     status: int = 101
-    """The HTTP status of an answer that ends with it."""
+    """The HTTP status of an answer that ends with this message."""
 
 
 class _Response(msgspec.Struct):
@@ -80,7 +80,7 @@ class _Response(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """A message of either side. Nothing large is made for what should be a string and is none."""
+    """A message of either side. No large object is made for a field that should be a string and is not."""
 
     type: str | None = None
     stream_id: str | None = None
@@ -106,7 +106,7 @@ _RECEIVED: Final = {
 
 
 def sent(message: bytes) -> Sent:
-    """What a client has said."""
+    """Read the kind and the ids of a client's message."""
     said = _read(message)
     if said is None:
         return Sent(ClientMessage.UNREADABLE)
@@ -115,7 +115,7 @@ def sent(message: bytes) -> Sent:
 
 
 def received(message: bytes) -> Received:
-    """What a server has said."""
+    """Read the kind and the ids of a server's message."""
     said = _read(message)
     if said is None:
         return Received(Event.UNREADABLE)
@@ -131,13 +131,13 @@ def received(message: bytes) -> Received:
 
 
 def _read(message: bytes) -> _Event | None:
-    """None where it is no JSON object, or its lane, its type or an id is no string."""
+    """Decode a message; None where it is no JSON object, or its lane, its type or an id is no string."""
     try:
         return _event(message)
     except UNREADABLE:
         pass
     try:
-        # Half a surrogate pair in a text is JSON as well, and models break them apart between two events.
+        # Half a surrogate pair in a text is JSON as well, and models split pairs between two events.
         said = None if is_bulky(message) else json.loads(message)
         if not isinstance(said, dict):
             return None
@@ -149,17 +149,18 @@ def _read(message: bytes) -> _Event | None:
 
 
 def about_steering(kind: Any) -> bool:
-    """Whether an event of this type tells of steering input. It may have an error, which is not the answer's."""
+    """True if an event of this type tells of steering input. It may have an error, which is not the answer's."""
     return isinstance(kind, str) and kind.startswith("response.steer.")
 
 
 def joined(messages: Iterable[bytes]) -> bytes:
-    """Several messages as one request: the steering input that a request takes along stands before it."""
+    """Several messages as one request: steering input stands before the request that takes it along."""
     return b"\n".join(messages)
 
 
 def as_one(request: bytes) -> bytes:
-    """A request in one message: the last one, with the input of those before it first. As it is where it is one."""
+    """The messages of a request as one: the last one, with the input of the earlier ones before its own. A single
+    message is returned as it is."""
     if b"\n" not in request:
         return request
     said = [loads(line) for line in request.split(b"\n")]

@@ -1,10 +1,10 @@
-"""The keys that answers are known to have, as tables: what is read of them, and what is known to say nothing of what
-the model made (ids, fingerprints, citations, padding ...). `unread` looks at all others.
+"""The known keys of answers, as tables: those that are read, and those that hold nothing of the model's output (ids,
+fingerprints, citations, padding ...). `unread` checks all others.
 
-A row is a path of keys, arrays left out, and the keys of the objects there. `~` marks a text: a string or nothing, and
-anything else in its place is looked at. Behind a path `!` marks a place where the model speaks, so that any new key may
-hold what it said, and `#KEY` one of tool calls, told apart by that key. Events of other kinds than `KINDS` has are
-looked at as a whole.
+A row is a path of keys, arrays left out, and the keys of the objects there. `~` marks a text, which is a string or
+null: any other value is checked. After a path `!` marks a place of the model's output, where any new key may hold some
+of it, and `#KEY` a place of tool calls, which that key tells apart. Events of kinds that are not in `KINDS` are checked
+as a whole.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Shape:
     texts: set[str] = field(default_factory=set[str])
     inner: dict[str, Shape] = field(default_factory=dict[str, "Shape"])
     speaks: bool = False
-    """Whether what the model made stands here."""
+    """True if the objects hold the model's output."""
     calls: str | None = None
-    """Where each is a tool call, the key that tells it from others."""
+    """Where each object is a tool call, the key that tells calls apart; else None."""
 
 
 def shape(*tables: Table) -> Shape:
-    """Tables as what an answer is walked along."""
+    """Make a shape of tables, along which an answer is checked."""
     root = Shape()
     for path, keys in (row for table in tables for row in table.items()):
         place, _, calls = path.partition("#")
@@ -60,7 +60,7 @@ _CALL: Final = "index id type extra_content provider_specific_fields"
 
 
 def _said(place: str) -> Table:
-    """A message of chat, or a piece of one."""
+    """The keys of a message of chat, or of a piece of one."""
     return {
         f"choices.{place}!": _SPOKEN,
         f"choices.{place}.tool_calls!#id": _CALL,
@@ -154,7 +154,7 @@ SHAPES: Final[Mapping[str, tuple[Shape, Shape]]] = {
     "gemini": (shape(_GEMINI), shape(_GEMINI)),
     "converse": (shape(_CONVERSE), shape(_CONVERSE_FRAMES)),
 }
-"""By dialect: of plain answers, and of the events of a stream."""
+"""Shapes by dialect: of plain answers, and of the events of a stream."""
 
 _DELTAS: Final = ("output_text", "refusal", "function_call_arguments", "custom_tool_call_input")
 _DELTAS_OF_REASONING: Final = ("reasoning_text", "reasoning_summary_text")
@@ -172,4 +172,4 @@ KINDS: Final[Mapping[str, frozenset[str]]] = {
         | {"response.output_text.annotation.added"}
     ),
 }
-"""By dialect: the kinds of events that are read, or say nothing."""
+"""By dialect: the kinds of events that are read, or have no content."""

@@ -1,4 +1,5 @@
-"""The nouns: what is on the tape and what the control API says. Pure; they import nothing else of ours.
+"""The nouns: the records of the tape and the messages of the control API. Pure; they import no other package of the
+gateway.
 
 Begin with `rollout` and `span`.
 """

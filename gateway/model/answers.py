@@ -1,8 +1,7 @@
-"""What the control API answers and accepts, where a noun alone is not enough. `api` and `client` share it.
+"""Answers and requests of the control API, where a noun alone is not enough. `api` and `client` share them.
 
 A page of a list names its `next` cursor: send it back to go on; None is the end. A page may be short, even empty, and
-still have a `next`: a selective filter stops after it has looked at a bounded number of spans, so that no page takes
-long.
+still have a `next`: a selective filter stops after a bounded number of spans, so that no page takes long.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Body(Noun):
 
     @classmethod
     def of(cls, body: bytes) -> Body:
-        """Text where it is text."""
+        """The body as `text` if it is UTF-8, else as `base64`."""
         try:
             return cls(text=body.decode(), size=len(body))
         except UnicodeDecodeError:
@@ -99,7 +98,6 @@ class SideView(Noun):
 
     @classmethod
     def of(cls, side: Side) -> SideView:
-        """The view of a side."""
         request, response = Body.of(side.request_body), Body.of(side.response_body)
         return cls(who=side.who, dialect=side.dialect, path=side.path, request_body=request, response_body=response)
 
@@ -126,7 +124,6 @@ class ExchangeView(Noun):
 
     @classmethod
     def of(cls, exchange: Exchange) -> ExchangeView:
-        """The view of an exchange."""
         return cls(
             url=exchange.url,
             request_headers=exchange.request_headers,
@@ -140,7 +137,7 @@ class ExchangeView(Noun):
 
 
 Bytes = Literal["exact", "plain", "none"]
-"""Which bytes of an exchange are wanted: as recorded, without their content encodings, or none."""
+"""The requested bytes of an exchange: as recorded, without their content encodings, or none."""
 
 
 class SpanDetail(Noun):

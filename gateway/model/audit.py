@@ -1,7 +1,7 @@
-"""Who asks, and who changed what: the audit log of a gateway.
+"""The audit log of a gateway: who changed what; and the identity of clients.
 
-A request that changes something may say who wants it and why. Both are what the client says of itself, and only
-claimed. What is known is the name of the key that it came with.
+A request that changes something may say who wants it and why. Both are the client's own claims. Only the name of the
+key that it came with is known for sure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from penstock.gateway.model.base import Noun
 from penstock.gateway.model.resource import Person
 
 Role = Literal["read", "operate", "release", "admin"]
-"""What a key may do at the control API: only read; also operate the queue, upstreams and tools, and make agent tokens;
-also register versions and decide about releases; everything, calls included. Each may do what those before it may."""
+"""What a key may do at the control API: read; also operate the queue, upstreams and tools, and make agent tokens; also
+register versions and decide on releases; everything, calls included. Each may do what those before it may."""
 CALL: Final = "call"
 """The role of a key that opens calls, and nothing at the control API."""
 ROLES: tuple[Role, ...] = get_args(Role)
 NOBODY: Final = "api"
-"""Stands for who has not said a name."""
+"""The `who` of a client that gives no name."""
 
 
 class Asked(Noun):
@@ -34,7 +34,6 @@ class Asked(Noun):
         return self._key
 
     def came_with(self, key: str) -> None:
-        """Notes the key."""
         self._key = key
 
 
@@ -48,7 +47,7 @@ class Said(Asked):
 
 
 UNSAID: Final = Said()
-"""Neither who nor why."""
+"""A change without a person or a reason."""
 
 
 class Caller(Noun):

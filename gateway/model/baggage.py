@@ -2,8 +2,8 @@
 
     baggage: user.id=ada%20l,penstock.rollout_id=r1;properties
 
-Members stand between commas, properties of a member behind a semicolon, values are percent-encoded. It is other
-people's header: what cannot be read is passed over.
+Commas separate members, properties of a member follow a semicolon, values are percent-encoded. The header belongs to
+other tools: members that cannot be read are passed over.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final
 from urllib.parse import unquote
 
 TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
-"""A character of the names of headers and of what is in `baggage` (RFC 9110, 5.6.2)."""
+"""A character of the names of headers and of `baggage` members (RFC 9110, 5.6.2)."""
 BAGGAGE_NAME: Final = rf"^{TOKEN}{{1,128}}$"
-"""What a name may be: a token of HTTP."""
+"""Matches a member's name: a token of HTTP."""
 LONGEST: Final = 256
-"""Characters of a value that names somebody."""
+"""Most characters of a value that is read."""
 
 
 def members(header: str) -> Iterator[tuple[str, str]]:

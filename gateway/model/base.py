@@ -1,4 +1,4 @@
-"""What all nouns have in common: ids, modes, kinds of spans, and the base class."""
+"""The common base of all nouns: ids, modes, kinds of spans, and the base class."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Kind = Literal["llm", "tool", "mcp", "reward", "event", "otel"]
 
 
 CALLS: tuple[Kind, ...] = ("llm", "tool", "mcp")
-"""What is asked of somebody else: of a model, of a tool, of a server of tools in other matters."""
+"""Kinds of spans that are calls: of a model, of a tool, and other requests to a server of tools."""
 TOOLS: tuple[Kind, ...] = ("tool", "mcp")
-"""What is asked of a server of tools."""
+"""Kinds of calls to a server of tools."""
 
 
 class Noun(BaseModel):
@@ -50,7 +50,7 @@ N = TypeVar("N", bound=BaseModel)
 
 
 def readable(noun: type[N], record: bytes | None) -> N | None:
-    """A noun from its record; None where there is none, or one that is damaged: it must stop no other."""
+    """A noun from its record; None where there is none, or it is damaged: a damaged record must not stop others."""
     try:
         return None if record is None else noun.model_validate_json(record)
     except ValueError:

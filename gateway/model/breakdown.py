@@ -1,4 +1,4 @@
-"""Figures of calls, broken down by what they have in common."""
+"""Figures of calls, grouped by a value that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls may use up, and what of it they have."""
+"""Budgets: limits on what calls may use up, and their use so far."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Per = Literal["all", "key", "agent", "rollout", "run", "arm"]
 Unit = Literal["calls", "tokens", "usd"]
 Unread = Literal["refuse", "call", "allow"]
 MOST: Final = 10**9
-"""Dollars that a budget may have at most: a billionth of one is the smallest part that is counted."""
+"""Most US dollars of a budget: sums are counted in billionths of a dollar."""
 MONTH, TOTAL = "month", "total"
-"""Windows that are no length of time."""
+"""Windows that are not a length of time."""
 _SECOND: Final = 10**9
 
 
@@ -55,7 +55,7 @@ class Budget(Section):
 
     @property
     def of_unread(self) -> Unread:
-        """What happens to a call of which nobody can say what it uses."""
+        """The fate of a call whose use cannot be told: `unread`, or its default for the unit."""
         return self.unread or ("call" if self.unit == "calls" else "refuse")
 
     @model_validator(mode="after")

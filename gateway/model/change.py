@@ -1,4 +1,4 @@
-"""A change of the tape, as followers are told of it: one by one, or in digests."""
+"""A change of the tape, as followers get it: one by one, or in digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom the versions of a prompt reach: how many calls had its text, and how many had one that is nearly the same."""
+"""Coverage of a prompt's versions: the numbers of calls that had its text, and of those that had nearly the same."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field
 from penstock.gateway.model.base import Id, Noun
 
 Unread = Literal["encoding", "utf8", "nan", "depth", "shape", "json"]
-"""Why a request cannot be looked into, and passes as it came: a content encoding that is not known or does not fit; no
-UTF-8; nested too deep; JSON that is none of this API; no JSON. Tapes of earlier versions have `nan` besides, for `NaN`
-or `Infinity`, which are read now."""
+"""Why a request's texts cannot be read, so that it passes as it came: an unknown or wrong content encoding; no UTF-8;
+nested too deep; JSON that is not of this API; no JSON. Tapes of earlier versions also have `nan`, for `NaN` or
+`Infinity`, which are read now."""
 Why = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
 """Why a text passes as it came: it is no registered prompt; it could be two, or one in two ways; it has a placeholder
 that cannot be read; the version has other slots; there is no version."""

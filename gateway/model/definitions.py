@@ -1,4 +1,4 @@
-"""What servers of tools say of themselves, as versions: lists of tools, prompts and resources, and instructions."""
+"""The definitions that servers of tools give, as versions: lists of tools, prompts and resources, and instructions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Noun
 
 Kind = Literal["tools", "prompts", "resources", "templates", "instructions"]
-"""What is listed. Instructions are a list of one text, which has no name."""
+"""The kind of a list. Instructions are a list of one text, which has no name."""
 
 OnChange = Literal["warn", "hold", "deny"]
-"""What happens when a server says something else than before."""
+"""What happens when a server's definitions differ from those before."""
 
 
 class DefinitionVersion(Noun):
@@ -70,15 +70,15 @@ class ServerDefinitions(Noun):
     """Oldest first."""
 
     def version(self, number: int | None) -> DefinitionVersion | None:
-        """The version of this number."""
+        """The version of this number; None if there is none."""
         return next((one for one in self.versions if one.version == number), None)
 
     def of(self, kind: Kind) -> list[DefinitionVersion]:
-        """Versions of one list, oldest first."""
+        """The versions of one list, oldest first."""
         return [one for one in self.versions if one.kind == kind]
 
     def pending(self, kind: Kind) -> bool:
-        """Whether the server says something else than was approved."""
+        """True if the server's newest list differs from the approved one."""
         return self.newest.get(kind) != self.pinned.get(kind)
 
 

@@ -1,4 +1,4 @@
-"""What remains of a rollout that was forgotten, and who keeps one from it."""
+"""Records of forgotten rollouts, and holds that keep rollouts from being forgotten."""
 
 from __future__ import annotations
 

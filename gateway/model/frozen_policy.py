@@ -1,4 +1,4 @@
-"""A policy as the tape has it: with all that decisions followed from, also what nobody can set."""
+"""A policy as the tape has it: with all values that decisions depended on, also those that nobody can set."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ FIXED: dict[str, Any] = {
     "replay": {"alpha": REPLAY_ALPHA},
     "guards": {"latency": {"alpha": QUARTER}, "cost": {"alpha": QUARTER}},
 }
-"""What a policy says on the tape and nobody can set: decisions are recomputed from all that they followed from."""
+"""The values that the tape's policy has and nobody can set: decisions are recomputed from all values that they depended
+on."""
 
 
 def frozen(policy: Policy) -> dict[str, Any]:
-    """A policy as the tape has it, with what is fixed."""
+    """A policy as the tape has it, with the values of `FIXED`."""
     made = policy.model_dump(mode="json")
     _add(made, FIXED)
     made["replay"]["judge"] = made["shadow"]["judge"] = made.pop("judge")
@@ -30,7 +31,7 @@ def frozen(policy: Policy) -> dict[str, Any]:
 
 
 def thawed(value: Any) -> Any:
-    """What a policy on the tape says that can be set; anything else as it is."""
+    """The values of a policy on the tape that can be set; any value that is no object is returned unchanged."""
     if not isinstance(value, dict):
         return value
     made = copy.deepcopy(cast(dict[str, Any], value))
@@ -56,7 +57,7 @@ def _add(made: dict[str, Any], fixed: dict[str, Any]) -> None:
 
 
 def _take(made: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """Takes out what is as it is fixed; what is not stays, and is refused."""
+    """Remove the values that equal the fixed ones; others stay, and are refused by validation."""
     for name, value in fixed.items():
         if isinstance(value, dict) and made.get(name) is not None:
             _take(made[name], cast(dict[str, Any], value))

@@ -1,4 +1,5 @@
-"""What figures of calls are broken down by; apart from the nouns, so that the command line loads none of them."""
+"""The values by which figures of calls are grouped; apart from the nouns, so that the command line need not load
+these."""
 
 from __future__ import annotations
 

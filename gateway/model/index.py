@@ -1,4 +1,4 @@
-"""What the gateway says of its index (`gateway.index`)."""
+"""The state of the gateway's index (`gateway.index`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Text that others wrote, with every character that nobody would see made visible. Pure.
+"""Shows foreign text with every invisible character made visible. Pure.
 
 A model reads what a person overlooks: zero-width characters, tags (a second alphabet that no font shows), bidirectional
 marks, escape sequences of terminals, blanks that are no spaces. Each is shown by its code point, `<U+200B>`; a run of
-tags by what it spells, `<tags: ignore all>`.
+tags by the text that it spells, `<tags: ignore all>`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 
 _TAGS: Final = re.compile("[\U000e0020-\U000e007e]+")
 _UNSEEN: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Categories of Unicode that are not seen: controls, formats, what is not assigned, private, halves, separators."""
+"""Unicode categories of invisible characters: controls, formats, unassigned, private, surrogates, separators."""
 _BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """Letters and marks that are drawn as nothing, or as a space."""
 _PLAIN: Final = frozenset("\n\t ")
 
 
 def visible(text: str) -> str:
-    """The text with what cannot be seen spelt out. Line breaks, tabs and spaces stay."""
+    """The text with invisible characters spelt out. Line breaks, tabs and spaces stay."""
     return "".join(map(_shown, _TAGS.sub(_spelt, text)))
 
 
 def visible_name(text: str) -> str:
-    """The same on one line."""
+    """The same as `visible`, on one line."""
     return visible(text).replace("\n", "<U+000A>").replace("\t", "<U+0009>")
 
 
 def unseen(text: str) -> int:
-    """How many characters of a text cannot be seen."""
+    """Number of invisible characters of a text."""
     return sum(_hidden(one) for one in text)
 
 

@@ -1,12 +1,11 @@
-"""Replaces values that are known to be secret by as many asterisks, wherever they stand. Pure.
+"""Replaces known secret values by as many asterisks, wherever they stand. Pure.
 
 The gateway knows its own keys, and the keys that each call presents. A provider may repeat them, an agent may print
-them, and nobody knows where. So bodies are searched for the values themselves, each as it is and as JSON and URLs write
-it. Lengths stay, and with them offsets, framing and the deltas of the tape; the same body always becomes the same
-bytes.
+them, in any place. So bodies are searched for the values themselves, each as it is and as JSON and URLs write it.
+Lengths stay, and with them offsets, framing and the deltas of the tape; the same body always becomes the same bytes.
 
 Clients send a short value or plain words (`EMPTY`, `sk-test`, `not-needed`) where no key is needed. Hiding these would
-take pieces out of what was said.
+remove pieces of the conversation.
 """
 
 from __future__ import annotations
@@ -26,32 +25,33 @@ SLICE: Final = 1 << 20
 _BLOCK: Final = 64 << 10
 """Bytes of a text in small pieces that are searched at a time."""
 _BEGUN: Final = 8
-"""From so many bytes on, the beginning of a secret that is cut off is hidden too."""
+"""Least bytes of the cut-off beginning of a secret that is hidden too."""
 _PREFIX: Final = b"pst_"
 _TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9._~-]+")
 _MARKUP: Final = re.compile(r"[/+&<>'=]")
 """Characters that some JSON writers escape without need."""
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9._~-]*")
-"""What is written in one way everywhere, as most tokens are."""
+"""Matches values that are written in one way everywhere, as most tokens are."""
 _ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
 _LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
 
 
 class About(NamedTuple):
-    """What is known of a body."""
+    """Facts about a body that is to be masked."""
 
     content_type: str = ""
-    """As its headers say."""
+    """The content type in its headers."""
     answer: bool = False
-    """Whether it may be a stream that has cut texts apart."""
+    """True if it may be a stream that has cut texts apart."""
     cut: bool = False
-    """Whether the gateway has cut off its end."""
+    """True if the gateway has cut off its end."""
     problem: str | None = None
-    """Why its content encoding could not be undone."""
+    """Why its content encoding could not be undone; None if it could."""
 
 
 class Secrets:
-    """Values to hide. `gateway.masking` hides more, and asks to be told more of what is hidden."""
+    """Values to hide. `gateway.masking` extends this class with rules that hide more; the methods that take `about` are
+    for it."""
 
     __slots__ = ("_forms", "_longest", "_starts", "values")
 
@@ -65,8 +65,8 @@ class Secrets:
         return bool(self._forms)
 
     def hide(self, body: bytes, ended: bool = True) -> bytes:
-        """A body without them, of the same length; the same object where none is in it. `ended`: nothing follows, so
-        that the beginning of one at its end is one that was cut off: it is hidden too."""
+        """A body with the secrets hidden, of the same length; the same object where it has none. `ended`: nothing
+        follows, so that the beginning of a secret at the body's end is one that was cut off: it is hidden too."""
         if not self._forms:
             return body
         large = len(body) > SLICE
@@ -81,7 +81,7 @@ class Secrets:
         return bytes(hidden)
 
     def absent(self, pieces: Iterable[bytes], most: int) -> bool:
-        """Whether none of them is in a text that comes in pieces, and that has no more bytes than `most`."""
+        """True if a text that comes in pieces has none of the secrets, and no more than `most` bytes."""
         seen, text = 0, b""
         for piece in pieces:
             seen, text = seen + len(piece), text + piece
@@ -94,7 +94,8 @@ class Secrets:
         return self.hide(text) is text
 
     def _cut_off(self, body: bytes) -> int:
-        """Length of the beginning of one that a body ends with; 0 where so little tells nothing."""
+        """Length of the beginning of a secret with which a body ends; 0 where it is too short to be told from other
+        text."""
         tail, most = body[-self._longest :], 0
         for form, start in self._starts:
             if start in tail:
@@ -102,11 +103,11 @@ class Secrets:
         return most if most >= _BEGUN else 0
 
     def begun(self, body: bytes) -> int:
-        """Length of the longest end of a body that is the beginning of one of them, and not all of it."""
+        """Length of the longest end of a body that is the beginning of a secret, and not all of it."""
         return max((_begun(body, form) for form in self._forms), default=0)
 
     def text(self, text: str) -> str:
-        """A short text without them, and without agent tokens; the same object where none is in it."""
+        """A short text without secrets and agent tokens; the same object where it has none."""
         if not self._forms and "pst_" not in text:
             return text
         body = text.encode("utf-8", "surrogatepass")
@@ -116,44 +117,45 @@ class Secrets:
         return text if hidden is body else hidden.decode("utf-8", "replace")
 
     def texts(self, texts: Sequence[str | None]) -> Sequence[str | None]:
-        """Short texts without them; the same object where none is in any."""
+        """Short texts without secrets; the same object where none has any."""
         together = "\0".join([text or "" for text in texts])
         if self.text(together) is together:
             return texts
         return [None if text is None else self.text(text) for text in texts]
 
     def json(self, value: Any) -> Any:
-        """A JSON value without them, in its strings and its keys."""
+        """A JSON value without secrets, in its strings and its keys."""
         return _mapped(value, lambda text: Secrets.text(self, text))
 
     def body(self, body: bytes, about: About, ended: bool = True) -> bytes:
-        """As `hide`, of a body of which more is known."""
+        """The same as `hide`, for a body of which more is known."""
         return self.hide(body, ended)
 
     def block(self, block: bytes) -> bytes:
-        """Header lines without them."""
+        """Header lines with the secrets hidden."""
         return self.hide(block, ended=False)
 
     def without_tokens(self, body: bytes, about: About) -> bytes:
-        """A body without what says its text by tokens, where something was `masked` in the same call."""
+        """A body without tokens and their ids, which would spell its text, where something was `masked` in the same
+        call."""
         return body
 
     def also(self, values: Iterable[bytes]) -> Secrets:
-        """These and more."""
+        """These secrets and further ones."""
         return Secrets(self.values | frozenset(values))
 
     def noting(self) -> Secrets:
-        """The same, for one call: it notes what is masked from now on."""
+        """The same secrets, for one call: the result notes what it masks from now on."""
         return self
 
     @property
     def by_place(self) -> bool:
-        """Whether more is hidden by where it stands, which a text alone does not tell."""
+        """True if values are also hidden by their place, which a text alone does not tell."""
         return False
 
     @property
     def masked(self) -> bool:
-        """Whether a rule has masked something, or failed, since the notes began."""
+        """True if a rule has masked something, or failed, since the notes began."""
         return False
 
     @property
@@ -187,12 +189,12 @@ NONE: Final = Secrets(())
 
 
 def fingerprint(value: bytes) -> str:
-    """What stands for a value that opens something, such as the id of a session, and still tells equal ones."""
+    """A short hash of a value that gives access, such as the id of a session; equal values have equal hashes."""
     return hashlib.sha256(value).hexdigest()[:16]
 
 
 def own_secrets(values: Iterable[str | None]) -> Secrets:
-    """The gateway's own keys. A `dummy`, configured for a server that needs no key, is no secret."""
+    """The gateway's own keys. A `dummy` that is configured for a server without keys is no secret."""
     return Secrets(value.encode() for value in values if value is not None and _is_own(value.encode()))
 
 
@@ -201,7 +203,7 @@ def _is_own(value: bytes) -> bool:
 
 
 def is_telling(value: bytes) -> bool:
-    """Whether an agent's value can be a key: it is long, and not made of words or of one letter."""
+    """True if an agent's value can be a key: it is long, and not made of words or of one letter."""
     if len(value) < 16 or len(set(value)) < 8:
         return False
     return len(value) >= 32 or (_DIGIT.search(value) is not None and _LETTER.search(value) is not None)
@@ -219,7 +221,7 @@ def presented(name: bytes, value: bytes) -> Iterator[bytes]:
 
 
 def _basic(blob: bytes) -> tuple[bytes, ...]:
-    """`user:password`, and the password."""
+    """The pair `user:password` and the password alone, of a `Basic` credential; empty if it cannot be read."""
     try:
         both = base64.b64decode(blob.strip(), validate=True)
     except (binascii.Error, ValueError):
@@ -228,7 +230,7 @@ def _basic(blob: bytes) -> tuple[bytes, ...]:
 
 
 def _forms(value: bytes) -> Iterator[bytes]:
-    """A value as it may be written: as it is, in a JSON string, in a URL."""
+    """The forms in which a value may be written: as it is, in a JSON string, in a URL."""
     yield value
     if _PLAIN.fullmatch(value):
         return

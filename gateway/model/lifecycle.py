@@ -1,5 +1,5 @@
-"""Rollout and attempt states as tables of legal moves, and what follows from an event. Pure: the caller brings the
-clock and writes what is decided.
+"""Rollout and attempt states as tables of legal moves, and the state that follows from an event. Pure: the caller
+supplies the time and writes the result.
 
     a rollout is enqueued     queuing
     a worker claims it        preparing        a new attempt: preparing, with a lease
@@ -11,12 +11,11 @@ clock and writes what is decided.
 
 An attempt that is `unresponsive` while its rollout waits for another one is revived by a sign of life: the rollout
 leaves the queue again and nothing runs twice. Once another worker has claimed the rollout the old attempt is superseded
-for good. A queued rollout leaves its final state only by `requeue`, which somebody must ask for, or when it is handed
-back.
+for good. A queued rollout leaves its final state only by `requeue`, which must be requested, or when it is handed back.
 
-An attempt that no worker has claimed (an agent that was given an address by hand, a client without an address) has
-nobody who says when it ends. It has succeeded when nothing was heard of it for a *quiet time*, and its rollout with the
-last of its attempts. The next call or event makes both run again. An end that somebody has told stays.
+An attempt that no worker has claimed (an agent that was given an address by hand, a client without an address) has no
+worker that reports its end. It has succeeded when it was silent for a *quiet time*, and its rollout with the last of
+its attempts. The next call or event makes both run again. A reported end stays.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
     RolloutStatus.FAILED: {RolloutStatus.REQUEUING: "requeue, hand back"},
     RolloutStatus.CANCELLED: {RolloutStatus.REQUEUING: "requeue"},
 }
-"""From -> to -> what does it. Every change of a rollout's status is one of these."""
+"""From -> to -> the event. Every change of a rollout's status is one of these."""
 
 ATTEMPT_MOVES: Final[dict[AttemptStatus, dict[AttemptStatus, str]]] = {
     AttemptStatus.PREPARING: {
@@ -77,16 +76,16 @@ ATTEMPT_MOVES: Final[dict[AttemptStatus, dict[AttemptStatus, str]]] = {
     AttemptStatus.CANCELLED: {},
     AttemptStatus.ENVIRONMENT: {},
 }
-"""From -> to -> what does it. Every change of an attempt's status is one of these."""
+"""From -> to -> the event. Every change of an attempt's status is one of these."""
 
 WAITING: Final = frozenset({RolloutStatus.QUEUING, RolloutStatus.REQUEUING})
-"""In the queue."""
+"""States of a rollout in the queue."""
 ACTIVE: Final = frozenset({RolloutStatus.PREPARING, RolloutStatus.RUNNING})
-"""Neither waiting nor ended. One that came from the queue is in a worker's hands then."""
+"""States of a rollout that neither waits nor has ended. A rollout from the queue is then held by a worker."""
 FINAL: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
-"""Ended."""
+"""States of a rollout that has ended."""
 LIVE: Final = frozenset({AttemptStatus.PREPARING, AttemptStatus.RUNNING})
-"""An attempt whose end is still to come."""
+"""States of an attempt that has not ended."""
 
 _RETRIES: Final[dict[AttemptStatus, Retry]] = {
     AttemptStatus.FAILED: "failed",
@@ -96,25 +95,25 @@ _RETRIES: Final[dict[AttemptStatus, Retry]] = {
 
 
 class IllegalMove(Exception):
-    """A change of status that the tables do not have: a bug of the caller, who should have asked before."""
+    """A change of status that the tables do not have: a bug of the caller, which must check first."""
 
 
 def move_rollout(before: RolloutStatus, after: RolloutStatus) -> RolloutStatus:
-    """`after`; raises `IllegalMove` unless the table has the move."""
+    """Return `after`; raises `IllegalMove` unless the table has the move."""
     if after not in ROLLOUT_MOVES[before]:
         raise IllegalMove(f"a rollout cannot go from {before} to {after}")
     return after
 
 
 def move_attempt(before: AttemptStatus, after: AttemptStatus) -> AttemptStatus:
-    """`after`; raises `IllegalMove` unless the table has the move."""
+    """Return `after`; raises `IllegalMove` unless the table has the move."""
     if after not in ATTEMPT_MOVES[before]:
         raise IllegalMove(f"an attempt cannot go from {before} to {after}")
     return after
 
 
 def after_attempt(end: AttemptStatus, tries: int, config: RolloutConfig) -> RolloutStatus:
-    """Where the rollout goes when its attempt, the `tries`-th, has ended like this."""
+    """The state of the rollout after its attempt, the `tries`-th, has ended like this."""
     if end == AttemptStatus.SUCCEEDED:
         return RolloutStatus.SUCCEEDED
     if end == AttemptStatus.CANCELLED:
@@ -128,9 +127,9 @@ def after_attempt(end: AttemptStatus, tries: int, config: RolloutConfig) -> Roll
 def deadline(
     config: RolloutConfig, created_ns: int, seen_ns: int, lease_ns: int | None
 ) -> tuple[int, AttemptStatus] | None:
-    """When a live attempt ends by itself without a further sign of life, and how; None is never. `created_ns`: when it
-    was claimed. `seen_ns`: its newest sign of life. `lease_ns`: when its worker loses it.
-    """
+    """(time, state) of the end of a live attempt without a further sign of life; ns since the epoch. None if it never
+    ends so. `created_ns`: when it was claimed. `seen_ns`: its newest sign of life. `lease_ns`: when its worker loses
+    it."""
     ends: list[tuple[int, AttemptStatus]] = []
     if config.timeout_s is not None:
         ends.append((created_ns + _ns(config.timeout_s), AttemptStatus.TIMEOUT))
@@ -142,12 +141,13 @@ def deadline(
 
 
 def claimed(origin: Origin, status: RolloutStatus) -> bool:
-    """Whether a rollout is in a worker's hands. One that did not come from the queue never is."""
+    """True if a worker holds the rollout; always False for one that did not come from the queue."""
     return origin == "queued" and status in ACTIVE
 
 
 def quiet_deadline(seen_ns: int, quiet_s: float) -> tuple[int, AttemptStatus]:
-    """When an attempt that nobody has claimed ends by itself without a further sign of life, and how."""
+    """(time, state) of the end of an attempt that nobody has claimed, without a further sign of life; ns since the
+    epoch."""
     return seen_ns + _ns(quiet_s), AttemptStatus.SUCCEEDED
 
 

@@ -1,8 +1,9 @@
-"""Which names are the same model, and where a pattern of them ends. Pure.
+"""Tells which names mean the same model, and which names a pattern covers. Pure.
 
-A provider's prefix, a region, and the day of a snapshot make no other model: `openai/gpt-5`, `gpt-5-2025-08-07` and
-`gpt-5` are one, and so are `us.anthropic.claude-opus-4-5-20251101-v1:0` and `anthropic/claude-opus-4.5`. Another
-version or another size is another model, so that a newer one never has an older one's price.
+Names that differ in a provider's prefix, a region, or the day of a snapshot mean the same model: `openai/gpt-5`,
+`gpt-5-2025-08-07` and `gpt-5` are one, and so are `us.anthropic.claude-opus-4-5-20251101-v1:0` and
+`anthropic/claude-opus-4.5`. Another version or another size is another model, so that a newer one never has an older
+one's price.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 _STATE: Final = re.compile(r"(?:[-@]20\d\d-?[01]\d-?[0-3]\d(?:-v\d+)?|-v\d+|@default|-00\d)(?::\d+)?$")
-"""What stands behind the name of a model for one state of it: a day, or a number."""
+"""Matches the suffix of a model's name for one state of it: a day, or a number."""
 _NEWEST: Final = "-latest"
 _HOSTS: Final = re.compile(
     r"(?:[a-z0-9_.-]+/)*(?:openai|anthropic|google|gemini|vertex_ai|models|mistralai|mistral|deepseek|xai|x-ai|moonshotai|"
@@ -32,18 +33,18 @@ def hyphened(name: str) -> str:
 
 
 def stem(name: str) -> str:
-    """The same without the state of the model."""
+    """The hyphened name without the state of the model."""
     name = hyphened(name)
     while (cut := _STATE.sub("", name)) != name:
         name = cut
     cut = name.removesuffix(_NEWEST)
-    # The newest of what has no version is a different model every year.
+    # A `-latest` without a version is a different model every year.
     return cut if any(map(str.isdigit, cut)) else name
 
 
 def names(name: str) -> Iterator[str]:
-    """What a model may be listed as, the most particular name first: as it is called, without the state, without who
-    serves it, and without where."""
+    """The names under which a model may be listed, the most specific first: its own name, without the state, without
+    the server, without the region and the vendor."""
     name = name.strip().lower()
     if name.startswith("arn:"):
         name = name.rpartition("/")[2]
@@ -57,16 +58,16 @@ def names(name: str) -> Iterator[str]:
 
 class Pattern:
     """A name with `*` and `?`. Where the text before a `*` has a version in it, the `*` stands for states of that
-    model, or behind a separator for the rest of its name, but for no other version."""
+    model, or after a separator for the rest of its name, but for no other version."""
 
     def __init__(self, text: str) -> None:
-        # A bracket is one of the name.
+        # A bracket is a part of the name.
         pieces = [re.escape(piece).replace(r"\?", ".") for piece in hyphened(text).split("*")]
         self._find = re.compile("(.*?)".join(pieces), re.DOTALL)
         self._stars = len(pieces)
 
     def matches(self, name: str) -> bool:
-        """Whether it is a name of the model, in lower case."""
+        """True if a name, in lower case, is one of the model."""
         name = hyphened(name)
         found = self._find.fullmatch(name)
         stars = range(1, self._stars)
@@ -74,7 +75,7 @@ class Pattern:
 
 
 def _goes_on(before: str, rest: str) -> bool:
-    """Whether this is still the model that the text before it names."""
+    """True if the name with the rest is still the model that the text before it names."""
     named = before.rpartition("/")[2]
     if not rest or not any(map(str.isdigit, named)):
         return True

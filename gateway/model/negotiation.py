@@ -1,7 +1,7 @@
-"""Calls that the gateway refuses because an engine's format cannot say them.
+"""Calls that the gateway refuses because an engine's format cannot express them.
 
-Such a refusal is a part of a negotiation when its agent then asks otherwise and is answered: coding agents try out what
-an API can do. It is an error as long as no later call of its attempt was answered.
+Such a refusal is part of a negotiation if the agent then calls in another way and is answered: coding agents try out
+what an API can do. It is an error as long as no later call of its attempt was answered.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final, Protocol
 from penstock.gateway.model.span import SpanStatus
 
 KIND: Final = "translation"
-"""The reason of these refusals in spans."""
+"""The `error` of these refusals in spans."""
 
 
 class Ended(Protocol):
-    """The slice of a call that tells."""
+    """The fields of a call that tell a refusal."""
 
     @property
     def status(self) -> str: ...
@@ -26,5 +26,5 @@ class Ended(Protocol):
 
 
 def refused(call: Ended) -> bool:
-    """Whether it was refused before any engine was asked."""
+    """True if the call was refused before any engine was called."""
     return call.status == SpanStatus.ERROR and call.error == KIND and call.upstream is None

@@ -1,8 +1,8 @@
-"""Which span of an instrumented agent a call was made in. Pure.
+"""Finds the span of an instrumented agent in which a call was made. Pure.
 
-An agent that reports its own spans says which span is inside which. It does not say this of its calls, unless its HTTP
-client sends a `traceparent`. For those calls the parent is inferred, when the spans are read, from what the tape holds
-of the same attempt:
+An agent that reports its own spans also reports how they are nested. For its calls it does so only if its HTTP client
+sends a `traceparent`. For other calls the parent is inferred, when the spans are read, from the spans of the same
+attempt on the tape:
 
 1. The span with the id of the call's response made the call: as `gen_ai.response.id`, or at the beginning of the answer
    that OpenInference keeps as `output.value`.
@@ -41,7 +41,7 @@ class Node:
 
     @classmethod
     def of(cls, span: Span) -> Node:
-        """`span` is of kind `otel`."""
+        """The parts of a span of kind `otel`."""
         end = span.start_ns if span.end_ns is None else span.end_ns
         answered = _response_id(span.attributes or {})
         return cls(span.span_id or "", span.parent_id, span.trace_id or "", span.start_ns, end, answered)
@@ -57,17 +57,18 @@ def _response_id(attributes: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Where a call probably stands."""
+    """The probable place of a call."""
 
     parent: Node | None
-    """The span it was made in."""
+    """The span in which the call was made."""
     candidates: tuple[Node, ...] = ()
-    """The spans it may have been made in, when there are several; they stand in `parent`."""
+    """The spans in which it may have been made, when there are several; `parent` contains them."""
 
 
 def guesses(agent: Iterable[Node], calls: Iterable[Span]) -> dict[int, Guess]:
-    """By sequence, the calls of one attempt that were made in a span of `agent`; the others are left out."""
-    # What an exporter has sent twice is one span.
+    """By sequence, the guesses for those calls of one attempt that were made in a span of `agent`; the others are left
+    out."""
+    # A span that an exporter has sent twice is one span.
     by_id = {node.span_id: node for node in sorted(agent, key=lambda node: (node.start_ns, node.span_id))}
     answered = _answered(by_id.values())
     waiting = iter(by_id.values())
@@ -87,7 +88,7 @@ def guesses(agent: Iterable[Node], calls: Iterable[Span]) -> dict[int, Guess]:
 
 
 def _answered(nodes: Iterable[Node]) -> dict[str, Node]:
-    """The innermost span of each response id; an id that unrelated spans carry says nothing."""
+    """The innermost span of each response id; an id that several unrelated spans have is left out."""
     found: dict[str, Node | None] = {}
     for node in nodes:
         if node.response_id:
@@ -111,7 +112,7 @@ def _innermost(call: Span, open_now: Sequence[Node], by_id: Mapping[str, Node]) 
 
 
 def _above(node: Node, by_id: Mapping[str, Node]) -> Iterator[Node]:
-    """The spans that contain it, innermost first. Strangers wrote the ids, so they may form a circle."""
+    """The spans that contain this one, innermost first. Their ids come from outside, so they may form a circle."""
     seen = {node.span_id}
     above = by_id.get(node.parent_id or "")
     while above is not None and above.span_id not in seen:
@@ -121,8 +122,8 @@ def _above(node: Node, by_id: Mapping[str, Node]) -> Iterator[Node]:
 
 
 def tree(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> dict[int | None, list[Span]]:
-    """The spans of one attempt by the sequence of the span they stand in, None for nowhere, each in order of time.
-    `asked`: the model calls that asked for runs of tools, by sequence."""
+    """The spans of one attempt by the sequence of the span that contains them, None for none, each in order of time.
+    `asked`: sequences of the model calls that asked for runs of tools, by the run's sequence."""
     agent = [span for span in spans if span.kind == "otel"]
     above = [span for span in spans if span.kind in ("otel", "tool", "mcp")]
     by_id = {span.span_id or "": span.sequence for span in reversed(above)}

@@ -1,7 +1,7 @@
-"""What passed a wrapped server of tools, as its wrapper keeps it and sends it: frames, one after the other.
+"""The traffic of a wrapped server of tools, as its wrapper keeps and sends it: frames, one after the other.
 
-A frame is a head of fixed length and the bytes that it keeps. A line that is long comes in several frames; their bytes
-together are its beginning. If a part of it is not kept, the last frame keeps its end and says how long it was.
+A frame is a head of fixed length and the bytes that it keeps. A long line has several frames; their bytes together are
+its beginning. If a part of it is not kept, the last frame has the line's end and length.
 
     magic (u8)  kind (u8)  flags (u8)  0  kept (u32)  sequence (u64)  time (u64, ns since 1970)  size (u64)
 """
@@ -13,23 +13,23 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 CLIENT: Final = ord("c")
-"""The client has said it."""
+"""A line from the client."""
 SERVER: Final = ord("s")
 GAP: Final = ord("g")
-"""Lines that passed and are not kept; as JSON: `lines`, and since when, `since_ns`."""
+"""Lines that passed and are not kept; as JSON: their number `lines`, and the time of the first, `since_ns`."""
 END: Final = ord("e")
-"""The session is over; as JSON: `by` whom (client, server, or a wrapper that was killed), and `exit_code`."""
+"""The end of the session; as JSON: `by` (client, server, or a wrapper that was killed), and `exit_code`."""
 KINDS: Final = frozenset({CLIENT, SERVER, GAP, END})
 
 PATH: Final = "/wrapped"
-"""Where frames are sent, below the address of a rollout. No server is there: those are below `/mcp`."""
+"""The path for frames, below the address of a rollout. No server has it: servers are below `/mcp`."""
 TAIL: Final = 512
-"""Bytes of the end of a line that are kept of one that is too long: the id of an answer may stand there."""
+"""Bytes at the end of a line that are kept of one that is too long: the id of an answer may be there."""
 HEAD: Final = struct.Struct(">BBBxIQQQ")
 _MAGIC: Final = 0xA7
 _LAST: Final = 1
 _MOST: Final = 2**62
-"""No number, time or size is larger. Those that are could not be stored."""
+"""The largest number, time or size; larger ones could not be stored."""
 
 
 class Frame(NamedTuple):
@@ -37,24 +37,23 @@ class Frame(NamedTuple):
 
     kind: int
     sequence: int
-    """Its number in its session, from 1."""
+    """The line's number in its session, from 1."""
     time_ns: int
     size: int
-    """Bytes that it stands for; more than it has where a part was not kept."""
+    """Bytes that the frame stands for; more than in `data` where a part was not kept."""
     data: bytes
     last: bool = True
-    """Whether its line ends with it."""
+    """True if the line ends with this frame."""
 
 
 def packed(frame: Frame) -> bytes:
-    """A frame as bytes."""
     flags = _LAST if frame.last else 0
     kept = len(frame.data)
     return HEAD.pack(_MAGIC, frame.kind, flags, kept, frame.sequence, frame.time_ns, frame.size) + frame.data
 
 
 class Head(NamedTuple):
-    """Where a frame is."""
+    """The offsets of a frame."""
 
     sequence: int
     kind: int
@@ -63,7 +62,7 @@ class Head(NamedTuple):
 
 
 def heads(body: bytes, start: int = 0) -> Iterator[Head]:
-    """The frames of a body as far as they are whole."""
+    """The heads of the complete frames of a body."""
     while start + HEAD.size <= len(body):
         magic, kind, _, kept, sequence, _, _ = HEAD.unpack_from(body, start)
         end = start + HEAD.size + kept
@@ -74,7 +73,7 @@ def heads(body: bytes, start: int = 0) -> Iterator[Head]:
 
 
 def frames(body: bytes, start: int = 0) -> Iterator[Frame]:
-    """The frames of a body; raises `ValueError` where it is not made of whole ones."""
+    """The frames of a body; raises `ValueError` where it is not made of complete frames."""
     end = start
     for head in heads(body, start):
         _, kind, flags, _, sequence, time_ns, size = HEAD.unpack_from(body, head.start)

@@ -1,4 +1,5 @@
-"""What a release may do by itself: a strict TOML file, everything with a default, frozen with the release.
+"""The policy of a release: what it may do by itself. A strict TOML file, all keys with defaults, frozen with the
+release.
 
 The error probabilities of the reward, of all guards that are on and of the holdback add up to 0.05 at most
 (Bonferroni). So a candidate that is no worse in anything is rolled back with at most that probability.
@@ -19,32 +20,34 @@ from penstock.gateway.model.base import LONGEST_S
 from penstock.gateway.model.toml import ConfigError, Section, explained
 
 MISSING = "missing"
-"""The guard on outcomes that did not come."""
+"""The guard on missing outcomes."""
 EARLY = "early_error"
-"""The guard that is looked at long before a reward is due."""
+"""The guard that is evaluated long before a reward is due."""
 ROLLOUT = "rollout"
 """The unit of a release that assigns each rollout by itself."""
 
 MOST_ALPHA = 0.05
-"""What the error probabilities of reward and guards may add up to."""
+"""Largest sum of the error probabilities of reward and guards."""
 HOLDBACK_ALPHA = 0.005
-"""Probability of a false rollback in the holdback; reward and guards have the shares of it that they have before."""
+"""Probability of a false rollback in the holdback, shared by reward and guards in the proportions of the stages
+before."""
 HOLDBACK = "holdback"
 """Name of the last stage."""
 QUARTER = 0.0025
-"""Error probability of the guards of latency and costs: with both on, and the rest as it is, all are used up."""
+"""Error probability of the guards of latency and costs: with both on, and defaults otherwise, `MOST_ALPHA` is used
+up."""
 ODDS_BELOW = 0.6
-"""Below this mean reward a share of it is so small beside the chance of single rollouts that few releases would be
+"""Below this mean reward a share of it is so small beside the noise of single rollouts that few releases would be
 decided: there the margin keeps its odds ratio. 10 % is 0.60 to 0.54, and then 0.36 to 0.306, and 0.10 to 0.080."""
 LEAST_MARGIN = 0.02
-"""Loss in a guard that is borne where it hardly ever varies: 1 % of errors may become less than 3 %."""
+"""Tolerated loss in a guard that hardly ever varies: 1 % of errors may become less than 3 %."""
 SPREAD_MARGIN = 0.15
-"""The same as a share of the standard deviation. A loss of 10 % of a success rate of 0.70 is as large, so that guards
-take about as long as the reward."""
+"""Tolerated loss in a guard as a share of the standard deviation. A loss of 10 % of a success rate of 0.70 is as large,
+so that guards take about as long as the reward."""
 SRM_ALPHA = 0.01
 """Probability per stage of a false alarm about the split of outcomes: a person looks, and nothing is lost by it."""
 REPLAY_ALPHA = 0.05
-"""Probability of passing in replay a candidate that is worse by the margin. The canary has the last word."""
+"""Probability that a candidate that is worse by the margin passes in replay. The canary has the last word."""
 Gate = Literal["required", "report", "skip"]
 
 
@@ -70,7 +73,7 @@ class Stage(Section):
 
     @property
     def name(self) -> str:
-        """What it is called: its split in percent."""
+        """The stage's split in percent."""
         return f"{self.split * 100:g}%"
 
 
@@ -122,7 +125,7 @@ class CostGuard(Section):
     what one usually costs."""
 
     def goodness(self, cost: float) -> float:
-        """1 for nothing, 0 from the cap on."""
+        """1 for no cost, 0 from the cap on."""
         return max(0.0, 1.0 - cost / self.cap)
 
 
@@ -281,7 +284,7 @@ class Policy(Section):
 
     @classmethod
     def load(cls, text: str, where: str = "policy") -> Policy:
-        """The policy in a TOML text. Raises `ConfigError` naming `where` and every wrong key."""
+        """Read the policy in a TOML text. Raises `ConfigError`, which names `where` and every wrong key."""
         tree = dict[str, Any]()
         try:
             tree = tomllib.loads(text)
@@ -303,12 +306,12 @@ class Policy(Section):
 
     @property
     def held_back(self) -> bool:
-        """Whether a holdback comes before the promotion is final."""
+        """True if a holdback follows before the promotion is final."""
         return self.holdback.rollouts > 0 and not self.hold_split
 
     @property
     def holdback_scale(self) -> float:
-        """What every error probability is multiplied with in the holdback."""
+        """The factor of every error probability in the holdback."""
         total = self.alpha
         for alpha in self.guard_alphas.values():
             # Not `sum`, which rounds otherwise from Python 3.12 on.
@@ -317,17 +320,17 @@ class Policy(Section):
 
     @property
     def ramp(self) -> tuple[Step, ...]:
-        """All splits in their order: those of the stages, then that of the holdback. They rise, so a probability says
-        in which of them a rollout was assigned."""
+        """All splits in their order: those of the stages, then that of the holdback. They rise, so that a rollout's
+        probability tells the split in which it was assigned."""
         stages = tuple(Step(one.name, one.split, one.rollouts) for one in self.stages)
         last = Step(HOLDBACK, 1.0 - self.holdback.share, self.holdback.rollouts)
         return (*stages, last) if self.held_back else stages
 
     def guard_margins(self, spreads: Mapping[str, float]) -> dict[str, float]:
-        """What each guard may lose and the candidate still be promoted, fixed when a release starts and stored with it.
+        """The loss that each guard tolerates in a promoted candidate, fixed when a release starts and stored with it.
 
-        `spreads`: standard deviation of the stable's goodness before the start, by guard. `early_error` has none:
-        `error` sees what it sees, and more.
+        `spreads`: standard deviation of the stable's goodness before the start, by guard. `early_error` has no margin:
+        `error` covers the same errors, and more.
         """
         if self.hold_split:
             return {}
@@ -339,22 +342,22 @@ class Policy(Section):
 
     @property
     def by_unit(self) -> bool:
-        """Whether rollouts of one unit share an arm and are one observation."""
+        """True if rollouts of one unit share an arm and are one observation."""
         return self.unit != ROLLOUT
 
     @property
     def counts(self) -> str:
-        """What it counts: `rollouts` or `units`."""
+        """The name of its observations: `rollouts` or `units`."""
         return "units" if self.by_unit else "rollouts"
 
     @property
     def needs_the_past(self) -> bool:
-        """Whether a margin of it follows from what the stable version did before the start."""
+        """True if one of its margins depends on the stable version's results before the start."""
         by_guards = self.guards.margin is None and any(name != EARLY for name in self.guard_alphas)
         return not self.hold_split and (self.margin_absolute is None or by_guards)
 
     def goodness(self, reward: float) -> float:
-        """A reward in [0, 1]."""
+        """A reward scaled to [0, 1]."""
         low, high = self.reward_range
         share = (reward - low) / (high - low)
         return min(1.0, max(0.0, share))

@@ -1,8 +1,9 @@
-"""Lists of prices that come from elsewhere: read, held against one's own, and written. Pure but for reading the file.
+"""Lists of prices from elsewhere: reads them, compares them with one's own, and writes the result. Pure but for reading
+the file.
 
 A list is a file in Penstock's format, or LiteLLM's public JSON, whose keys are a kind of token with suffixes in any
-order (`input_cost_per_token_above_200k_tokens_priority`). What is billed by pictures, seconds or pages is left out.
-Rows that say what another row says of the same model are left out, too (`model_names`).
+order (`input_cost_per_token_above_200k_tokens_priority`). Prices by pictures, seconds or pages are left out, and so are
+rows that repeat another row of the same model (`model_names`).
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ _FIRST: Final = (
     "openai", "anthropic", "gemini", "vertex_ai", "xai", "deepseek", "mistral", "moonshot", "cohere", "cohere_chat",
     "dashscope", "voyage", "fireworks_ai", "bedrock",
 )  # fmt: skip
-"""Who call their models by names that nobody else has: the prefix is left away."""
+"""Providers whose names of models are unique: the prefix is left out."""
 _ONE_SIDED: Final = ("embedding", "rerank", "moderation")
 _INCLUSIVE: Final = "xai"
-"""Who bills a prompt of exactly a threshold by what is above it."""
+"""The provider that bills a prompt of exactly a threshold by the price above it."""
 _TOOLS: Final = {
     "xai": {"web_search": 5.0, "x_search": 5.0, "code_interpreter": 5.0, "file_search": 2.5, "live_search": 25.0},
 }
 """By provider: tools whose prices are the same for all of its models, and not in LiteLLM's list."""
 _MOST: Final = 0.1
-"""Dollars for a token, more than anyone asks."""
+"""Most dollars for a token: more than any provider charges."""
 _OWN: Final = "it is yours"
 
 
@@ -67,7 +68,7 @@ class Difference(Noun):
 
 
 class Update(NamedTuple):
-    """A list with what another one says."""
+    """A list updated from another one, and their differences."""
 
     file: PriceFile
     differences: list[Difference]
@@ -77,8 +78,8 @@ class Update(NamedTuple):
 
 
 def load(path: Path, as_of: date | None = None) -> PriceFile:
-    """A list in either format. `as_of`: the day of LiteLLM's, which does not say it; else that of the file. Raises
-    `ConfigError`, which names row and field."""
+    """Read a list in either format. `as_of`: the day of LiteLLM's list, which has none; default: that of the file.
+    Raises `ConfigError`, which names row and field."""
     try:
         text = path.read_text(encoding="utf-8")
         day = as_of or datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
@@ -110,7 +111,7 @@ def _rows(tree: dict[str, Any]) -> list[Price]:
         target = tree.get(str(fields.get("alias_of")))
         price = _price(name, cast("dict[str, Any]", target) | fields if isinstance(target, dict) else fields)
         if price is not None:
-            # What a bare name says goes before what is said of it below a provider's.
+            # The entry of a bare name counts before the one below a provider's prefix.
             found.setdefault(price.model, price)
             if price.model == name:
                 found[name] = price
@@ -118,7 +119,7 @@ def _rows(tree: dict[str, Any]) -> list[Price]:
 
 
 def _thinned(rows: dict[str, Price]) -> Iterator[Price]:
-    """Those that say something which no other row says of the same model."""
+    """The rows that do not repeat another row of the same model."""
     by_name = {other: price for name, price in rows.items() for other in (name.lower(), hyphened(name))}
     for name, price in rows.items():
         others = [it for other in names(name) if (it := by_name.get(other)) is not None and it is not price]
@@ -143,11 +144,11 @@ def _price(name: str, fields: dict[str, Any]) -> Price | None:
     if not {"input", "output"} <= own.keys():
         return None
     for of in (own, *rates.values()):
-        # Reasoning costs what output costs unless it says otherwise.
+        # Reasoning costs as much as output unless it has a price of its own.
         if of.get("reasoning") == of.get("output"):
             of.pop("reasoning", None)
         if of.get("cache_write") and own.get("cache_write") and "cache_write_long" in own:
-            # A tier that has a price of writes and none of long ones asks as much more for these as the row does.
+            # A tier that prices writes but not long ones raises the price of these as much as the row does.
             long = own["cache_write_long"] * of["cache_write"] / own["cache_write"]
             of.setdefault("cache_write_long", float(f"{long:.10g}"))
     provider, _, rest = name.partition("/")
@@ -183,7 +184,7 @@ def _place(key: str, fields: dict[str, Any]) -> tuple[str | None, int | None, st
 
 
 def _tiered(name: str, fields: dict[str, Any], rates: dict[tuple[str | None, int | None], dict[str, float]]) -> None:
-    """Adds a table of ranges: its first one is what the model costs. What a range does not name costs as its input."""
+    """Add a table of ranges: the first one is the model's price. Kinds that a range does not name cost as its input."""
     table = fields.get("tiered_pricing")
     for tier in cast("list[Any]", table) if isinstance(table, list) else ():
         known = cast("dict[str, Any]", tier) if isinstance(tier, dict) else {}
@@ -239,7 +240,7 @@ def _number(name: str, key: str, value: Any, most: float = math.inf) -> float:
 
 
 def updated(own: PriceFile, new: PriceFile) -> Update:
-    """A list with the prices of another. Rows without a source are its owner's and stay. Where a price has changed the
+    """A list with the prices of another. Rows without a source are its owner's and stay. Where a price has changed, the
     old one is kept, too, because it prices older calls."""
     mine = {stem(one.model.rstrip("*")) for one in own.price if one.source is None}
     rows, said = list(own.price), list[Difference]()
@@ -267,7 +268,7 @@ def _newest(rows: Iterable[Price]) -> dict[str, Price]:
 
 
 def _shown(price: Price, before: Price | None = None) -> str:
-    """The plain rates, and that others have changed where these have not."""
+    """The plain rates, with a note if only others have changed."""
     plain = " ".join(f"{name} {getattr(price, name):g}" for name in ("input", "output"))
     same = before is not None and (before.input, before.output) == (price.input, price.output)
     return f"{plain} (others differ)" if same else plain
@@ -281,7 +282,7 @@ _HEAD: Final = """# Prices of models, for a million tokens (docs/finding.md#cost
 
 
 def written(file: PriceFile, head: str = _HEAD) -> str:
-    """A list as its file: a line for each table."""
+    """A list as the text of its file, a line for each key."""
     rows = "".join(f"\n[[price]]\n{_table(one)}" for one in file.price)
     return f'{head}as_of = {file.as_of}\ncurrency = "{file.currency}"\n{rows}'
 

@@ -1,7 +1,7 @@
-"""What calls cost, by a list of prices: a file with dates in it, so that a call costs what was right when it was made.
+"""The cost of calls by a list of prices: a file with dates, so that a call has the price of its time.
 
-`prices.toml` beside this module is the list that is used where no other is configured. One function (`Prices.cost`)
-says what a call costs, for sums, SQL and budgets alike. Where the answer tells what the provider charges, that counts.
+`prices.toml` beside this module is used where no other list is configured. One function (`Prices.cost`) computes the
+cost of a call, for sums, SQL and budgets alike. A cost that the provider reports in the answer counts first.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from penstock.gateway.model.toml import Section, read, validated
 
 BUILTIN: Final = Path(__file__).with_name("prices.toml")
 STALE_DAYS: Final = 60
-"""A list that is older may be wrong: models and prices change every month."""
+"""Age in days from which a list may be wrong: models and prices change every month."""
 _REMEMBERED: Final = 10_000
 _SAID: Final = 1_000
 _CALL: Final = "call"
-"""Among tools: what every call costs besides its tokens."""
+"""The entry among tools for the cost of every call besides its tokens."""
 _AS: Final = {
     "input": "", "output": "", "cached": "input", "cache_write": "input", "cache_write_long": "cache_write",
     "reasoning": "output", "input_audio": "input", "input_image": "input", "cached_audio": "cached",
     "cached_image": "cached", "output_audio": "output", "output_image": "output",
 }  # fmt: skip
-"""Kinds of tokens, and what each costs like where a price does not say it."""
+"""Kinds of tokens, each with the kind whose price it has where it has none of its own."""
 _MARKS: Final = {
     "tier": (b"service_tier", b"serviceTier", b'"speed"', b"inference_geo"),
     "long": (b'"ttl"', b"_retention"),
     "audio": (b"audio", b"AUDIO"),
 }
-"""What stands in a request that may be billed by more than text at the usual tier."""
+"""Marks in a request that may be billed by more than text at the usual tier."""
 _BY: Final = b"2"
-"""How costs are computed: another number makes indexes anew."""
+"""The version of the computation: a new number makes indexes anew."""
 _AS_OF = re.compile(r"as_of *= *(\d{4}-\d\d-\d\d)")
 _log = logging.getLogger("penstock.prices")
 
@@ -114,7 +114,7 @@ class Price(Rates):
         return self
 
     def cost(self, tokens: Tokens) -> float:
-        """What these tokens and tools cost, without what ran within the call by another price."""
+        """The cost of these tokens and tools, without the parts of the call that have another price."""
         billed: Mapping[str, Any] = tokens.billed or {}
         asked, said = tokens.input or 0, tokens.output or 0
         rates = self._rates(billed.get("tier"), asked)
@@ -139,8 +139,8 @@ class Price(Rates):
         return millions / 1e6 * self._factor(billed.get("geo"), billed.get("speed")) + self._run(billed.get("calls"))
 
     def most(self, prompt: int, answer: int, body: bytes) -> float:
-        """What a call costs at most that asks for so many tokens, runs of tools apart. `body`: its request: tiers, long
-        storage and audio are reserved for where it names them."""
+        """The highest cost of a call that asks for so many tokens, runs of tools apart. `body`: its request: tiers,
+        long storage and audio are reserved for where it names them."""
         named = {name for name, marks in _MARKS.items() if any(mark in body for mark in marks)}
         some = [it for it in self.rates if (it.tier is None or "tier" in named) and (it.above or 0) <= prompt]
         found = [self._plain, *(self._resolved([it, self]) for it in some)]
@@ -153,7 +153,7 @@ class Price(Rates):
         return (prompt * read + answer * made) / 1e6 * factor + self._run(None)
 
     def _rates(self, tier: str | None, prompt: int) -> Mapping[str, float]:
-        """The rates of a call, of its tier and its length first."""
+        """The rates of a call: those of its tier and its length count first."""
         long = [it for it in self.rates if it.above is not None and it.above < prompt and it.tier in (tier, None)]
         long.sort(key=lambda it: (it.tier is None, -(it.above or 0)))
         usual = [it for it in self.rates if it.above is None and it.tier == tier and tier]
@@ -167,7 +167,7 @@ class Price(Rates):
         """Each rate by the first of these that names it, else as the rate that stands for it."""
         found: dict[str, float] = {}
         for name, other in _AS.items():
-            # What says a price of all output says it of reasoning too.
+            # A price of all output is one of reasoning too.
             named = (name, "output") if name == "reasoning" else (name,)
             own = next((rate for it in chain for one in named if (rate := getattr(it, one)) is not None), None)
             found[name] = found.get(other, 0.0) if own is None else own
@@ -199,7 +199,7 @@ class PriceFile(Section):
     def _differ(self) -> PriceFile:
         seen = set[tuple[str, date | None, bool]]()
         for one in self.price:
-            # A row of one's own may stand beside the one that it goes before.
+            # A row of one's own may stand beside the one that it overrides.
             if (key := (one.model.lower(), one.since, one.source is None)) in seen:
                 raise ValueError(f"there are two prices of {one.model!r} since {one.since}: leave one out")
             seen.add(key)
@@ -207,7 +207,7 @@ class PriceFile(Section):
 
 
 class Tokens(NamedTuple):
-    """Those of a call, as a span's usage has them; None where nobody has counted."""
+    """The tokens of a call, as a span's usage has them; None where nobody has counted."""
 
     input: int | None
     """Prompt tokens, cached and written ones included."""
@@ -219,17 +219,17 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, usage: Usage | None) -> Tokens:
-        """Those of a usage."""
+        """The tokens of a usage; all None where there is none."""
         u = usage or Usage()
         return cls(u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens, u.billed)
 
     @property
     def own_cost(self) -> float | None:
-        """What the provider itself says that the call costs."""
+        """The cost that the provider itself reports; None where it reports none."""
         return (self.billed or {}).get("cost")
 
     def less(self, parts: Sequence[Tokens]) -> Tokens:
-        """Without these."""
+        """The tokens without those of these parts."""
         asked = max(0, (self.input or 0) - sum(it.input or 0 for it in parts))
         said = max(0, (self.output or 0) - sum(it.output or 0 for it in parts))
         cached = max(0, (self.cached or 0) - sum(it.cached or 0 for it in parts))
@@ -240,7 +240,8 @@ class Tokens(NamedTuple):
         return Tokens(asked, said, cached, written, self.reasoning, billed)
 
     def parts(self) -> Iterator[tuple[str | None, Tokens]]:
-        """(the model where it is another one, tokens) of what ran within the call. Tools ran in the call itself."""
+        """(the model where it is another one, tokens) of each part of the call with a price of its own. Tools ran in
+        the call itself."""
         billed = self.billed or {}
         of = {name: value for name, value in billed.items() if name in ("tier", "speed", "geo")}
         for model, asked, said, cached, written, long in billed.get("parts", ()):
@@ -248,11 +249,11 @@ class Tokens(NamedTuple):
 
 
 class Prices:
-    """A list of prices that calls are asked of. Safe to share: all it does is remember."""
+    """A list of prices, by which calls are priced. Safe to share: its only state is a cache."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises `ConfigError` where the file cannot be read or is wrong. The list that comes with Penstock is read
-        when it is first asked: no start waits for it."""
+        """Raises `ConfigError` where the file cannot be read or is wrong. The list that comes with Penstock is read at
+        the first use: no start waits for it."""
         self.path = path or BUILTIN
         self._found = dict[str, list[tuple[int, Price]]]()
         self._missed = set[str]()
@@ -261,17 +262,17 @@ class Prices:
 
     @cached_property
     def file(self) -> PriceFile:
-        """What the list says."""
+        """The content of the list."""
         return validated(PriceFile, read(self.path), str(self.path))
 
     @cached_property
     def digest(self) -> str:
-        """Tells it from any other list, and from what was computed of it otherwise."""
+        """A hash of the list and the version of the computation."""
         return hashlib.blake2b(_BY + self.file.model_dump_json().encode(), digest_size=8).hexdigest()
 
     @cached_property
     def _rows(self) -> tuple[dict[str, list[Price]], list[tuple[Pattern, Price]]]:
-        """(those of names, those of patterns), the longest pattern first, and of its prices the newest."""
+        """(rows by name, rows by pattern), the longest pattern first, and of one pattern's prices the newest."""
         ordered = sorted(self.file.price, key=lambda one: (len(one.model), one.since or date.min), reverse=True)
         named, patterns = dict[str, list[Price]](), list[tuple[Pattern, Price]]()
         for one in ordered:
@@ -283,16 +284,16 @@ class Prices:
         return named, patterns
 
     def stale(self, now_ns: int) -> str | None:
-        """That it is old, and what to do; None where it is not."""
+        """A warning if the list is old, with what to do; else None."""
         with self.path.open(encoding="utf-8") as lines:
-            # A start needs no more of the list than this.
+            # A start reads no more of the list than this.
             found = next((it for line in islice(lines, 64) if (it := _AS_OF.match(line))), None)
         as_of = self.file.as_of if found is None else date.fromisoformat(found[1])
         return old(as_of, now_ns)
 
     def cost(self, served: str | None, asked: str | None, start_ns: int, tokens: Tokens) -> float | None:
-        """What a call costs: what its provider says, else by the model that answered, or else the one that was asked
-        for. None where nobody has counted its tokens, or where there is no price for it."""
+        """The cost of a call: the provider's figure, else by the price of the model that answered, else of the
+        requested one. None where nobody has counted its tokens, or where there is no price."""
         if tokens.own_cost is not None:
             return tokens.own_cost
         if tokens.input is None and tokens.output is None:
@@ -316,7 +317,7 @@ class Prices:
         return left + sum(found.cost(part) for found, part in priced if found is not None)
 
     def price(self, model: str | None, at_ns: int) -> Price | None:
-        """The price of a model at that time."""
+        """The price of a model at that time; None if there is none."""
         if not model:
             return None
         known = self._found.get(model)
@@ -330,18 +331,18 @@ class Prices:
         called, (named, patterns) = list(names(model)), self._rows
         found = [one for name in called for one in named.get(name, ())]
         found += [one for pattern, one in patterns if any(map(pattern.matches, called))]
-        # A row of one's own goes before what an update has brought.
+        # A row of one's own counts before those of an update.
         return sorted(found, key=lambda one: one.source is not None)
 
     def _miss(self, model: str | None) -> None:
-        """Says of a model once that it has no price."""
+        """Log once for each model that it has no price."""
         if model and model not in self._missed and len(self._missed) < _SAID:
             self._missed.add(model)
             _log.info("model %r has no price in %s: its calls are in no cost (`penstock prices`)", model, self.path)
 
 
 def old(as_of: date, now_ns: int) -> str | None:
-    """Of a list of that day: that it is old, and what to do; None where it is not."""
+    """A warning if a list of that day is old, with what to do; else None."""
     days = (datetime.fromtimestamp(now_ns / 1e9, UTC).date() - as_of).days
     if days <= STALE_DAYS:
         return None
@@ -349,7 +350,8 @@ def old(as_of: date, now_ns: int) -> str | None:
 
 
 def _succeeds(served: str | None, asked: str | None) -> bool:
-    """Whether what answered is another version of what was asked for: that has no price of an older one."""
+    """True if the model that answered is another version of the requested one: it does not get the older one's
+    price."""
     if not served or not asked:
         return False
     rest = stem(served).rpartition("/")[2].partition(stem(asked).rpartition("/")[2])

@@ -1,7 +1,7 @@
-"""The messages of those who give work, those who do it and those who judge it, and the gateway's answers.
+"""Messages of clients that queue work, of workers and of judges, and the gateway's answers.
 
 A worker *claims* attempts, keeps them by *heartbeats*, and *finishes* them. A worker that has lost the lease of a claim
-hears so with its next heartbeat and can no longer finish the attempt. Every request may be sent again after a lost
+learns so with its next heartbeat and can no longer finish the attempt. Every request may be sent again after a lost
 answer: rollouts are known by the caller's ids, ends by the attempt, rewards by their key.
 """
 
@@ -33,15 +33,16 @@ LONGEST_WAIT_S = 60.0
 QueueState = Literal["open", "paused", "draining"]
 """`paused` and `draining` hand out nothing; workers stay when it is paused and leave when it is draining."""
 End = Literal["succeeded", "failed", "timeout", "cancelled", "environment"]
-"""How a worker may say that an attempt ended. With `environment` it hands the attempt back: the agent could not work
-where it was run, so it was no try at the task. Also one that the worker has finished as `failed` can be handed back."""
+"""The ends of an attempt that a worker may report. With `environment` it hands the attempt back: the agent could not
+work where it was run, so it was no try at the task. An attempt that the worker has finished as `failed` can be handed
+back too."""
 Scalar = str | bool | float | Annotated[int, Field(ge=-(2**63), lt=2**63)] | None
 T = TypeVar("T")
 
 
 def finite(value: T) -> T:
-    """JSON without numbers that it does not have: one such as 1e999 is read as infinity, and would be kept as null.
-    Raises `ValueError`."""
+    """The value itself; raises `ValueError` if it has a number that JSON cannot hold: one such as 1e999 is read as
+    infinity, and would be kept as null."""
     with suppress(TypeError, RecursionError):
         try:
             _ = json.dumps(value, allow_nan=False)

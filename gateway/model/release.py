@@ -1,7 +1,7 @@
 """The nouns of releases: resources and their versions, releases, pins, and the chain of decisions and their reasons.
 
-A *resource* is something that agents run on and a release can change: a prompt, a model's weights, the description of a
-tool. Its *versions* never change. One of them is *stable*: every new rollout gets it. A *release* moves rollouts from
+A *resource* is a part of what agents run on that a release can change: a prompt, a model's weights, the description of
+a tool. Its *versions* never change. One of them is *stable*: every new rollout gets it. A *release* moves rollouts from
 it to a *candidate*. A *pin* is the version that one rollout was given: decided once, before its first affected call,
 and kept.
 """
@@ -23,7 +23,7 @@ from penstock.gateway.model.policy import Policy
 from penstock.gateway.model.resource import Audience, Person, ResourceKind, Version
 
 Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"]
-"""How far a release has come: the last of these that it has passed, or `canary` while it is one, or how it ended."""
+"""The stage of a release: the last of these that it has passed, or `canary` while it runs one, or how it ended."""
 Arm = Literal["stable", "candidate"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 MOST_COMPANIONS = 19
@@ -175,12 +175,12 @@ class Entry(Noun):
         return linked.model_copy(update={"hash": found, "signature": "" if key is None else signature(found, key)})
 
     def digest(self) -> str:
-        """What its hash must be."""
+        """The hash that the entry must have."""
         return digest(self.previous, self.model_dump(mode="json", exclude={"hash", "signature"}))
 
 
 Frozen = Annotated[Policy, BeforeValidator(thawed), PlainSerializer(frozen)]
-"""A policy as it was when a release began, with what was fixed then."""
+"""A policy as it was when a release began, with the values that were fixed then."""
 
 
 class Release(Noun):
@@ -250,29 +250,29 @@ class Release(Noun):
 
     @property
     def live(self) -> bool:
-        """True while it can still change what an agent gets."""
+        """True while the release can still change what an agent gets."""
         return self.stage not in ENDED
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """Everything that it changes, the resource that it is called after first."""
+        """Everything that the release changes; the resource that it is named after comes first."""
         return (self.resource, *self.companions)
 
     def given(self, arm: Arm) -> dict[str, str]:
-        """What rollouts on an arm get: the version by the resource's name."""
+        """The versions that rollouts on an arm get, by the resource's name."""
         if arm == "candidate":
             return {self.resource: self.candidate, **self.companions}
         return {self.resource: self.stable, **self.companions_stable}
 
     @property
     def places(self) -> set[str]:
-        """NAME@VERSION of all that it may give to a rollout."""
+        """NAME@VERSION of all versions that the release may give to a rollout."""
         return {f"{name}@{version}" for arm in ARMS for name, version in self.given(arm).items()}
 
     def config(self) -> str:
-        """SHA-256 of what it is: hex."""
+        """SHA-256 of the release's configuration; hex."""
         fields = {"resource", "stable", "candidate", "only", "policy", "margin", "guard_margins", "salt", "contents"}
-        # Those of releases from before there were companions must stay what they are.
+        # Hashes of releases from before there were companions must stay as they are.
         fields |= {"companions", "companions_stable"} if self.companions else set()
         return digest("", self.model_dump(mode="json", include=fields))
 
@@ -380,7 +380,7 @@ class AssignmentPage(Noun):
 
 
 def content_hash(version: Version) -> str:
-    """SHA-256 of what a version is and says, as canonical JSON; hex."""
+    """SHA-256 of a version's kind and content, as canonical JSON; hex."""
     return digest("", {"kind": version.kind, "content": version.read().model_dump(mode="json")})
 
 

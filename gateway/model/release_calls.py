@@ -1,4 +1,4 @@
-"""Calls and runs that were made for a release and for nobody else."""
+"""Calls and runs that were made only for a release."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from penstock.gateway.model.attributes import REPLAY_OF, SHADOW_OF
 from penstock.gateway.model.span import Span
 
 REHEARSAL: Final = "-rehearsal-a"
-"""Before the revision in the name of a rehearsal's run: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`."""
+"""Stands before the revision in the name of a rehearsal's run: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`."""
 
 
 _NAME: Final = re.compile(rf".+{REHEARSAL}[0-9]+-[0-9]+-(?:candidate|incumbent)")
 
 
 def rehearsed(rollout: str) -> bool:
-    """Whether a rollout is a run of a rehearsal, under way or not."""
+    """True if a rollout is a run of a rehearsal, under way or not."""
     return REHEARSAL in rollout and _NAME.fullmatch(rollout) is not None
 
 
 def own(span: Span) -> bool:
-    """Whether a span is of a call that was made for a release, or of a run of a rehearsal: its rewards too."""
+    """True if a span is of a call that was made for a release, or of a run of a rehearsal; its rewards count too."""
     marked = bool(span.attributes) and not {REPLAY_OF, SHADOW_OF}.isdisjoint(span.attributes)
     return marked or rehearsed(span.rollout)

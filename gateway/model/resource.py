@@ -18,11 +18,11 @@ ResourceKind = Literal["prompt", "model", "tool-text"]
 
 
 GATEWAY = "gateway"
-"""Who decides by the rules."""
+"""The `who` of decisions by the rules."""
 
 
 MOST_TEXT = 4 << 20
-"""Characters that a version may have."""
+"""Most characters of a version."""
 
 
 def _person(name: str) -> str:
@@ -44,7 +44,6 @@ class PromptText(Noun):
 
     @property
     def template(self) -> Template:
-        """The text, parsed."""
         return Template.parse(self.text)
 
 
@@ -60,7 +59,6 @@ class ToolText(Noun):
 
     @property
     def template(self) -> Template:
-        """The text, parsed."""
         return Template.parse(self.text)
 
 
@@ -102,12 +100,12 @@ class Version(Noun):
     """Why, in a sentence."""
 
     def read(self) -> Content:
-        """The content as its kind has it."""
+        """The content as the type of its kind."""
         return CONTENTS[self.kind].model_validate(self.content)
 
     @property
     def template(self) -> Template | None:
-        """Its text, parsed; None for a model."""
+        """The version's text, parsed; None for a model."""
         given = self.read()
         return None if isinstance(given, ModelVersion) else given.template
 
@@ -145,12 +143,12 @@ class Resource(Version):
 
     @property
     def place(self) -> str:
-        """NAME@VERSION."""
+        """The version's name with its resource's: NAME@VERSION."""
         return f"{self.name}@{self.version}"
 
 
 def sent(versions: Iterable[Resource]) -> bool:
-    """Whether agents send one of these versions of a text by themselves."""
+    """True if agents themselves send one of these versions of a text."""
     return any(one.content.get("sent") for one in versions)
 
 
@@ -219,7 +217,7 @@ class NeedList(Noun):
 
 
 def audience_terms(only: Audience) -> list[str]:
-    """As `--only` takes them."""
+    """An audience as terms of the option `--only`."""
     pieces = [f"agent={name}" for name in only.agents]
     pieces += [f"model={name}" for name in only.models]
     pieces += [f"mode={mode}" for mode in only.modes]

@@ -1,4 +1,4 @@
-"""What says how long rollouts stay, and how it goes with those that went."""
+"""Rules on how long rollouts stay, and the state of their removal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RetentionRule(Section):
 
     @property
     def after_ns(self) -> int:
-        """The same in nanoseconds."""
+        """The time `after` in nanoseconds."""
         return nanoseconds(self.after) or 0
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class RetentionStatus(Noun):
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left of what was forgotten."""
+        """True if nothing is left of the forgotten rollouts."""
         return not self.wiping and not self.overwriting and self.in_index == 0
 
 

@@ -1,4 +1,4 @@
-"""Rollouts and their attempts, with outcomes, rewards and sums; and workers, who run them."""
+"""Rollouts and their attempts, with outcomes, rewards and sums; and the workers that run them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.gateway.model.base import LONGEST_S, Id, Mode, Noun, Origin
 from penstock.gateway.model.span import Span
 
 REWARD_PREFIX: Final = "penstock.reward."
-"""Begins the names of the attributes that hold a reward."""
+"""Beginning of the names of attributes that hold a reward."""
 
 
 class RolloutStatus(StrEnum):
@@ -60,7 +60,7 @@ Retry = Literal["failed", "timeout", "unresponsive"]
 
 
 RewardSource = Literal["runner", "judge", "user", "agent", "rule"]
-"""Who says how well it went; `rule` is `reward_on_failure`."""
+"""The source of a reward; `rule` is `reward_on_failure`."""
 
 
 class Totals(Noun):
@@ -161,7 +161,7 @@ class Reward(Judgement):
     """True when it came after the attempt had ended."""
 
     def attributes(self) -> dict[str, Any]:
-        """As a span holds it."""
+        """The reward as attributes of a span."""
         return {REWARD_PREFIX + name: value for name, value in self.model_dump(exclude_defaults=True).items()}
 
     @classmethod
@@ -281,6 +281,6 @@ class Worker(Noun):
 
 
 def final(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The attempt that counts: the newest that succeeded, else the newest."""
+    """The attempt that counts: the newest that succeeded, else the newest; None if there is none."""
     good = [one for one in attempts if one.status == AttemptStatus.SUCCEEDED]
     return next(reversed(good or attempts), None)

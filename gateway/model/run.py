@@ -7,7 +7,7 @@ name, points by their step, events by their time.
 A value that is no finite number is kept as null, because a run that diverges must show it: JSON has no NaN, and
 refusing the batch would lose its other values. At one step a metric has one value, the one that was reported last.
 
-A trainer that is started again says from which step it goes on (`since_step`): points of that step and later are
+A trainer that is started again gives the step at which it continues (`since_step`): points of that step and later are
 superseded. The number of the resume (`resumed`) makes that request safe to send again, and a trainer that was replaced
 is refused.
 """
@@ -29,21 +29,21 @@ Level = Literal["info", "warning", "error"]
 ENDS: tuple[End, ...] = get_args(End)
 
 MOST_POINTS = 10_000
-"""Points of one request."""
+"""Most points of one request."""
 MOST_VALUES = 20_000
-"""Values in them."""
+"""Most values in the points of one request."""
 MOST_METRICS = 512
-"""Metrics of a run."""
+"""Most metrics of a run."""
 MOST_CONFIG = 256 << 10
-"""Bytes of a run's configuration, as JSON."""
+"""Most bytes of a run's configuration, as JSON."""
 MOST_EVENTS = 1_000
-"""Events of one request."""
+"""Most events of one request."""
 LONGEST_TEXT = 4_000
-"""Characters of an event or a message."""
+"""Most characters of an event or a message."""
 MOST_READ = 500_000
-"""Buckets of one answer."""
+"""Most buckets of one answer."""
 MOST_CANDIDATES = 100
-"""Candidates that are told of a run."""
+"""Most candidates of a run that are reported."""
 
 
 def _finite(value: float | None) -> float | None:
@@ -152,7 +152,7 @@ class Run(RunHead):
 
 
 def seen_at(run: RunHead, now_ns: int) -> Status:
-    """Where a run stands at a moment: a running one whose trainer is not heard of is silent."""
+    """The status of a run at a time: a running one whose trainer is not heard of is silent."""
     silent = run.status == "running" and now_ns - run.last_seen_ns > run.lease_s * 1e9
     return "silent" if silent else run.status
 

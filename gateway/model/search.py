@@ -1,4 +1,4 @@
-"""What a search for a text has found."""
+"""Results of a search for a text."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from penstock.gateway.model.toml import ConfigError, Section
 ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
 """Environment variable with the key that opens the control API; commands read it too."""
 READ_KEY = "PENSTOCK_READ_KEY"
-"""The same for the key that opens only what changes nothing."""
+"""Environment variable with the key that opens only requests that change nothing."""
 AUDIT_KEY = "PENSTOCK_AUDIT_KEY"
-"""The same for the key that signs the audit chains of releases; who verifies them needs it too."""
+"""Environment variable with the key that signs the audit chains of releases; it is needed to verify them too."""
 OWN_KEYS = (ADMIN_KEY, READ_KEY, AUDIT_KEY)
 _HOSTED = (
     "env", "env_keys", "cwd", "processes", "idle_timeout", "memory_bytes", "cpu_seconds", "open_files",
 )  # fmt: skip
-"""What only servers have that the gateway hosts."""
+"""Settings that only servers have that the gateway hosts."""
 
 
 def http_url(value: str, keys: str) -> str:
@@ -44,7 +44,8 @@ def http_url(value: str, keys: str) -> str:
 
 
 def environment_key(whose: str, variable: str | None, setting: str = "key_env") -> str | None:
-    """A key from the environment; raises `ConfigError` when it is named and missing."""
+    """A key from the environment; None if `variable` is None. Raises `ConfigError` when the named variable is not set.
+    `whose` and `setting` name it in the error."""
     if variable is None:
         return None
     value = os.environ.get(variable)
@@ -98,7 +99,7 @@ class McpServer(Section):
     @field_validator("url")
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
-        # Its path is taken as it is: `/mcp` and `/mcp/` may be two.
+        # The path is kept as it is: `/mcp` and `/mcp/` may be two servers.
         _ = None if value is None else http_url(value, "key_env")
         return value
 
@@ -116,14 +117,15 @@ class McpServer(Section):
         return self
 
     def keys(self, name: str) -> dict[str, str]:
-        """What it gets from the gateway's environment; raises `ConfigError` when one is missing."""
+        """The variables that the server gets from the gateway's environment; raises `ConfigError` when one is
+        missing."""
         missing = [key for key in self.env_keys if key not in os.environ]
         if missing:
             raise ConfigError(f"mcp.servers.{name}: env_keys names {missing[0]}, which is not set in the environment")
         return {key: os.environ[key] for key in self.env_keys}
 
     def key(self, name: str) -> str | None:
-        """Its key from the environment; raises `ConfigError` when it is named and missing."""
+        """The server's key from the environment; raises `ConfigError` when it is named and missing."""
         return environment_key(f"mcp.servers.{name}", self.key_env)
 
 

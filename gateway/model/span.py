@@ -1,7 +1,7 @@
-"""The nouns: what is on the tape and what the control API speaks.
+"""The nouns: the records of the tape and the messages of the control API.
 
-A *rollout* is one task given to one agent, an *attempt* one try at it, a *span* one thing that happened in an attempt.
-A model call is a span of kind `llm` and owns an *exchange*: the exact bytes that were sent and received. A *turn* is an
+A *rollout* is one task given to one agent, an *attempt* one try at it, a *span* one event or operation in an attempt. A
+model call is a span of kind `llm` and owns an *exchange*: the exact bytes that were sent and received. A *turn* is an
 interpretation of an exchange (messages, tool calls, usage). It is made when it is read and never stored, so a fixed
 parser also fixes how old calls are read.
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 from penstock.gateway.model.base import Id, Kind, Noun
 
 POLICY_VIOLATION: Final = "policy_violation"
-"""The `error` of a tool call that a policy did not let run."""
+"""The `error` of a tool call that a policy refused."""
 
 
 class SpanStatus(StrEnum):

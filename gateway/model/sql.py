@@ -1,4 +1,4 @@
-"""SQL over the tape: what is asked and what is answered."""
+"""SQL over the tape: requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout together with what its attempts come to."""
+"""A rollout together with the sums of its attempts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def summarised(rollout: Rollout, attempts: Sequence[Attempt]) -> RolloutSummary:
 
 
 def last_seen_ns(rollout: Rollout, attempts: Sequence[Attempt]) -> int:
-    """When it was last heard of; ns since the epoch."""
+    """The time of the rollout's last sign of life; ns since the epoch."""
     return max((attempt.last_seen_ns for attempt in attempts), default=rollout.created_ns)
 
 
 def reward(attempts: Sequence[Attempt]) -> float | None:
-    """That of the newest attempt that has one."""
+    """The reward of the newest attempt that has one; None if none has."""
     return next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None)
 
 
 def add_totals(a: Totals, b: Totals) -> Totals:
-    """The sum, field by field."""
+    """The sum of two totals, field by field."""
     return Totals(**{name: (getattr(a, name) or 0) + (getattr(b, name) or 0) for name in Totals.model_fields})

@@ -1,7 +1,7 @@
 """A version of a prompt: text with named slots, `Hello {customer}, it is {date}.` A literal brace is doubled: `{{`.
 
-The text between the slots are its *anchors*; there is one more of them than slots, and the first and the last may be
-empty. Values are data: what stands in one is never expanded, whatever it looks like.
+The texts between the slots are its *anchors*; there is one more of them than slots, and the first and the last may be
+empty. Values are data: a value is never expanded, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Self
 
 SHORTEST = 6
-"""Characters of its longest anchor from which a template can be told from others."""
+"""Least characters of a template's longest anchor: with fewer it cannot be told from other text."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _BRACE = re.compile(r"\{\{|\}\}|\{[^{}\n]*\}|[{}]")
 
@@ -31,11 +31,11 @@ class Template:
     anchors: tuple[str, ...]
     """Literal text, one more than slots."""
     slots: tuple[str, ...]
-    """Names of the slots in order; a name may stand more than once and then has one value."""
+    """Names of the slots in order; a name may occur several times and then has one value."""
 
     @classmethod
     def parse(cls, source: str) -> Self:
-        """The template that a text writes down; TemplateError names what is wrong and where."""
+        """The template that a text defines; raises TemplateError, which gives the mistake and its place."""
         anchors, slots, at = [""], list[str](), 0
         for brace in _BRACE.finditer(source):
             anchors[-1] += source[at : brace.start()]
@@ -57,29 +57,31 @@ class Template:
 
     @cached_property
     def literal(self) -> int:
-        """How much of it is literal text; characters."""
+        """Number of characters of literal text."""
         return sum(map(len, self.anchors))
 
     @cached_property
     def utf8(self) -> Template:
-        """The same as bytes: each character of its anchors is a byte of their UTF-8."""
+        """The template as bytes: each character of its anchors is a byte of their UTF-8."""
         return Template(tuple(map(utf8, self.anchors)), self.slots)
 
     @cached_property
     def written(self) -> Template:
-        """The same as a JSON string, quotes included, with no more escapes than JSON asks for: bytes, as in `utf8`."""
+        """The template as a JSON string, quotes included, with no more escapes than JSON requires: bytes, as in
+        `utf8`."""
         first, *others = (json.dumps(anchor, ensure_ascii=False)[1:-1] for anchor in self.anchors)
         *inner, last = (f'"{first}', *others)
         anchors = (one.encode("utf-8", "backslashreplace").decode("latin-1") for one in (*inner, f'{last}"'))
         return Template(tuple(anchors), self.slots)
 
     def check(self, values: Mapping[str, str]) -> None:
-        """TemplateError names the slots that have no value, and the values that have no slot."""
+        """Raise TemplateError, which names the slots that have no value and the values that have no slot, if there are
+        any."""
         if set(values) != set(self.slots):
             check_slots(Counter(set(self.slots)), Counter(values.keys()))
 
     def render(self, values: Mapping[str, str]) -> str:
-        """The text with a value in each slot; TemplateError as `check`."""
+        """The text with a value in each slot; raises TemplateError as `check`."""
         self.check(values)
         pieces = [self.anchors[0]]
         for slot, anchor in zip(self.slots, self.anchors[1:], strict=True):
@@ -88,7 +90,7 @@ class Template:
 
     @property
     def weakness(self) -> str | None:
-        """Why texts cannot be told by this template, for a person; None when they can."""
+        """Why texts cannot be recognised by this template, for a person; None when they can."""
         if max(map(len, self.anchors)) < SHORTEST:
             return (
                 f"its longest text between slots is shorter than {SHORTEST} characters: it would match almost anything"
@@ -99,13 +101,13 @@ class Template:
 
 
 def utf8(text: str) -> str:
-    """The bytes of a text's UTF-8 as a text with a character for each, which takes a byte of memory. In UTF-8 no
-    character stands in the bytes of others, so that what is found in it is what would be found in the text itself."""
+    """A text with a character for each byte of the given text's UTF-8; such a text takes a byte of memory for each. No
+    character's UTF-8 is part of another's, so that a search in it finds what a search in the text itself would."""
     return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def _slot(source: str, at: int, found: str) -> str:
-    """The name in `{name}`."""
+    """The name in `{name}`; raises TemplateError if it is no slot."""
     line, column = source.count("\n", 0, at) + 1, at - source.rfind("\n", 0, at)
     where = f"line {line}, column {column}"
     if len(found) == 1:
@@ -119,12 +121,12 @@ def _slot(source: str, at: int, found: str) -> str:
 
 
 def check_candidate(stable: Template, candidate: Template) -> None:
-    """Refuses a candidate that loses or adds a slot: TemplateError with `missing {x}`, `added {y}`."""
+    """Refuse a candidate that loses or adds a slot: raises TemplateError with `missing {x}`, `added {y}`."""
     check_slots(Counter(stable.slots), Counter(candidate.slots))
 
 
 def check_slots(wanted: Counter[str], given: Counter[str]) -> None:
-    """Refuses slots that are not just those wanted, each as often."""
+    """Refuse slots that are not exactly the wanted ones, each as often; raises TemplateError."""
     missing = [f"missing {{{slot}}}" for slot in (wanted - given).elements()]
     added = [f"added {{{slot}}}" for slot in (given - wanted).elements()]
     if missing or added:

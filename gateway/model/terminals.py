@@ -1,4 +1,4 @@
-"""Text that others wrote, without characters that a terminal obeys: shown by others, or escaped. Pure."""
+"""Foreign text without characters that a terminal obeys: replaced by others, or escaped. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ _VISIBLE: Final = (
     | {0x7F: "␡"}
     | dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS, *range(0xD800, 0xE000)), "\ufffd")
 )
-"""Halves of surrogate pairs are among them: no terminal can be sent one."""
+"""Characters that a terminal obeys, and those shown for them. Half surrogate pairs are among them: they cannot be sent
+to a terminal."""
 _IN_JSON: Final = re.compile(f"[{''.join(map(chr, (*range(0x7F, 0xA0), *_DIRECTIONS)))}]")
-"""Those that JSON does not escape by itself."""
+"""Matches those of these characters that JSON does not escape itself."""
 
 
 def shown(text: str) -> str:
-    """The text with others in their place, one for one."""
+    """The text with visible characters in their place, one for one."""
     return text.translate(_VISIBLE)
 
 
 def harmless(json: str) -> str:
-    """The same JSON with escapes in their place: they stand in nothing but strings."""
+    """The same JSON with escapes in their place: such characters stand only in strings."""
     return _IN_JSON.sub(lambda it: f"\\u{ord(it[0]):04x}", json)

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them, such as 250ms, 90s, 10m, 1.5h or 7d: one notation for filters and options."""
+"""Lengths of time in people's notation, such as 250ms, 90s, 10m, 1.5h or 7d: one for filters and options."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LENGTH: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s|m|h|d)")
 
 
 def nanoseconds(text: str) -> int | None:
-    """A length of time; None when it is none."""
+    """A length of time in nanoseconds; None when the text is none."""
     match = _LENGTH.fullmatch(text)
     return round(float(match[1]) * UNITS[match[2]]) if match else None
 
 
 def seconds(option: str, text: str) -> float:
-    """The length of time that an option was given, above 0; s. Raises `ValueError`, which names the option."""
+    """The length of time in an option's value, above 0; s. Raises `ValueError`, which names the option."""
     found = nanoseconds(text)
     if not found:
         raise ValueError(f"{option}: {text!r} is not a time: {NOTATION}")

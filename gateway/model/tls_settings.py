@@ -28,4 +28,4 @@ class Tls(Section):
 
 
 NO_TLS = Tls.model_construct()
-"""Plain HTTP: what holds where there is no `[tls]`. One that is empty is a mistake."""
+"""Plain HTTP, which is served without a `[tls]`. An empty `[tls]` is a mistake."""

@@ -1,6 +1,6 @@
 """Strict TOML trees: an unknown key is an error that names its path and the nearest right key.
 
-Pure but for reading the file, and free of the gateway's own settings: the trainer's configuration is made of it too.
+Pure but for reading the file, and free of the gateway's own settings: the trainer's configuration uses it too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Section(BaseModel):
 
 
 def names_differ(names: Collection[str], what: str) -> None:
-    """Raises `ValueError` where two have one name. `what` they are, in the plural."""
+    """Raise `ValueError` where two names are equal. `what` names the objects, in the plural."""
     if twice := next((name for name in names if list(names).count(name) > 1), None):
         raise ValueError(f"{twice!r} is the name of two {what}: choose one for each")
 
@@ -49,8 +49,8 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def validated(root: type[Tree], tree: dict[str, Any], where: str, options: Collection[str] = ()) -> Tree:
-    """The tree as a `root`. Raises `ConfigError` naming every wrong key and `where` it came from: the command line
-    where it is one of `options`."""
+    """The tree as a `root`. Raises `ConfigError`, which names every wrong key and its origin: `where`, or the command
+    line if the key is one of `options`."""
     try:
         return root.model_validate(tree)
     except ValidationError as error:
@@ -66,10 +66,10 @@ def validated(root: type[Tree], tree: dict[str, Any], where: str, options: Colle
 
 
 def explained(root: type[BaseModel], tree: dict[str, Any], error: Any, whole: str) -> str:
-    """One of the errors of a tree of this model, with its place, and with the nearest right key where there is no such
-    key. `whole`: what the tree is called; empty: it needs no name."""
+    """The sentence for one error in a tree of this model, with its place, and with the nearest right key where the key
+    is unknown. `whole` names the tree; empty if it needs no name."""
     location = error["loc"]
-    # What pydantic says of a key, and not of its value.
+    # pydantic marks errors in a key, and not in its value, so.
     location = location[:-1] if location[-1:] == ("[key]",) else location
     place = _place(root, tree, location) or whole
     if error["type"] == "list_type" and isinstance(error["input"], dict) and _section(root, location) is not root:
@@ -82,12 +82,12 @@ def explained(root: type[BaseModel], tree: dict[str, Any], error: Any, whole: st
 
 
 def _place(root: type[BaseModel], tree: Any, location: tuple[Any, ...]) -> str:
-    """Where that is: `upstream 'openai': base_url`. What has no name of its own has its number, from 1."""
+    """The place of an error: `upstream 'openai': base_url`. A table without a unique name has its number, from 1."""
     said, at = "", tree
     for depth, part in enumerate(location):
         if isinstance(part, int):
             said += f" {_which(_section(root, location[:depth]), at, part)}"
-            # A pair that has one thing only has no second.
+            # The value may be missing: a pair with one item has no second.
             at = dict(enumerate(cast("list[Any]", at))).get(part) if isinstance(at, list) else None
         else:
             between = ": " if depth and isinstance(location[depth - 1], int) else "."

@@ -1,4 +1,4 @@
-"""The nouns of tools: what an attempt used, and sums over what was used."""
+"""The nouns of tools: those that an attempt used, and sums over uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W3C trace context: reading a caller's `traceparent`, and ids for those who sent none.
+"""W3C trace context: reads a caller's `traceparent`, and derives ids for callers that sent none.
 
 Ids are derived, not drawn: the trace id from the attempt, the span id from its place in it. They cost no bytes on the
 tape and are the same whenever a span is read or exported. Source: W3C Trace Context, §3.2.
@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from hashlib import blake2b
 
-# Version 00 ends with the flags, later ones may go on; ff is forbidden, and so are ids of nothing but zeros.
+# Version 00 ends with the flags, later versions may continue; ff is forbidden, and so are ids of only zeros.
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 
 

@@ -1,4 +1,4 @@
-"""What a reward is decided on: the task, its outcome, and every call of the attempt in readable form.
+"""The basis of a reward: the task, its outcome, and every call of the attempt in readable form.
 
 Reward functions get it, and `Client.transcript` makes it.
 """
@@ -46,6 +46,6 @@ class Transcript(Noun):
 
     @property
     def text(self) -> str:
-        """What the model said last."""
+        """The text of the model's last answer."""
         parts = self.messages[-1].parts if self.messages else []
         return "".join(part.text or "" for part in parts if part.type == "text")

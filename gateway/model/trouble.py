@@ -1,11 +1,11 @@
-"""What a diagnosis finds, by names that documents, reports and findings share."""
+"""Names of the findings of a diagnosis, which documents, reports and findings share."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Begins = Literal["first", "forked", "retokenised", "template", "compacted"]
-"""Why a training sequence begins; `gateway.diagnosis.rows` says what each is."""
+"""Why a training sequence begins; `gateway.diagnosis.rows` defines each."""
 Trouble = Literal[
     "no_reward",
     "untrusted_reward",
@@ -42,4 +42,4 @@ Trouble = Literal[
     "inlined_tools",
     "no_websocket",
 ]
-"""Why something cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
+"""Why a call cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""

@@ -1,4 +1,4 @@
-"""A unit of rollouts: those of one user, of one tenant, or of whatever else a release assigns together."""
+"""A unit of rollouts: those of one user, of one tenant, or any others that a release assigns together."""
 
 from __future__ import annotations
 

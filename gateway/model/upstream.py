@@ -1,4 +1,4 @@
-"""Upstreams as people and trainers see them, and holding one."""
+"""Upstreams as shown to people and trainers, and requests to hold one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Noun
 
 LONGEST_HOLD_S: Final = 3600.0
-"""The largest bound of a hold, in seconds: no client waits for longer."""
+"""The longest hold, in seconds: no client waits for longer."""
 
 
 class PauseRequest(Said):
@@ -66,7 +66,7 @@ class RouteView(Noun):
     """Whether its calls are recorded with token ids, as training needs them."""
 
     def matches(self, model: str) -> bool:
-        """True when this route serves the model."""
+        """True if this route serves the model."""
         return fnmatchcase(model, self.model)
 
 

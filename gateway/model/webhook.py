@@ -1,7 +1,7 @@
-"""What webhooks are told, and what became of it.
+"""Messages to webhooks, and their deliveries.
 
-A *delivery* is one change of a release that one webhook is told of. It is on the tape from the change on, until long
-after it was taken or given up.
+A *delivery* is the message about one change of a release to one webhook. It is on the tape from the change on, until
+long after it was delivered or given up.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Event = Literal[
     "start", "check", "replay", "shadow", "canary", "advance", "wait", "approve", "promote", "roll_back", "hold",
     "resume", "abort",
 ]  # fmt: skip
-"""What is done to a release, as its audit chain has it; a rollback is a `roll_back`, whoever wants it."""
+"""A change of a release, by its name in the audit chain; a rollback is a `roll_back`, whoever requests it."""
 EVENTS: tuple[Event, ...] = get_args(Event)
 Status = Literal["waiting", "delivered", "given_up"]
-"""How far a delivery has come."""
+"""The state of a delivery."""
 
 
 class ReleaseChanged(Noun):

@@ -1,4 +1,4 @@
-"""Settings of webhooks: `[[webhook]]` of penstock.toml. What is secret in a URL never gets into an error."""
+"""Settings of webhooks: `[[webhook]]` of penstock.toml. Secret parts of a URL never get into an error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from penstock.gateway.model.webhook import Event
 
 PREFIX: Final = "whsec_"
 LEAST, MOST = 24, 64
-"""Bytes of a secret, as Standard Webhooks has it."""
+"""Least and most bytes of a secret, as Standard Webhooks defines them."""
 USUAL: Final[tuple[Event, ...]] = ("start", "wait", "promote", "roll_back", "hold", "abort")
-"""What a person must know of."""
+"""The events sent by default: those that a person must know of."""
 
 
 class Webhook(Section):
@@ -56,8 +56,8 @@ class Webhook(Section):
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     def keys(self) -> list[bytes]:
-        """What signs, from the environment; raises `ConfigError` when that is missing or no secret. While a secret is
-        changed there are two, separated by a space, and each signs."""
+        """The signing keys, from the environment; raises `ConfigError` when the variable is missing or holds no secret.
+        While a secret is replaced there are two, separated by a space, and each signs."""
         value = environment_key(f"webhook {self.name!r}", self.secret_env, "secret_env")
         keys = [_key(word) for word in (value or "").split()]
         if not keys or None in keys:
@@ -69,7 +69,7 @@ class Webhook(Section):
         return [key for key in keys if key is not None]
 
     def secrets(self) -> list[str | None]:
-        """What must be seen nowhere: what signs, and what a URL may hold."""
+        """The values that must not be shown anywhere: the secrets, and those that a URL may hold."""
         _ = self.keys()
         parts = urlsplit(self.url)
         return [*self._words(), *_hidden(parts)]

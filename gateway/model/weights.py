@@ -1,11 +1,11 @@
-"""Versions of weights: where one is served, under which name, and which of them a server must hold. Pure.
+"""Versions of weights: their server, their name there, and the versions that a server must hold. Pure.
 
 A version is served in one of two ways. A LoRA *adapter* is loaded beside its base model under a name of its own
 (`policy@v12`) before it gets traffic, and unloaded when nothing needs it. A *replica* is a server that was started with
-the version: nothing is loaded, the name must be there.
+the version: nothing is loaded, and the server must already have the name.
 
-Resident must be every version that a call may still ask for: the stable version, the candidate, and every version that
-an unfinished rollout is pinned to. `Residency.plan` compares that with what a server lists. A name belongs to one
+A server must hold every version that a call may still ask for: the stable version, the candidate, and every version
+that an unfinished rollout is pinned to. `Residency.plan` compares that with what a server lists. A name belongs to one
 version for good: engines cache by name and would answer with a mixture of old and new weights. So a name that stands
 for other weights is reported and never replaced. Adapters that Penstock did not publish are left alone.
 """
@@ -19,7 +19,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 ServedName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
-"""What is sent as `model`: printable ASCII without spaces."""
+"""The `model` of requests: printable ASCII without spaces."""
 
 
 class ModelVersion(BaseModel):
@@ -41,7 +41,7 @@ class ModelVersion(BaseModel):
     @field_validator("adapter")
     @classmethod
     def _is_a_path(cls, value: str | None) -> str | None:
-        """A relative path would be looked up on a hub, where what it names may change."""
+        """Refuse a relative path: engines look it up on a hub, where its content may change."""
         if value is not None and not (value.startswith("/") and value.isprintable() and ".." not in value.split("/")):
             raise ValueError(f"{value!r} must be an absolute path on the server, without '..'")
         return value
@@ -54,39 +54,40 @@ class ModelVersion(BaseModel):
 
     @property
     def upstreams(self) -> tuple[str, ...]:
-        """Those that serve it, the first one first."""
+        """The upstreams that serve the version, `upstream` first."""
         return tuple(dict.fromkeys((self.upstream, *self.also)))
 
     def name(self, resource: str, version: str) -> str:
-        """What to send as `model` for this version of the resource."""
+        """The `model` of requests for this version of the resource."""
         return self.served or (self.base if self.adapter is None else f"{resource}@{version}")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do on a server, in this order, and what a person must repair."""
+    """Changes to make on a server, in this order, and problems for a person."""
 
     unload: list[str] = field(default_factory=list[str])
-    """Names."""
+    """Names to unload."""
     load: dict[str, ModelVersion] = field(default_factory=dict[str, ModelVersion])
-    """Names, as they were wanted, and what they stand for."""
+    """Versions to load by name, in the order in which they were wanted."""
     problems: dict[str, str] = field(default_factory=dict[str, str])
-    """Names that are wanted and can neither be served nor loaded, and why."""
+    """Wanted names that can neither be served nor loaded, and why."""
     warnings: list[str] = field(default_factory=list[str])
-    """What works, but badly."""
+    """Problems that do not prevent serving."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What one server is to hold."""
+    """The versions that one server should hold."""
 
     known: Mapping[str, ModelVersion]
-    """Every version registered for it, by the name it is served under."""
+    """Every version registered for the server, by the name under which it is served."""
     slots: int | None = None
     """Adapters that the server computes with at a time (`--max-loras`); None when it is not known."""
 
     def plan(self, present: Mapping[str, str | None], wanted: Iterable[str]) -> Plan:
-        """`present`: what the server lists, as `Engine.adapters` gives it; `wanted`: names, the most important first.
+        """The changes to make. `present`: the names that the server lists, as `Engine.adapters` gives them; `wanted`:
+        names, the most important first.
 
         Raises `KeyError` for a wanted name that is not known.
         """
@@ -116,12 +117,13 @@ class Residency:
             made.problems[name] = other_weights(name, version.adapter, present[name])
 
     def _is_ours(self, name: str, path: str | None) -> bool:
-        """Published by Penstock: named as it names versions, registered, and with the very adapter."""
+        """True if Penstock published the adapter: its name has the form of a version, is registered, and has this
+        path."""
         return "@" in name and path is not None and name in self.known and self.known[name].adapter == path
 
 
 def other_weights(name: str, wanted: str | None, found: str | None) -> str:
-    """The sentence for a name that stands for something else than it should."""
+    """The error message for a name that stands for other weights than it should."""
     shown = "a base model" if found is None else f"the adapter in {found}"
     meant = "a model that the server was started with" if wanted is None else f"the one in {wanted}"
     return (

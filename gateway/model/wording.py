@@ -1,4 +1,4 @@
-"""Errors in values, as a person would say them: pydantic's findings in plain words. Pure.
+"""Errors in values in plain words, made from pydantic's errors. Pure.
 
 Each sentence follows the name of its field: it names the value and what would be right.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 from penstock.gateway.model.base import ID_PATTERN
 
 LONGEST: Final = 60
-"""Characters of a value that are shown."""
+"""Most characters of a value that are shown."""
 _TYPES: Final = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -32,7 +32,7 @@ _TYPES: Final = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
-"""What should be there, by the kind of the finding."""
+"""The expected value, by the type of the error."""
 _BOUNDS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "greater_than": lambda c: f"more than {c['gt']:g}",
     "greater_than_equal": lambda c: f"{c['ge']:g} or more",
@@ -54,13 +54,13 @@ _PATTERNS: Final = {
     r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$": "module:name",
     r"^[^\x00-\x1f\x7f]{1,64}$": "text of 1 to 64 characters that can be seen",
 }
-"""What a value should have been, by the pattern of its field; a pattern that is not here is shown."""
+"""The expected value, by the pattern of its field; a pattern that is not here is shown itself."""
 _USER_INFO: Final = re.compile(r"://[^/?#]*@")
 _SIZES: Final = {"too_short": ("min_length", "or more"), "too_long": ("max_length", "or less")}
 
 
 def sentence(error: Mapping[str, Any]) -> str:
-    """One of `ValidationError.errors()` without its field."""
+    """The sentence for one of `ValidationError.errors()`, without its field."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "missing":
         return "it is missing"
@@ -84,7 +84,7 @@ def _pattern(pattern: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 call, 2 calls."""
+    """A number with its noun: 1 call, 2 calls."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -93,6 +93,6 @@ def _shown(value: object) -> str:
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    # What stands before the host of a URL may be a password.
+    # The text before the host of a URL may be a password.
     text = _USER_INFO.sub("://***@", repr(value))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,10 +1,9 @@
 """OpenTelemetry in and out. It may import every layer from `diagnosis` down.
 
-*In* (`ingest`): OTLP/HTTP at `/v1/traces`, `/v1/logs` and `/v1/metrics`. A request is taken apart (`wire`, `signals`,
-`json_encoding`), every span or log record of it becomes an entry of the tape (`span_in`, `log_in`, `values`) and is
-joined to the attempt it belongs to (`attempt_of`). *Out* (`exporter`):
-the change feed as spans with the current conventions (`span_out`, `content`), linked to what they were made for
-(`causes`), sent in batches (`batches`, `delivery`).
+*In* (`ingest`): OTLP/HTTP at `/v1/traces`, `/v1/logs` and `/v1/metrics`. A request is split into items (`wire`,
+`signals`, `json_encoding`); every span or log record in it becomes an entry of the tape (`span_in`, `log_in`, `values`)
+and is joined to the attempt it belongs to (`attempt_of`). *Out* (`exporter`): the change feed as spans with the current
+conventions (`span_out`, `content`), linked to their causes (`causes`), sent in batches (`batches`, `delivery`).
 
 The names that change with the conventions are in one file, `semconv`. The first request that needs protobuf imports it:
 a gateway that gets no spans does not carry it. Begin with `ingest` or `exporter`.

@@ -1,13 +1,13 @@
-"""Which attempt does a span or a log record belong to?
+"""Finds the attempt that a span or a log record belongs to.
 
 The first of these that names a rollout counts: the scope of the request (its address or its agent token), the
 attributes of the span's resource, its own attributes, its trace, the session that it names. A log record is joined in
-the same way. A trace is known when an attempt's calls carried its
-`traceparent`, when the gateway derives it for an attempt (`gateway.model.trace`), or when other spans of it have named
-the rollout. A trace that several attempts have used names none: a guess would mix their data.
+the same way. A trace is known when an attempt's calls carried its `traceparent`, when the gateway derives it for an
+attempt (`gateway.model.trace`), or when other spans of it have named the rollout. A trace that several attempts have
+used names none: a guess would mix their data.
 
-What is known of traces is read from the change feed when a span needs it, from where the last reading ended. It is a
-bounded memory of recent calls, and needs no task and no place on the tape.
+Traces are learned from the change feed when a span needs them, from where the last reading ended. They are a bounded
+memory of recent calls, without a task and without space on the tape.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from penstock.gateway.otlp import semconv
 from penstock.gateway.store import Store
 
 REMEMBERED = 20_000
-"""Traces that are known."""
+"""Most traces that are remembered."""
 LOOKED_BACK = 20_000
-"""If the feed has gone further than this since the last question, only so many changes are read."""
+"""Most changes that are read at once: if the feed has advanced further since the last reading, older ones are
+skipped."""
 _PAGE = 1_000
 
 Name = tuple[str, str]
-"""Rollout and attempt."""
+"""(rollout, attempt)."""
 Said = tuple[str, str | None]
-"""The same, but the attempt may be missing."""
+"""(rollout, attempt or None)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose request it is, as the dispatch has found out."""
+    """The rollout and attempt of a request, as the dispatch has found them."""
 
     rollout: str
     attempt: str
     kind: str
-    """How it names the rollout: by a `token` of the rollout's own, by an address (`open`), by a header that names a
-    `session`."""
+    """How the request names the rollout: by the rollout's own `token`, by an address (`open`), or by a header that
+    names a `session`."""
 
     @property
     def agent_token(self) -> bool:
@@ -53,12 +54,12 @@ class Scope:
 
     @property
     def origin(self) -> Origin:
-        """Of a rollout that begins with it."""
+        """The origin of a rollout that begins with this request."""
         return "implicit" if self.kind == "session" else "header"
 
 
 class Rejected(ValueError):
-    """A span that does not belong here; the text says why."""
+    """A span that does not belong here; the message says why."""
 
     def __init__(self, outcome: Literal["unjoined", "foreign", "invalid"], message: str) -> None:
         super().__init__(message)
@@ -66,7 +67,7 @@ class Rejected(ValueError):
 
 
 def named(attributes: dict[str, Any]) -> Said | None:
-    """(rollout, attempt or None) that attributes name; None when they name no rollout. Raises `Rejected`."""
+    """(rollout, attempt or None) named by attributes; None when they name no rollout. Raises `Rejected`."""
     rollout = _first(attributes, semconv.ROLLOUT)
     if rollout is None:
         return None
@@ -86,7 +87,8 @@ def _checked(part: str, value: Any) -> str:
 
 
 def within(scope: Scope, said: Said | None) -> Name:
-    """Where a span of a scope belongs if it names this itself. Raises `Rejected` for what a token does not open."""
+    """The attempt of a span with this scope, given the names in the span itself. Raises `Rejected` for a rollout that
+    the agent token does not open."""
     if said is None or said[0] != scope.rollout:
         if said is not None and scope.agent_token:
             raise Rejected("foreign", f"the agent token is for another rollout than {said[0]!r}")
@@ -95,7 +97,7 @@ def within(scope: Scope, said: Said | None) -> Name:
 
 
 class Traces:
-    """Known traces: the attempt of each, or None for several."""
+    """Known traces: the attempt of each, or None for a trace of several attempts."""
 
     def __init__(self, tape: Store, settled: Callable[[], Awaitable[object]]) -> None:
         """`settled` returns once everything that happened so far is on the tape."""
@@ -106,10 +108,10 @@ class Traces:
         self._reading = asyncio.Lock()
 
     def learn(self, trace: str, name: Name) -> None:
-        """A span of this trace belongs to this attempt."""
+        """Note that a span of this trace belongs to this attempt."""
         known = self._known.get(trace, name)
         if known != name:
-            # The trace that an attempt was given is its own, whoever else uses it.
+            # The trace that the gateway derives for an attempt is that attempt's, whoever else uses it.
             known = next((one for one in (name, known) if one is not None and trace == trace_id(*one)), None)
         self._known[trace] = known
         self._known.move_to_end(trace)
@@ -141,7 +143,7 @@ class Traces:
 
 
 def attempt_of(tape: Store, rollout: str) -> str:
-    """The attempt that is meant when only a rollout is named: the one that the queue handed out last, or the first."""
+    """The attempt of a span that names only a rollout: the one that the queue handed out last, or the first."""
     found = tape.rollout(rollout)
     return FIRST_ATTEMPT if found is None or found.attempt is None else found.attempt
 
@@ -151,15 +153,15 @@ _SESSIONS = {
     "conversation.id": ("session", "thread"),
     "gen_ai.conversation.id": ("session", "thread"),
 }
-"""Attributes that name a session: Claude Code and others; Codex; the GenAI conventions. With the kinds of the headers
+"""Attributes that name a session (Claude Code and others; Codex; the GenAI conventions), with the kinds of the headers
 by which calls may name the same session (`calls.address.SESSION_HEADERS`)."""
 _AGENTS = {"claude": ("claude_code.", "claude-code", "com.anthropic.claude_code"), "session": ("codex",)}
-"""How the names of telemetry begin whose agents are known to send such a header with their calls."""
+"""Beginnings of the names in telemetry of agents that are known to send such a header with their calls."""
 
 
 def by_session(tape: Store, name: str | None, attributes: dict[str, Any]) -> str | None:
-    """The implicit rollout of the session that telemetry names: one that is there, or that the calls of a known agent
-    will open."""
+    """The implicit rollout of the session that telemetry names, if it exists, or if the calls of a known agent will
+    open it; else None."""
     resource: dict[str, Any] = attributes.get(semconv.RESOURCE) or {}
     named = {
         kind: session_rollout(kind, session)

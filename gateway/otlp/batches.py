@@ -1,4 +1,4 @@
-"""Cuts the change feed into export requests of a bounded size. `selection` says what of a change is sent.
+"""Cuts the change feed into export requests of a bounded size. `selection` chooses the spans of a change that are sent.
 
 A request ends at a number of spans or at a size, whichever comes first, so memory is bounded whatever the tape holds.
 """
@@ -37,9 +37,9 @@ class Piece(NamedTuple):
     """The request, gzip; empty when there is nothing to send."""
     spans: int
     after: int
-    """The cursor behind it."""
+    """The cursor after the piece."""
     full: bool
-    """Whether there may be more at once."""
+    """True if there may be more to send at once."""
 
 
 class Reader:
@@ -54,7 +54,7 @@ class Reader:
         now_ns: Callable[[], int],
         batch: int = PACE.batch,
     ) -> None:
-        """`batch`: spans in one request, at most."""
+        """`batch`: most spans in one request."""
         self._tape = tape
         self._batch = batch
         self._selection = Selection(tape, settings.wait, now_ns)
@@ -62,14 +62,14 @@ class Reader:
         self._metrics = metrics
         self._changes: deque[Change] = deque()
         self._going: Iterator[Sending] | None = None
-        """What is still to be sent of the first change."""
+        """The rest of the first change's spans, where a request was full before its end."""
         self._at = self._end = 0
-        """Where the last piece ended; the end of what was read."""
+        """The cursor at the end of the last piece, and at the end of the changes that were read."""
         self._more = False
-        """Whether more follows that."""
+        """True if the feed has more changes after those."""
 
     def read(self, since: int, patient: bool = True) -> Piece:
-        """The changes after a cursor, as one request. `patient`: whether calls may wait for their agents."""
+        """The changes after a cursor, as one request. `patient`: calls may wait for their agents' spans."""
         if since != self._at:
             self._forget()
         try:
@@ -103,7 +103,7 @@ class Reader:
         return Piece(request.packed(), request.spans, after, full)
 
     def _add(self, request: Request, change: Change) -> bool:
-        """Adds what is sent of a change; False when the request is full before its end."""
+        """Add the spans of a change to a request; False when the request is full before all are added."""
         going = self._going or self._selection.to_send(change)
         while (following := self._next(going, change)) is not None:
             if request.size >= LARGEST_REQUEST or request.spans >= self._batch:
@@ -127,7 +127,7 @@ class Reader:
 
     @contextmanager
     def _isolated(self, change: Change) -> Generator[None]:
-        """Leaves out one span that cannot be sent, so that it does not keep back all that follow."""
+        """Skip one span that cannot be sent, so that it does not hold back all that follow."""
         try:
             yield
         except Exception as error:

@@ -1,8 +1,8 @@
-"""Why a span was made: the model call whose answer asked for a run of a tool, the call that a call repeats.
+"""The cause of a span: the model call whose answer asked for a run of a tool, or the call that a call repeats.
 
-Nothing on the wire tells which answer a run of a tool is for; `gateway.diagnosis.tool_join` finds it, as well as can be
-known when the span is sent. Of an attempt that has ended everything is known, so it is joined once; of another one the
-calls around the run are read.
+Nothing on the wire tells which answer asked for a run of a tool; `gateway.diagnosis.tool_join` infers it, as well as
+possible when the span is sent. An attempt that has ended is complete, so it is joined once; of another one the calls
+around the run are read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.gateway.otlp import semconv
 from penstock.gateway.store import Store
 
 BEFORE, AFTER = 24, 12
-"""Spans around a run that are read where its attempt goes on."""
+"""Spans before and after a run that are read where its attempt goes on."""
 REMEMBERED = 16
-"""Attempts that have ended whose runs are kept in mind."""
+"""Most ended attempts whose runs are remembered."""
 
 
 class Cause(NamedTuple):
@@ -30,18 +30,19 @@ class Cause(NamedTuple):
     sequence: int
     link_type: str
     known: str | None = None
-    """How well it is known, of a run of a tool."""
+    """The grade of certainty, for a run of a tool."""
 
 
 class Causes:
-    """Finds them; for one thread at a time."""
+    """Finds causes; for one thread at a time."""
 
     def __init__(self, tape: Store) -> None:
         self._tape = tape
         self._ended: OrderedDict[tuple[str, str], dict[int, ToolUse]] = OrderedDict()
 
     def of(self, span: Span) -> Iterator[Cause]:
-        """Of a run of a tool all calls that may have asked for it, with the grade; one where it is known."""
+        """Yield the causes of a span: for a run of a tool, all calls that may have asked for it, with the grade, or the
+        one that did."""
         if span.kind == "llm" and span.retry_of is not None:
             yield Cause(span.retry_of, semconv.RETRY)
         if span.kind != "tool":

@@ -1,7 +1,7 @@
 """The content of a call in the shape of the GenAI conventions: messages, instructions, tools, sampling. Pure.
 
-It is only read and sent when `otlp.capture_content` is set. The shapes are the JSON schemas beside the conventions:
-`gen-ai-input-messages.json` and others.
+The content is only read and sent when `otlp.capture_content` is set. The shapes are the JSON schemas beside the
+conventions: `gen-ai-input-messages.json` and others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.gateway.otlp import semconv
 
 
 def of_turn(turn: Turn) -> dict[str, Any]:
-    """Attributes of the span of a call."""
+    """The content as attributes of a call's span."""
     instructions, messages = _split(turn)
     found = _sampling(turn.sampling) | {
         semconv.INSTRUCTIONS: [part for message in instructions for part in map(_part, message.parts)],
@@ -29,7 +29,7 @@ def of_turn(turn: Turn) -> dict[str, Any]:
 
 
 def _split(turn: Turn) -> tuple[list[Message], list[Message]]:
-    """(instructions, conversation): instructions stay where they are in dialects that send them as messages."""
+    """(instructions, conversation): in dialects that send instructions as messages, these stay in the conversation."""
     if not by_name(turn.dialect).instructions or not turn.messages or turn.messages[0].role != "system":
         return [], turn.messages
     return turn.messages[:1], turn.messages[1:]
@@ -65,7 +65,7 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def _arguments(text: str | None) -> Any:
-    """An object wherever it is one; models write broken JSON too."""
+    """Arguments as a JSON value wherever they are JSON, else as text: models write broken JSON too."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Requests to a collector: sent until they are taken or refused for good.
+"""Requests to a collector: sent until they are accepted or refused for good.
 
-The OTLP specification says what to do with an answer ("Retryable Response Codes", "OTLP/HTTP Throttling"). After 429,
-502, 503, 504 or no answer at all the request is sent again, after `Retry-After` or after pauses that grow and vary.
-After any other answer that is no success it is dropped and counted. One request is under way at a time: the tape is the
+Answers are handled as the OTLP specification says ("Retryable Response Codes", "OTLP/HTTP Throttling"). After 429, 502,
+503, 504 or no answer at all the request is sent again, after `Retry-After` or after pauses that grow and vary. After
+any other answer that is no success it is dropped and counted. One request is under way at a time: the tape is the
 buffer.
 """
 
@@ -23,7 +23,7 @@ from penstock.gateway.metrics import Metrics
 
 RETRYABLE = frozenset({429, 502, 503, 504})
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_WAIT_S = 0.5, 30.0, 300.0
-"""Pauses double from the first to the longest; a collector may ask for a longer one, up to the last."""
+"""Pauses double from the first to the longest; a collector may ask for a longer one, up to the last; seconds."""
 LARGEST_ANSWER = 4 << 20
 
 _HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
@@ -31,10 +31,10 @@ _log = logging.getLogger("penstock.otlp")
 
 
 class Pace(NamedTuple):
-    """How much is sent at once, and how long an answer may take."""
+    """The size of requests, and the time for an answer."""
 
     batch: int = 512
-    """Spans in one request at most: what SDKs send at most, so that every collector takes it."""
+    """Most spans in one request: as many as SDKs send at most, so that every collector takes it."""
     timeout: float = 10.0
     """Seconds after which a request that was not answered is sent again: the OTLP specification's."""
 
@@ -43,11 +43,11 @@ PACE = Pace()
 
 
 class Delivery:
-    """A way to one collector. `open` before use, `close` after."""
+    """A connection to one collector. `open` before use, `close` after."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float, metrics: Metrics) -> None:
         self.failing = False
-        """True while the collector takes nothing."""
+        """True while the collector accepts nothing."""
         self._url = url
         self._headers = {**headers, **_HEADERS}
         self._timeout_s = timeout_s
@@ -55,16 +55,15 @@ class Delivery:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Makes the client; on the loop."""
+        """Create the client; on the event loop."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
 
     async def close(self) -> None:
-        """Closes its connection."""
         if self._session is not None:
             await self._session.close()
 
     async def send(self, body: bytes, spans: int, before_pause: Callable[[], None]) -> None:
-        """Returns when the request (gzip) was taken, or dropped for good; cancel it to give up."""
+        """Send a request (gzip); returns when it was accepted, or dropped for good. Cancel it to give up."""
         pause = FIRST_PAUSE_S
         while (wait := await self._try(body, spans)) is not None:
             before_pause()
@@ -74,7 +73,8 @@ class Delivery:
             self._metrics.otlp_retries += 1
 
     async def _try(self, body: bytes, spans: int) -> float | None:
-        """None when it is done; else how long the collector asks to wait, 0 when it does not say."""
+        """Send once. Returns None when the request is done, else the seconds that the collector asks to wait, 0 when it
+        gives none."""
         assert self._session is not None, "open() comes first"
         try:
             async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
@@ -85,7 +85,7 @@ class Delivery:
                 while len(told) < LARGEST_ANSWER and (piece := await answer.content.read(LARGEST_ANSWER)):
                     told += piece
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            # ValueError: a host name that is none (UnicodeError).
+            # ValueError: an invalid host name (UnicodeError).
             self._fails(str(error) or type(error).__name__)
             return 0.0
         self._settle(answer.status, bytes(told), spans)
@@ -96,7 +96,7 @@ class Delivery:
             _log.info("%s takes spans again", self._url)
         self.failing = False
         if not 200 <= status < 300:
-            # What it says is not shown: it may repeat the headers that were sent.
+            # The collector's message is not shown: it may repeat the headers that were sent.
             _log.error("%s refused %d spans for good with %d: they are dropped", self._url, spans, status)
             self._metrics.otlp_dropped += spans
             return
@@ -113,7 +113,7 @@ class Delivery:
 
 
 def _rejected(told: bytes) -> tuple[int, str]:
-    """(spans rejected, why) of a success."""
+    """(number of rejected spans, why) in a successful answer."""
     try:
         partial = ExportTraceServiceResponse.FromString(told).partial_success
     except DecodeError:

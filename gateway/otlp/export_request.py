@@ -1,4 +1,4 @@
-"""One export request in the making: spans under the resource and the instrumentation that they came from."""
+"""An export request that is being filled: spans under the resource and the instrumentation that they came from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from penstock.gateway.otlp import span_out
 
 
 class Request:
-    """An export request in the making: one resource of ours, and one for each that spans came from."""
+    """An export request that is being filled: one resource of the gateway, and one for each resource that spans came
+    from."""
 
     def __init__(self, resource: Mapping[str, Any]) -> None:
         self._made = ExportTraceServiceRequest()
@@ -24,10 +25,10 @@ class Request:
         self._own = resource
         self._scope = InstrumentationScope(name="penstock.gateway", version=resource["service.version"])
         self.spans = self.size = 0
-        """Spans, and their bytes."""
+        """Number of spans, and their bytes."""
 
     def add(self, span: Outgoing) -> None:
-        """A span of the gateway's own."""
+        """Add a span of the gateway's own."""
         if self._group is None:
             made = self._made.resource_spans.add()
             span_out.fill(made.resource.attributes, self._own)
@@ -35,7 +36,7 @@ class Request:
         self._append(self._group, span)
 
     def add_foreign(self, span: Outgoing, resource: Mapping[str, Any], scope: InstrumentationScope) -> None:
-        """A span that somebody else has made."""
+        """Add a span that came in."""
         pairs = KeyValueList()
         span_out.fill(pairs.values, resource)
         key = pairs.SerializeToString() + b"\0" + scope.SerializeToString()
@@ -53,5 +54,5 @@ class Request:
         self.size += span.ByteSize()
 
     def packed(self) -> bytes:
-        """The request, compressed."""
+        """The request, gzip; empty when it has no spans."""
         return zlib.compress(self._made.SerializeToString(), 1, 16 + zlib.MAX_WBITS) if self.spans else b""

@@ -1,11 +1,11 @@
 """Sends every finished span of the tape to a collector: a follower of the change feed like any other.
 
-It reads the feed from its cursor in pieces, makes one request of each (`batches`) and goes on when that was taken or
-dropped (`delivery`); `selection` says what is sent when. The cursor is kept on the tape, at most once a second and at
-the end, so a gateway that comes back goes on where it was. Nothing is lost; after a crash the spans of the last second
-may be sent twice, with the same ids. A gateway that exports for the first time begins with the present. While the
-collector is away the tape is the buffer: only one request is in memory. Calls never wait for any of this; conversion
-and compression happen in a thread.
+It reads the feed from its cursor in pieces, makes one request of each (`batches`) and continues when that was accepted
+or dropped (`delivery`); `selection` chooses what is sent when. The cursor is kept on the tape, at most once a second
+and at the end, so a gateway that is started again continues where it was. Nothing is lost; after a crash the spans of
+the last second may be sent twice, with the same ids. A gateway that exports for the first time begins at the end of the
+feed. While the collector is away the tape is the buffer: only one request is in memory. Calls never wait for any of
+this; conversion and compression happen in a thread.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.gateway.store.feed import Feed
 NOTE = "otlp.cursor"
 """The name of the cursor on the tape."""
 GATHER_S, NOTE_S, RETRY_S = 0.5, 1.0, 1.0
-"""How long to wait for a fuller request; how often the cursor is kept; when to look again at a tape that failed."""
+"""Seconds to wait for a fuller request; between writes of the cursor; before another look at a tape that failed."""
 _log = logging.getLogger("penstock.otlp")
 
 
 class Exporter:
-    """Follows the tape. `start` once the desk runs, `stop` before it stops."""
+    """Exports a tape. `start` once the desk runs, `stop` before it stops."""
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class Exporter:
         now_ns: Callable[[], int] = time_ns,
         pace: Pace = PACE,
     ) -> None:
-        """`settings`: with an endpoint; `servers`: URL of each upstream and server of tools. Raises `ConfigError`."""
+        """`settings` must have an endpoint; `servers`: URL of each upstream and server of tools. Raises
+        `ConfigError`."""
         self._timeout = pace.timeout
         self._tape = tape
         self._feed = feed
@@ -56,12 +57,12 @@ class Exporter:
         self._cursor = self._noted = 0
         self._noted_at = 0.0
         self._said = ""
-        """Why the tape could not be read, as it was told."""
+        """The error of the last reading of the tape, as logged; empty if it succeeded."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Takes up the cursor and begins."""
+        """Read the cursor and begin."""
         kept = self._tape.note(NOTE)
         end = self._tape.cursor()
         self._cursor = self._noted = end if kept is None else min(int(kept), end)
@@ -71,8 +72,8 @@ class Exporter:
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self, last: bool = True) -> None:
-        """Sends what is on the tape, unless the collector takes nothing or too much time, and keeps the cursor.
-        `last`: nobody else goes on from there at once."""
+        """Send the rest of the tape, unless the collector accepts nothing or takes too long, and keep the cursor.
+        `last`: no other process continues from there at once."""
         self._stopping.set()
         if self._task is not None:
             patience = 0.0 if self._delivery.failing or not last else self._timeout
@@ -94,11 +95,11 @@ class Exporter:
             except Exception:
                 _log.exception("exporting failed at change %d", self._cursor)
             if self._stopping.is_set():
-                return  # the next start goes on from there
+                return  # The next start continues from there.
             await self._pause(RETRY_S)
 
     async def _follow(self) -> None:
-        """Exports until the gateway stops, and then to the end of the tape."""
+        """Export until the gateway stops, and then to the end of the tape."""
         while not self._stopping.is_set() or self._cursor < self._tape.cursor():
             if not self._stopping.is_set():
                 await self._wait()
@@ -115,7 +116,7 @@ class Exporter:
         self._metrics.otlp_lag_changes = self._tape.cursor() - self._cursor
 
     async def _wait(self) -> None:
-        """For a change, or for the end."""
+        """Wait for a change, or for the stop."""
         waiting = [asyncio.ensure_future(one) for one in (self._feed.wait(self._cursor), self._stopping.wait())]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -131,9 +132,8 @@ class Exporter:
             pass
 
     async def _note(self, every_s: float) -> None:
-        """Keeps the cursor when it has moved and was not kept for a while. If the tape does not take it, it is tried
-        again later: until then a crash would send more spans twice.
-        """
+        """Keep the cursor when it has moved and the last write is long enough ago. If the tape does not take it, it is
+        tried again later: until then a crash would send more spans twice."""
         if self._cursor == self._noted or monotonic() - self._noted_at < every_s:
             return
         self._noted_at, cursor = monotonic(), self._cursor

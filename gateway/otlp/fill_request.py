@@ -1,6 +1,7 @@
-"""Puts a span into a request: with the span that it judges, and without content unless that is wanted.
+"""Puts a span into a request, a reward with the call that it judges, and without content unless `otlp.capture_content`
+is set.
 
-This also holds for spans that came from elsewhere.
+The latter also holds for spans that came from elsewhere.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from penstock.gateway.store import Store
 from penstock.gateway.store.damage import unless_damaged
 
 MOST_CONTENT = 1 << 20
-"""Bytes that one span may have with its content."""
+"""Most bytes of one span with its content."""
 OUTPUT = frozenset({"stdout", "stderr"})
-"""Events that are content: what an agent has printed."""
+"""Events that are content: an agent's printed output."""
 
 
 class Maker:
@@ -41,15 +42,15 @@ class Maker:
         self._resource = {"service.name": "penstock", "service.version": version("penstock-gateway")}
 
     def request(self) -> Request:
-        """An empty one."""
+        """Return an empty request with the gateway's resource."""
         return Request(self._resource)
 
     def add_root(self, request: Request, attempt: Attempt) -> None:
-        """The root of an attempt that has ended."""
+        """Add the root of an attempt that has ended."""
         request.add(span_out.of_attempt(attempt))
 
     def add(self, request: Request, span: Span, place: Place) -> None:
-        """A span that has finished."""
+        """Add a span that has finished."""
         server = self._servers.get(span.upstream or "")
         match span.kind:
             case "llm":
@@ -75,7 +76,8 @@ class Maker:
         return span.model_copy(update={"attributes": kept})
 
     def _without_log(self, span: Span) -> Span:
-        """A log record of an agent may say anything in any text: numbers and truth values are no content."""
+        """A span that came as a log record, without content: only numbers and booleans are kept, since any text in it
+        may be content."""
         attributes = span.attributes or {}
         if self._content or attributes.get(semconv.SIGNAL) != semconv.LOG:
             return span

@@ -1,10 +1,11 @@
 """`POST /v1/traces`, `/v1/logs`, `/v1/metrics`: telemetry of any instrumented agent, kept in the attempt it belongs to.
 
-A span stays a span, a log record becomes an event, a metric is taken and not kept. When the request is answered, what
-was taken is durable. What cannot be read, belongs nowhere, or to another rollout than the token's, is rejected one by
-one: the answer is then a partial success that says how many and why, and the metrics count them. A reward that a span
-carries is kept after the spans; an agent's own is `agent`, everybody else's `user`. An exporter that did not hear the
-answer sends its batch again: its spans and events are then there twice, its rewards once.
+A span stays a span, a log record becomes an event, a metric is accepted and not kept. When the request is answered, all
+accepted items are durable. Items that cannot be read, belong nowhere, or belong to another rollout than the token's,
+are rejected one by one: the answer is then a partial success that gives their number and the reasons, and the metrics
+count them. A reward that a span carries is kept after the spans; its source is `agent` if it came with an agent token,
+else `user`. An exporter that did not hear the answer sends its batch again: its spans and events are then there twice,
+its rewards once.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.records import Entry
 
 SLICE_S = 0.003
-"""How long items are looked at between two turns of the event loop."""
+"""Seconds of work on items between two turns of the event loop."""
 MOST_REASONS = 10
 KEY = "key"
 """The scope of a request that came with a key for calls, which opens nothing else."""
@@ -59,12 +60,12 @@ _POINTS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 
 
 class Ingest:
-    """What the handler works with."""
+    """The state of the telemetry handler."""
 
     def __init__(
         self, dispatcher: Dispatcher, tape: Store, metrics: Metrics, request_bytes: int = wire.REQUEST_BYTES
     ) -> None:
-        """`metrics` counts what comes; `request_bytes`: what one request may have, without its compression."""
+        """`metrics` counts items; `request_bytes`: most bytes of one request, without its compression."""
         self.dispatcher = dispatcher
         self.tape = tape
         self.metrics = metrics
@@ -113,7 +114,7 @@ async def _keep(
 
 
 async def _count_points(tree: Tree) -> int:
-    """Points of metrics that can be read."""
+    """Number of points in those metrics that can be read."""
     count, pause = 0, _Pause()
     for item in items(METRICS, tree):
         if item.message is not None and not isinstance(item.message, Rejected):
@@ -124,7 +125,7 @@ async def _count_points(tree: Tree) -> int:
 
 
 class _Pause:
-    """Lets the event loop go on while a large request is looked at."""
+    """Gives the event loop a turn from time to time while a large request is read."""
 
     def __init__(self) -> None:
         self._until = monotonic() + SLICE_S
@@ -136,19 +137,19 @@ class _Pause:
 
 
 class _Source(NamedTuple):
-    """What the items of one resource and instrumentation have in common."""
+    """The common parts of the items of one resource and instrumentation."""
 
     resource: dict[str, Any]
     instrumentation: dict[str, Any]
     said: Said | Rejected | None
-    """The rollout that the resource names, or why it cannot be that one."""
+    """The rollout that the resource names, or why it may not name that one."""
 
 
 class _Batch:
     """A request on its way to the tape."""
 
     def __init__(self, ingest: Ingest, signal: Signal, tree: Tree, request: web.Request) -> None:
-        """The dispatch has put the scope of the request into its path: see `gateway.server.bridge`."""
+        """The dispatch has put the scope of the request into the match of its path: see `gateway.server.bridge`."""
         found = request.match_info
         self._ingest = ingest
         self._signal = signal
@@ -161,12 +162,12 @@ class _Batch:
         self._attempts: dict[str, str] = {}
         self._warnings: list[str] = []
         self._reasons: dict[str, tuple[int, str]] = {}
-        """How many were rejected for each of the first reasons, and where the first of them stands."""
+        """For each of the first reasons, the number of rejected items and the place of the first."""
         self.rejected: Counter[str] = Counter()
-        """How many were not taken, by outcome."""
+        """Number of rejected items, by outcome."""
 
     async def take(self) -> None:
-        """Looks at every item."""
+        """Read every item and find its attempt."""
         entry_of, pause, new_source = _ENTRIES[self._signal.name], _Pause(), True
         for item in items(self._signal, self._tree):
             try:
@@ -220,7 +221,7 @@ class _Batch:
         return found
 
     async def _place_by_trace(self) -> None:
-        """By the trace, or else by the session."""
+        """Find attempts by the trace, or else by the session."""
         traces = {entry.trace_id for entry, _ in self._by_trace if entry.trace_id is not None}
         known = await self._ingest.traces.find(traces)
         for entry, item in self._by_trace:
@@ -234,7 +235,7 @@ class _Batch:
                 self._reject(Rejected("unjoined", why), item)
 
     async def keep(self) -> None:
-        """Hands in what was taken, with its rewards, and counts; raises `TapeError`."""
+        """Write the accepted items to the tape, with their rewards, and count them; raises `TapeError`."""
         if self._entries:
             await self._ingest.dispatcher.add(self._entries)
         received = self._ingest.received[self._signal.name]
@@ -252,7 +253,7 @@ class _Batch:
             self._warnings.append(str(error))
 
     def message(self) -> str:
-        """What the sender is told; empty when everything was taken."""
+        """The message to the sender; empty when everything was accepted."""
         reasons = [f"{count} rejected: {where}: {why}" for why, (count, where) in self._reasons.items()]
         if more := self.rejected.total() - sum(count for count, _ in self._reasons.values()):
             reasons.append(f"{more} more rejected for other reasons")
@@ -260,7 +261,8 @@ class _Batch:
 
 
 def _source_of(item: Item) -> _Source:
-    """Raises `Rejected` where the resource or the scope cannot be read."""
+    """The common parts of the items of this item's resource and instrumentation; raises `Rejected` where one of these
+    cannot be read."""
     for part, what in ((item.resource, "resource"), (item.scope, "scope")):
         if isinstance(part, Rejected):
             raise Rejected("invalid", f"its {what}: {part}")

@@ -1,8 +1,8 @@
 """OTLP in its JSON encoding: the messages of `opentelemetry.proto`, as far as they are read.
 
 These rules differ from plain protobuf JSON: ids are hex and not base64, enums are numbers, unknown fields are ignored.
-64-bit numbers come as text or as numbers; `null` is an absent field. The objects have the names of the protobuf
-messages and as much of their behaviour as the reading code uses, so everything after decoding exists only once.
+64-bit numbers come as text or as numbers; `null` is an absent field. The structs have the names of the protobuf
+messages and as much of their behaviour as the reading code uses, so that all code after decoding exists only once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AnyValue(Struct, rename="camel"):
     bytes_value: str | None = None
 
     def WhichOneof(self, group: str) -> str | None:
-        """Name of the field that is set."""
+        """The name of the field that is set; None if none is."""
         return next((name for name in self.__struct_fields__ if getattr(self, name) is not None), None)
 
 
@@ -101,13 +101,13 @@ class LogRecord(Struct, rename="camel"):
 
 
 class DataPoints(Struct, rename="camel"):
-    """What all kinds of metrics have in common."""
+    """The common part of all kinds of metrics."""
 
     data_points: list[Any] | None = None
 
 
 class Metric(Struct, rename="camel"):
-    """A metric, of which the points are counted and nothing else is read."""
+    """A metric: only its points are read, and only counted."""
 
     gauge: DataPoints | None = None
     sum: DataPoints | None = None

@@ -1,9 +1,9 @@
 """A log record of OpenTelemetry as an event of the tape. Pure.
 
-Coding agents say in logs what they do: each record is an event with a name, such as `claude_code.user_prompt`,
-`codex.tool_result` or `gemini_cli.tool_call`. The name is where the agent has put it: in the field for it, in the
-attribute `event.name`, or in the body. Attributes are kept as those of spans are, and what is secret by its name is
-masked here: an event of the control API has no such names.
+Coding agents log what they do: each record is an event with a name, such as `claude_code.user_prompt`,
+`codex.tool_result` or `gemini_cli.tool_call`. Agents put the name in its own field, in the attribute `event.name`, or
+in the body. Attributes are kept as those of spans are, and those whose name tells a secret are masked here: an event of
+the control API has no such names.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from penstock.gateway.otlp.json_encoding import LogRecord
 
 UNNAMED: Final = "log"
-"""The name of a record that says none: a line of a program's log."""
+"""The name of a record without one: a line of a program's log."""
 _EVENT: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)+")
-"""A body that is nothing but the name of an event."""
+"""Matches a body that is only the name of an event."""
 
 
 def entry_of(record: LogRecord, resource: dict[str, Any], scope: dict[str, Any]) -> Entry:
-    """A record as an entry that has no rollout yet, and no time if the record has none. `resource`, `scope`: as those
-    of a span. Raises `Rejected`."""
+    """A record as an entry that has no rollout yet, and no time if the record has none. `resource`, `scope`: as for
+    spans (`span_in.entry_of`). Raises `Rejected`."""
     at = record.time_unix_nano or record.observed_time_unix_nano or 0
     if at >= LATEST:
         raise Rejected("invalid", f"time {at}: a log record needs one in nanoseconds since 1970, below 2^63")
@@ -52,7 +52,7 @@ def entry_of(record: LogRecord, resource: dict[str, Any], scope: dict[str, Any])
     trace, span = hex_id(record.trace_id), hex_id(record.span_id)
     entry = Entry("", "", kind="event", name=name[:LONGEST_NAME], method="", status="ok", start_ns=at, end_ns=at)
     entry.trace_id = trace if names_trace(trace) else None
-    # A span of no trace is nobody's.
+    # A span id without a trace id names no span.
     entry.parent_id = span if entry.trace_id is not None and names_span(span) else None
     entry.attributes = redact.attributes(attributes, by_name=True)
     return entry
@@ -61,7 +61,7 @@ def entry_of(record: LogRecord, resource: dict[str, Any], scope: dict[str, Any])
 def _name(named: str, attributes: dict[str, Any], body: Any) -> str:
     said = named or attributes.get(semconv.EVENT_NAME)
     said = said if isinstance(said, str) else ""
-    # Claude Code says `user_prompt` in the attribute and `claude_code.user_prompt` in the body.
+    # Claude Code has `user_prompt` in the attribute and `claude_code.user_prompt` in the body.
     if isinstance(body, str) and (body.endswith(f".{said}") if said else True) and _EVENT.fullmatch(body):
         return body
     return said or UNNAMED

@@ -19,7 +19,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.trace import span_id, trace_id
 
 MOST_LINKS = 8
-"""Candidates that a call is linked to."""
+"""Most candidates that a call is linked to."""
 
 
 class Place(NamedTuple):
@@ -28,29 +28,30 @@ class Place(NamedTuple):
     trace: str
     parent: str | None
     inferred: bool = False
-    """True when nobody has named the parent."""
+    """True if the parent is inferred, not named."""
     links: tuple[tuple[str, str], ...] = ()
     """(trace id, span id) of spans it may belong to."""
     causes: tuple[tuple[str, str, str, str | None], ...] = ()
-    """(trace id, span id, type of link, how well it is known) of spans that it was made for."""
+    """(trace id, span id, type of link, grade of certainty) of the spans that caused it."""
     moved: frozenset[str] = frozenset()
     """Traces that became part of `trace`: links to them become links to it."""
 
 
 def root_id(rollout: str, attempt: str) -> str:
-    """Span id of an attempt's root."""
+    """The span id of an attempt's root."""
     return span_id(trace_id(rollout, attempt), rollout, attempt, 0)
 
 
 def as_it_came(span: Span, root: str | None) -> Place:
-    """`root` is the parent of what is the gateway's own; None when there will be none."""
+    """The place of a span in the trace that it came in. `root`: the parent of the gateway's own spans; None where there
+    will be no root."""
     trace = trace_id(span.rollout, span.attempt)
     own = span.trace_id or trace
     return Place(own, span.parent_id or (root if own == trace and span.kind != "otel" else None))
 
 
 def with_guess(call: Span, guess: Guess | None) -> Place:
-    """A call of an attempt without a root, that named no caller."""
+    """The place of a call of an attempt without a root, where the call named no caller."""
     if guess is None:
         return as_it_came(call, None)
     links = tuple((node.trace_id, node.span_id) for node in guess.candidates[:MOST_LINKS])
@@ -63,16 +64,16 @@ class OneTrace:
     """The trace of an attempt that has a root."""
 
     def __init__(self, rollout: str, attempt: str, agent: Sequence[Node], calls: Iterable[Span]) -> None:
-        """`agent`: the spans that came from it; `calls`: those of the attempt that named no caller."""
+        """`agent`: the agent's spans; `calls`: the attempt's calls that named no caller."""
         self._trace, self._root = trace_id(rollout, attempt), root_id(rollout, attempt)
         self._moved = frozenset(node.trace_id for node in agent) - {self._trace}
         self._known = {node.span_id for node in agent}
         self._guesses = guesses(agent, calls)
 
     def place(self, span: Span) -> Place:
-        """Of any of its spans."""
+        """The place of any span of the attempt."""
         own = span.trace_id or self._trace
-        # A span of the agent's may come when all others have been sent.
+        # A span of the agent may come after all others have been sent.
         moved = self._moved | {own} - {self._trace} if span.kind == "otel" else self._moved
         if own != self._trace and own not in moved:
             return as_it_came(span, None)

@@ -1,9 +1,9 @@
-"""Says what of a change of the tape is sent, when, and in which place.
+"""Chooses the spans that are sent for a change of the tape, and their time and place.
 
 Spans of an attempt that a worker runs wait for its end, which comes after the last span of its agent: then the whole
 attempt is read from the tape and sent as one trace (`placement.OneTrace`). Later spans are sent as they come. Calls of
-other attempts wait for `otlp.wait` seconds, because SDKs send spans some seconds late; the feed waits with them. What
-is sent follows from the tape, so a gateway that comes back needs only the cursor.
+other attempts wait for `otlp.wait` seconds, because SDKs send spans some seconds late; the feed waits with them. The
+choice follows from the tape, so a gateway that is started again needs only the cursor.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from penstock.gateway.store import Store
 from penstock.gateway.store.damage import unless_damaged
 
 REMEMBERED = 10_000
-"""Attempts that are known to have been sent, and calls that were sent in their agent's trace."""
+"""Most attempts that are known to have been sent, and most calls that were sent in their agent's trace."""
 
 Name = tuple[str, str]
-"""Rollout and attempt."""
+"""(rollout, attempt)."""
 Sending = Attempt | tuple[Span, Place]
 """The root of an attempt, or a span."""
 
@@ -39,11 +39,11 @@ class Sent(NamedTuple):
 
     ended_ns: int
     cursor: int
-    """All its spans up to this one."""
+    """The cursor up to which all its spans were sent."""
 
 
 class Selection:
-    """Chooses; for one thread at a time."""
+    """Chooses spans; for one thread at a time."""
 
     def __init__(self, tape: Store, wait_s: float, now_ns: Callable[[], int]) -> None:
         self._tape = tape
@@ -58,16 +58,15 @@ class Selection:
         self._handed_out = lru_cache(maxsize=4096)(self._find_handed_out)
 
     def look_again(self, piece: Iterable[Change], attempt_goes_on: bool) -> None:
-        """Notes that the tape may have grown. `piece`: the changes that come next; `attempt_goes_on`: the first was
-        begun.
-        """
+        """Forget what was read, since the tape may have grown. `piece`: the changes that come next; `attempt_goes_on`:
+        the first of them has been sent in part."""
         self._piece = piece
         self._beside.forget()
         if not attempt_goes_on:
             self._traces.clear()
 
     def waits(self, change: Change) -> bool:
-        """Whether spans of a call's agent may still come, which would give its place."""
+        """True if spans of a call's agent may still come, which would give the call's place."""
         span = change.span
         if span is None or span.kind not in CALLS or span.parent_id is not None or span.end_ns is None:
             return False
@@ -78,7 +77,7 @@ class Selection:
     def to_send(self, change: Change) -> Iterator[Sending]:
         attempt, span = change.attempt, change.span
         if attempt is not None and attempt.ended_ns is not None:
-            # It only fell quiet: an attempt that no worker had has no told end, and its calls have no root.
+            # The attempt was only quiet: an attempt without a worker has no reported end, and its calls have no root.
             if attempt.worker is None and attempt.outcome is None:
                 return
             yield from self._ended(attempt, attempt.ended_ns, change.cursor)
@@ -95,9 +94,8 @@ class Selection:
         return any(one.id == attempt and one.worker is not None for one in self._tape.attempts(rollout))
 
     def _ended(self, attempt: Attempt, ended_ns: int, cursor: int) -> Iterator[Sending]:
-        """An attempt that has ended. The feed gives it each time it has changed: it is sent once, its root for each
-        end.
-        """
+        """The spans of an attempt that has ended. The feed has the attempt at each of its changes: it is sent once, its
+        root for each end."""
         name = attempt.rollout, attempt.id
         sent = self._sent.get(name)
         if sent is None and self._waits_for_end(*name):
@@ -115,7 +113,7 @@ class Selection:
             if span.kind != "reward" or not Reward.of(span).late:
                 yield from self._whole(attempt, attempt.ended_ns)
                 return
-            # It was sent before this gateway started: what came after its end is all there is to send.
+            # The attempt was sent before this gateway started: only spans after its end are still to be sent.
             sent = Sent(attempt.ended_ns, cursor - 1)
             self._remember(name, sent)
         if sent is not None and cursor > sent.cursor:
@@ -141,7 +139,7 @@ class Selection:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def _linked(self, span: Span) -> Place:
-        """The place of a span, with links to what it was made for."""
+        """The place of a span, with links to its causes."""
         causes = unless_damaged(partial(self._caused, span))
         return self._place(span)._replace(causes=tuple(causes or ()))
 
@@ -189,6 +187,6 @@ class Selection:
 
 
 def judged_call(tape: Store, span: Span) -> Span | None:
-    """The call that a reward judges, if it is one call."""
+    """The call that a reward judges; None if it does not judge one call."""
     sequence = Reward.of(span).span
     return None if sequence is None else tape.span(span.rollout, span.attempt, sequence)

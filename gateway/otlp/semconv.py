@@ -1,8 +1,8 @@
 """The OpenTelemetry names that are read and written: the only file to change when the conventions move.
 
 Sources, all of status Development: the GenAI and MCP conventions of open-telemetry/semantic-conventions-genai as of
-autumn 2026, which build on semantic-conventions 1.44. `otel.*` is what the specification prescribes for places that
-have no field of their own for what a span has (OpenTelemetry to non-OTLP formats). A table has a row for each
+autumn 2026, which build on semantic-conventions 1.44. `otel.*` are the names that the specification prescribes for
+parts of a span for which a format has no field (OpenTelemetry to non-OTLP formats). A table has a row for each
 attribute: its name and where its value comes from; a value of None is left out.
 """
 
@@ -19,30 +19,30 @@ from penstock.gateway.model.span import Span
 # In ------------------------------------------------------------------------------------------------------------------
 
 ROLLOUT = ("penstock.rollout_id", "agentlightning.rollout_id")
-"""Attributes of a resource or a span that name its rollout; the first that is there counts."""
+"""Attributes of a resource or a span that name its rollout; the first that is present counts."""
 ATTEMPT = ("penstock.attempt_id", "agentlightning.attempt_id")
-"""The same for its attempt."""
+"""Attributes that name the attempt in the same way."""
 REWARD, REWARD_REASON = "penstock.reward", "penstock.reward.reason"
 REWARD_DIMENSION = "penstock.reward.dimensions."
 LIGHTNING_REWARD, LIGHTNING_VALUE = "agentlightning.reward.", "agentlightning.reward.0.value"
 """The first is followed by `N.value` and `N.name`; 0 is the reward, all are dimensions when there are several."""
 AGENT, SERVICE = "gen_ai.agent.name", "service.name"
 UNKNOWN_SERVICE = "unknown_service"
-"""What an SDK says whose user has not named the service."""
+"""The beginning of an SDK's value where the user has not named the service."""
 ERROR = "error.type"
 
 EVENT_NAME = "event.name"
-"""The name of a log record, where that has no field of its own for it."""
+"""The attribute with a log record's name, where the record has no field for it."""
 SIGNAL, LOG = "otel.signal", "logs"
 """Marks an event that came as a log record."""
 BODY, SEVERITY = "otel.body", "otel.severity"
 SEVERITIES = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
-"""Of the numbers 1 to 24, four each."""
+"""The names of the severity numbers 1 to 24, four numbers each."""
 SPAN_KIND = "span.kind"
 SPAN_KINDS = (None, "internal", "server", "client", "producer", "consumer")
 STATUS_CODE, STATUS_DESCRIPTION = "otel.status_code", "otel.status_description"
 STATUS_OK = "OK"
-"""The status code of a span that says of itself that it went well; most say nothing."""
+"""The status code of a span that reports success; most report nothing."""
 SCOPE_NAME, SCOPE_VERSION = "otel.scope.name", "otel.scope.version"
 RESOURCE, EVENTS, LINKS = "otel.resource", "otel.events", "otel.links"
 TRACE_STATE = "otel.trace_state"
@@ -64,7 +64,7 @@ PROVIDERS = {
     "api.perplexity.ai": "perplexity",
     "api.x.ai": "x_ai",
 }
-"""`gen_ai.provider.name` by the end of the upstream's host, where that tells more than the dialect."""
+"""`gen_ai.provider.name` by the end of the upstream's host, where that is more specific than the dialect."""
 
 Row = tuple[str, Callable[[Any], Any]]
 
@@ -87,7 +87,8 @@ def _seconds(span: Span) -> float | None:
 
 
 def error_type(span: Span) -> str | None:
-    """`error.type`: the HTTP status, else the gateway's name for it, else how the span ended; None if it is ok."""
+    """`error.type`: the HTTP status, else the gateway's name for the error, else the span's status; None if it is
+    ok."""
     if span.status in ("ok", "open"):
         return None
     return (span.error or span.status.value).removeprefix("http_")
@@ -101,17 +102,17 @@ OF_EVERY_SPAN: tuple[Row, ...] = (
     ("error.type", error_type),
 )
 INFERRED = "penstock.parent.inferred"
-"""True on a span whose parent nobody has named."""
+"""True on a span whose parent is inferred."""
 ORIGINAL_TRACE = "penstock.original_trace_id"
 """The trace that a span came in, where it is sent in another."""
 LINK, PROBABLE_PARENT = "penstock.link", "parent"
-"""What a link of the gateway's own stands for."""
+"""The meaning of a link that the gateway has made."""
 LINK_TYPE, CAUSED, RETRY = "gen_ai.attribution.link_type", "CAUSED_BY_GENERATION", "RETRY_OF"
-"""Why a span was made, as proposed for the GenAI conventions (semantic-conventions-genai #370)."""
+"""The cause of a span, as proposed for the GenAI conventions (semantic-conventions-genai #370)."""
 KNOWN = "penstock.tool.known"
-"""How well it is known which answer asked for a run of a tool."""
+"""The grade of certainty about the answer that asked for a run of a tool."""
 OF_AN_AGENTS_SPAN = OF_EVERY_SPAN[:2]
-"""What is added to a span that came in."""
+"""The attributes that are added to a span that came in."""
 OF_A_CALL: tuple[Row, ...] = (
     ("http.request.method", lambda span: span.method),
     ("http.response.status_code", lambda span: span.http_status),
@@ -174,7 +175,7 @@ INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 INSTRUCTIONS, TOOLS = "gen_ai.system_instructions", "gen_ai.tool.definitions"
 CONTENT_OMITTED = "penstock.content_omitted"
 SENSITIVE = frozenset({INPUT, OUTPUT, INSTRUCTIONS, TOOLS, "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"})
-"""Opt-in attributes: what people said and what tools answered."""
+"""Opt-in attributes: the conversation, and the tools' arguments and results."""
 SAMPLING: dict[str, tuple[str, type[int] | type[float]]] = {
     "temperature": ("gen_ai.request.temperature", float),
     "top_p": ("gen_ai.request.top_p", float),
@@ -186,7 +187,7 @@ SAMPLING: dict[str, tuple[str, type[int] | type[float]]] = {
     "max_completion_tokens": ("gen_ai.request.max_tokens", int),
     "max_output_tokens": ("gen_ai.request.max_tokens", int),
 }
-"""What a request may set: the conventions' name for it, and its type."""
+"""Sampling parameters of a request: the conventions' name, and the type."""
 FINISHES = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -199,22 +200,22 @@ FINISHES = {
     "refusal": "content_filter",
     "failed": "error",
 }
-"""`finish_reason` of an output message by what providers write; what is not here is written as it is."""
+"""`finish_reason` of an output message by the providers' values; a value that is not here is written as it is."""
 
 
 def attempt_error(attempt: Attempt) -> str | None:
-    """`error.type` of an attempt: how it ended, when it did not end well."""
+    """`error.type` of an attempt: its status, if it did not end well; else None."""
     good = (AttemptStatus.PREPARING, AttemptStatus.RUNNING, AttemptStatus.SUCCEEDED)
     return None if attempt.status in good else attempt.status.value
 
 
 def provider(dialect: Otel, host: str | None) -> str:
-    """`gen_ai.provider.name` of a call."""
+    """The value of `gen_ai.provider.name` for a call."""
     return next((name for end, name in PROVIDERS.items() if host and host.endswith(end)), dialect.provider)
 
 
 def evaluations(reward: Reward) -> list[tuple[str, float]]:
-    """Evaluations that a reward stands for: (name, score)."""
+    """The evaluations in a reward: (name, score)."""
     value = [] if reward.value is None else [("reward", reward.value)]
     return value + list(reward.dimensions.items())
 

@@ -1,7 +1,7 @@
-"""The signals of OTLP, and their requests taken apart. Pure, but for protobuf, which is imported where it is needed.
+"""The signals of OTLP, and the items of their requests. Pure, but for protobuf, which is imported where it is needed.
 
 The requests of all signals are built alike, in both encodings: groups of a resource, parts of a scope, items. Each
-resource, scope and item is read for itself, so what cannot be read costs itself and no other.
+resource, scope and item is read by itself, so that one that cannot be read does not affect others.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ PROTOBUF: Encoding = "application/x-protobuf"
 JSON: Encoding = "application/json"
 PROTO: Final = "opentelemetry.proto."
 MOST_GROUPS = 10_000
-"""Resources and scopes of one request: an SDK has one or two, a collector some for each process that it hears."""
+"""Most resources and scopes of one request: an SDK has one or two, a collector some for each of its processes."""
 MOST_PARTS = 1 << 17
-"""Messages in one of a request in protobuf."""
+"""Most messages within one message of a request in protobuf."""
 _VARINT, _BYTES = 0, 2
 _FIXED: Final = {1: 8, 5: 4}
-"""Bytes of the kinds of fields that have always as many."""
+"""Bytes of the wire types of fixed length."""
 _LONGEST: Final = 100
-"""Characters of a value that a message repeats."""
+"""Most characters of a value that an error repeats."""
 
 
 class Failure(Exception):
-    """A request that is refused as a whole. 503 asks the client to come back, everything else not to."""
+    """A request that is refused as a whole. Status 503 asks the client to send it again; any other status does not."""
 
     def __init__(self, status: int, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -51,17 +51,17 @@ class Kind(NamedTuple):
 
 
 class Signal(NamedTuple):
-    """What OTLP can send, and what it calls the parts of a request."""
+    """A kind of telemetry in OTLP, with the names of the parts of its requests."""
 
     name: str
     service: str
-    """Of its messages: `Export...ServiceRequest`, ..."""
+    """The part of its messages' names: `Export...ServiceRequest`, ..."""
     item: Kind
     groups: str
     parts: str
     items: str
     rejected: str
-    """The field of a partial success."""
+    """The field of a partial success that counts rejected items."""
 
     @property
     def request(self) -> str:
@@ -69,7 +69,7 @@ class Signal(NamedTuple):
 
     @property
     def module(self) -> str:
-        """Of the messages of its service in protobuf."""
+        """The protobuf module of its service's messages."""
         name = self.service.lower()
         return f"collector.{name}.v1.{name}_service_pb2"
 
@@ -98,28 +98,28 @@ REFUSED: Final = {
     "profiles": "profiles are not taken",
     "base": "the path does not say what signal this is: an exporter for one signal adds none to its endpoint",
 }
-"""What comes as telemetry and cannot be kept, and why."""
+"""Signals that cannot be kept, and why."""
 BASES: Final = frozenset({"/", "/v1", "/v1/"})
-"""Base URLs of models, to which an exporter may have been sent by mistake."""
+"""Base URLs of models, to which an exporter may have been pointed by mistake."""
 _GROUPS: Final = re.compile(r"resource_?[a-zA-Z]+")
 _BEGINS: Final = re.compile(rb'\s*\{\s*"resource(Spans|Logs|Metrics)"')
 PATHS: Final = {
     f"{base}/v1/{name}{slash}": f"/v1/{name}" for name in SIGNALS for base in ("", "/v1") for slash in ("", "/")
 } | {"/v1development/profiles": "/v1/profiles"}
-"""Where exporters send telemetry, and the path that it is for. An exporter that was given the base URL of a model
-repeats its `/v1`."""
+"""Paths to which exporters send telemetry, with the path that is meant. An exporter that was given the base URL of a
+model repeats its `/v1`."""
 
 _RESOURCE: Final = _kind(json_encoding.Resource, "resource")
 _SCOPE: Final = _kind(json_encoding.InstrumentationScope, "common")
 
 
 def is_telemetry(content_type: bytes, body: bytes) -> bool:
-    """Whether a request to a base URL is an exporter's."""
+    """True if a request to a base URL is an exporter's."""
     return content_type.startswith(PROTOBUF.encode()) or _BEGINS.match(body) is not None
 
 
 class Item(NamedTuple):
-    """A span, a log record or a metric; None for a group of them, of which any number may be empty."""
+    """A span, a log record or a metric; `message` is None for a group of them, any number of which may be empty."""
 
     message: Any
     resource: Any
@@ -133,25 +133,26 @@ class Tree(Protocol):
     root: Any
 
     def open(self, message: Any, one: str | None, many: str) -> tuple[Any, Sequence[Any]]:
-        """The parts of a message: that with the name `one`, or None, and those of `many`. Raises `Failure`."""
+        """Split a message: returns its part with the name `one`, or None, and its parts with the name `many`. Raises
+        `Failure`."""
         ...
 
     def read(self, kind: Kind, part: Any) -> Any:
-        """A part as a message; raises `Rejected`."""
+        """Decode a part as a message; raises `Rejected`."""
         ...
 
     def name(self, name: str) -> str:
-        """A field as the encoding writes it."""
+        """A field's name as the encoding writes it."""
         ...
 
 
 def tree_of(signal: Signal, encoding: Encoding, body: bytes) -> Tree:
-    """A request, not taken apart yet; raises `Failure`."""
+    """A request, not split yet; raises `Failure`."""
     return _JsonTree(signal, body) if encoding == JSON else _ProtobufTree(signal, body)
 
 
 def items(signal: Signal, tree: Tree) -> Iterator[Item]:
-    """What a request holds; what cannot be read is a `Rejected` in its place. Raises `Failure`."""
+    """Yield the items of a request; one that cannot be read is a `Rejected` in its place. Raises `Failure`."""
     count = 0
     for at, group in enumerate(tree.open(tree.root, None, signal.groups)[1]):
         part_of_group, parts = tree.open(group, "resource", signal.parts)
@@ -169,13 +170,13 @@ def items(signal: Signal, tree: Tree) -> Iterator[Item]:
 
 
 def place_of(signal: Signal, tree: Tree, place: tuple[int, int, int]) -> str:
-    """Where an item stands in its request, in the words of its encoding."""
+    """The path of an item in its request, by the names of its encoding."""
     names = (signal.groups, signal.parts, signal.items)
     return ".".join(f"{tree.name(name)}[{at}]" for name, at in zip(names, place, strict=True))
 
 
 def camel(name: str) -> str:
-    """A field of protobuf as JSON writes it."""
+    """A protobuf field's name as JSON writes it."""
     return re.sub("_([a-z])", lambda found: found[1].upper(), name)
 
 
@@ -187,7 +188,7 @@ def _read(tree: Tree, kind: Kind, part: Any) -> Any:
 
 
 class _ProtobufTree:
-    """Fields are found by their numbers, which all signals share: 1, or 1 and 2."""
+    """A request in protobuf. Fields are found by their numbers, which all signals share: 1, or 1 and 2."""
 
     def __init__(self, signal: Signal, body: bytes) -> None:
         self.root = body
@@ -205,7 +206,7 @@ class _ProtobufTree:
             raise _no_request(self._request, f"{many}: {error}") from None
         if one is None:
             return None, found[1]
-        # A message in pieces is the sum of them.
+        # A message in several pieces is their concatenation.
         return b"".join(found[1]) if found[1] else None, found[2]
 
     def read(self, kind: Kind, part: bytes) -> Any:
@@ -222,7 +223,7 @@ class _ProtobufTree:
 
 
 def _messages_in(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a message that may be messages themselves, with their numbers. The library would make all of them
+    """The fields of a message that may be messages themselves, with their numbers. The library would decode all of them
     at once, and two bytes can be one. Raises `ValueError` or `IndexError`."""
     at = 0
     while at < len(message):
@@ -242,7 +243,7 @@ def _messages_in(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+    """(a number of variable length, the offset of its end)."""
     if message[at] < 128:
         return message[at], at + 1
     value = 0
@@ -273,7 +274,7 @@ class _JsonTree:
         found = cast(dict[str, Any], message)
         parts = found.get(many)
         if one is None and parts is None and (other := next(filter(_GROUPS.fullmatch, found), None)) is not None:
-            # Unknown fields are left out, but not all that there is without a word.
+            # Unknown fields are ignored, but a request with nothing else is refused.
             raise _no_request(self._request, f"it has {_shown(other)} and no {many!r}")
         if parts is not None and not isinstance(parts, list):
             raise _no_request(self._request, f"$.{many} must be a list, not {_shown(parts)}")
@@ -296,12 +297,12 @@ def _loads(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # Slower, and reads what agents write: a half of a surrogate pair, NaN, a mark of the byte order.
+        # Slower, and reads what agents write: half a surrogate pair, NaN, a byte order mark.
         return _without_halves(json.loads(body))
 
 
 def _without_halves(value: Any) -> Any:
-    """With a mark for half of a surrogate pair: no protobuf can hold it."""
+    """A value with a replacement character for half a surrogate pair, which protobuf cannot hold."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, list):
@@ -317,7 +318,7 @@ def _no_request(request: str, why: str) -> Failure:
 
 
 def _problem(error: str, part: Any) -> str:
-    """Names the field and its value too, where they can be found."""
+    """The error, with the field's name and value where they can be found."""
     why, _, path = error.partition(" - at `$")
     path = path.strip("`.")
     value = part
@@ -335,8 +336,8 @@ def _shown(value: Any) -> str:
 
 
 def load_protobuf(signal: Signal) -> None:
-    """Imports what reads requests of a signal."""
-    # The messages that it is made of come with it.
+    """Import the protobuf modules that read requests of a signal."""
+    # The modules of the messages in it are imported with it.
     signal.answer("ServiceResponse")
 
 

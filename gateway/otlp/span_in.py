@@ -1,8 +1,7 @@
 """A span of OpenTelemetry as an entry of the tape, and the reward that it may carry. Pure.
 
-The span's attributes are kept as they are, in the bounds of `values`; its other parts are kept beside them under
-`otel.` names (`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's
-`agentlightning.reward.0.value`.
+The span's attributes are kept as they are, in the bounds of `values`; its other parts are kept among them under `otel.`
+names (`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's `agentlightning.reward.0.value`.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 256
 MOST_EVENTS = 32
-"""Events, and links, that are kept of one span."""
+"""Most events, and most links, that are kept of one span."""
 LATEST = 2**63
 MOST_DROPPED = 2**32 - 1
-"""What the field of a span can hold."""
+"""The largest value of the field in a span."""
 _OK, _ERROR = 1, 2
 _LIGHTNING = re.compile(re.escape(semconv.LIGHTNING_REWARD) + r"(\d{1,3})\.value")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
 
 def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Entry:
-    """A span as an entry that has no rollout yet. `resource`: the attributes of where it comes from; `scope`: what is
-    said of the instrumentation. Raises `Rejected`."""
+    """A span as an entry that has no rollout yet. `resource`: the attributes of its resource; `scope`: those of its
+    instrumentation. Raises `Rejected`."""
     bounds = Bounds()
     trace, own, parent = hex_id(span.trace_id), hex_id(span.span_id), hex_id(span.parent_span_id)
     start, end = span.start_time_unix_nano or 0, span.end_time_unix_nano or 0
@@ -70,7 +69,7 @@ def entry_of(span: Span, resource: dict[str, Any], scope: dict[str, Any]) -> Ent
 
 
 def _add_details(attributes: dict[str, Any], span: Span, bounds: Bounds) -> bool:
-    """Adds what the tape has no field for; True when the span failed."""
+    """Add the parts for which the tape has no field; returns True when the span failed."""
     failed = False
     if kind := span.kind:
         attributes[semconv.SPAN_KIND] = semconv.SPAN_KINDS[kind] if 0 < kind < len(semconv.SPAN_KINDS) else kind
@@ -103,7 +102,7 @@ def _event(event: Event, bounds: Bounds) -> dict[str, Any]:
 
 
 def _link(link: Link, bounds: Bounds) -> dict[str, Any] | None:
-    """None for a link that leads nowhere."""
+    """A link as JSON; None for one without valid ids."""
     trace, span = hex_id(link.trace_id), hex_id(link.span_id)
     if not names_trace(trace) or not names_span(span):
         return None
@@ -132,24 +131,24 @@ def _agent(attributes: dict[str, Any], resource: dict[str, Any]) -> str | None:
 
 
 def _short(value: Any) -> str | None:
-    """A text that is short enough to stand in a head's own field."""
+    """A text cut to the length of a head's own field; None if it is empty or no text."""
     return value[:LONGEST_NAME] if isinstance(value, str) and value else None
 
 
 def scope_of(name: str | None, version: str | None) -> dict[str, Any]:
-    """What is kept of the instrumentation that made a span."""
+    """The attributes that are kept of a span's instrumentation."""
     found = {semconv.SCOPE_NAME: _short(name), semconv.SCOPE_VERSION: _short(version)}
     return {key: value for key, value in found.items() if value}
 
 
 def has_reward(entry: Entry) -> bool:
-    """True when `judgement_of` has something to read."""
+    """True if the entry has a reward for `judgement_of` to read."""
     attributes = entry.attributes or {}
     return semconv.REWARD in attributes or semconv.LIGHTNING_VALUE in attributes
 
 
 def judgement_of(entry: Entry, source: RewardSource) -> Judgement:
-    """The reward that a span carries; sent again with the span it is kept once. Raises `Rejected`."""
+    """The reward that a span carries; if the span is sent again, the reward is kept once. Raises `Rejected`."""
     attributes = entry.attributes or {}
     value = attributes[semconv.REWARD if semconv.REWARD in attributes else semconv.LIGHTNING_VALUE]
     dimensions = dict(_dimensions(attributes))
@@ -171,7 +170,7 @@ def _dimensions(attributes: dict[str, Any]) -> Iterable[tuple[str, Any]]:
         if key.startswith(semconv.REWARD_DIMENSION):
             yield key.removeprefix(semconv.REWARD_DIMENSION), value
     scores = {int(found[1]): value for key, value in attributes.items() if (found := _LIGHTNING.fullmatch(key))}
-    # One score is the reward itself, whatever it is called.
+    # A single score is the reward itself, whatever its name.
     for number, value in scores.items() if len(scores) > 1 else ():
         name = attributes.get(f"{semconv.LIGHTNING_REWARD}{number}.name")
         yield name if isinstance(name, str) else str(number), value

@@ -10,8 +10,8 @@
 | `otel` | as it came, resource and scope too | its own | its own; the root when it has none |
 
 The root of an attempt is span 0 of its derived trace, the one that a runner gives its agent as `TRACEPARENT`. It can
-only be sent when the attempt has ended. An attempt that nobody has handed out may never end, so its spans have no
-parent, instead of one that never comes.
+only be sent when the attempt has ended. An attempt that the queue has not handed out may never end, so its spans have
+no parent, instead of one that may never come.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 Pairs: TypeAlias = "RepeatedCompositeFieldContainer[KeyValue]"
-"""Where attributes are added to."""
+"""A list of attributes in protobuf, to which others are added."""
 INTERNAL: Final = Outgoing.SPAN_KIND_INTERNAL
 CLIENT: Final = Outgoing.SPAN_KIND_CLIENT
 _OWN = (
@@ -64,7 +64,7 @@ def of_attempt(attempt: Attempt) -> Outgoing:
 
 
 def of_call(span: Span, server: str | None, place: Place) -> Outgoing:
-    """A call of a model. `server`: base URL of the upstream."""
+    """The span of a model call. `server`: base URL of the upstream."""
     found = _begun(span, place)
     rows = semconv.OF_EVERY_SPAN + semconv.OF_A_CALL
     otel = by_name(span.dialect).otel
@@ -85,7 +85,8 @@ def _of_server(server: str | None) -> dict[str, Any]:
 
 
 def of_tool(span: Span, server: str | None, place: Place) -> Outgoing:
-    """A call of a tool: its attributes are the conventions' own. `server`: its URL; None for one without."""
+    """The span of a tool call: its attributes are the conventions' own. `server`: the server's URL; None for one
+    without."""
     found, attributes = _begun(span, place), span.attributes or {}
     target = attributes.get(semconv.TOOL) or attributes.get(semconv.PROMPT)
     named = " ".join(str(part) for part in (attributes.get(semconv.METHOD), target) if part)
@@ -95,8 +96,8 @@ def of_tool(span: Span, server: str | None, place: Place) -> Outgoing:
 
 
 def of_reward(span: Span, judged: Span | None, place: Place) -> Outgoing:
-    """A reward: the conventions know evaluations as events, so it carries one for each score. `judged`: what it
-    judges, if it is one call."""
+    """The span of a reward: the conventions define evaluations as events, so it has an event for each score. `judged`:
+    the call that it judges, if it is one call."""
     reward = Reward.of(span)
     found = _begun(span, place)
     attributes = semconv.attributes(semconv.OF_A_REWARD, reward)
@@ -112,7 +113,7 @@ def of_reward(span: Span, judged: Span | None, place: Place) -> Outgoing:
 
 
 def of_event(span: Span, place: Place) -> Outgoing:
-    """Something that happened: a span without a length."""
+    """The span of an event, without a duration."""
     found = _begun(span, place)
     found.name = span.name or "event"
     fill(found.attributes, (span.attributes or {}) | _attributes(span, place))
@@ -145,7 +146,7 @@ def of_otel(span: Span, place: Place) -> tuple[Outgoing, dict[str, Any], Instrum
 
 
 def _begun(span: Span, place: Place) -> Outgoing:
-    """The common parts of all spans."""
+    """The parts that all spans have."""
     trace = span.trace_id or trace_id(span.rollout, span.attempt)
     own = span.span_id or span_id(trace, span.rollout, span.attempt, span.sequence)
     found = _span(place.trace, own, place.parent)
@@ -163,7 +164,7 @@ def _begun(span: Span, place: Place) -> Outgoing:
 
 
 def _attributes(span: Span, place: Place, rows: tuple[semconv.Row, ...] = semconv.OF_EVERY_SPAN) -> dict[str, Any]:
-    """Those of a table, and what is to be known of the place."""
+    """The attributes of a table, and those about the place."""
     found = semconv.attributes(rows, span)
     if place.inferred:
         found[semconv.INFERRED] = True
@@ -179,7 +180,7 @@ def _span(trace: str, own: str, parent: str | None) -> Outgoing:
 
 
 def fill(pairs: Pairs, attributes: Mapping[str, Any]) -> None:
-    """Adds attributes in place: making each message by itself costs four times as much."""
+    """Add attributes in place: making each message by itself costs four times as much."""
     for key, value in attributes.items():
         pair = pairs.add()
         try:
@@ -190,7 +191,7 @@ def fill(pairs: Pairs, attributes: Mapping[str, Any]) -> None:
 
 
 def _set(into: AnyValue, value: Any) -> None:
-    """A plain value; None is an empty one, a number that is too large becomes text."""
+    """Set a plain value; None becomes an empty value, a number that is too large becomes text."""
     if isinstance(value, str):
         _set_text(into, value)
     elif isinstance(value, bool):
@@ -218,5 +219,5 @@ def _set_text(into: AnyValue, text: str) -> None:
 
 
 def _whole(text: str) -> str:
-    """With a mark for half of a surrogate pair, which JSON can hold."""
+    """A text with a replacement character for half a surrogate pair, which JSON can hold."""
     return text.encode("utf-8", "replace").decode()

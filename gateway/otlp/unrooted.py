@@ -17,21 +17,21 @@ from penstock.gateway.otlp.placement import Place, as_it_came, with_guess
 from penstock.gateway.store import Store
 
 LOOKED_AHEAD = 5_000
-"""Spans of an attempt that are read after a call."""
+"""Most spans of an attempt that are read after a call."""
 REMEMBERED = 256
-"""Attempts whose agents' spans are kept in mind."""
+"""Most attempts whose agents' spans are remembered."""
 Name = tuple[str, str]
 
 
 class Agent:
-    """Spans of one attempt's agent, as far as they were read."""
+    """The spans of one attempt's agent, as far as they were read."""
 
     def __init__(self) -> None:
         self._nodes: deque[tuple[int, Node]] = deque()
         self._seen = 0
 
     def look(self, tape: Store, name: Name, first: int) -> list[Node]:
-        """The spans that follow this sequence."""
+        """The agent's spans from this sequence on."""
         while self._nodes and self._nodes[0][0] < first:
             self._nodes.popleft()
         since = max(self._seen, first)
@@ -43,7 +43,7 @@ class Agent:
 
 
 class Beside:
-    """Places of calls, piece by piece."""
+    """Finds the places of calls, piece by piece."""
 
     def __init__(self, tape: Store) -> None:
         self._tape = tape
@@ -51,11 +51,11 @@ class Beside:
         self._guesses: dict[Name, dict[int, Guess]] = {}
 
     def forget(self) -> None:
-        """Forgets what was read, because more may have come since."""
+        """Forget what was read, since more may have come."""
         self._guesses.clear()
 
     def place(self, span: Span, piece: Iterable[Span]) -> Place:
-        """`piece`: the spans that are about to be placed, `span` among them."""
+        """The place of a call. `piece`: the spans that are about to be placed, `span` among them."""
         if span.kind not in CALLS or span.parent_id is not None:
             return as_it_came(span, None)
         name = span.rollout, span.attempt
@@ -74,5 +74,5 @@ class Beside:
         return guesses(agent.look(self._tape, name, min(call.sequence for call in calls)), calls)
 
     def _has_others(self, name: Name) -> bool:
-        """Whether there is anything but calls that have ended: of most attempts there is not."""
+        """True if an attempt has spans other than calls that have ended: most have none."""
         return any(one.id == name[1] and one.spans > one.totals.calls for one in self._tape.attempts(name[0]))

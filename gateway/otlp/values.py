@@ -1,7 +1,7 @@
 """OpenTelemetry attribute values as plain values: text, bools, ints, floats, None, and lists and dicts of them.
 
-The heads of spans are read in lists, so the content of a foreign span is limited: too long a text is cut, everything
-beyond the limits is left out, and the span says so. Bytes become base64 text.
+The heads of spans are read in lists, so the content of a foreign span is limited: a long text is cut, everything beyond
+the limits is left out, and the span is marked. Bytes become base64 text.
 
 The input is messages of protobuf or those of `gateway.otlp.json_encoding`, which have the same fields.
 """
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     KeyValue = common_pb2.KeyValue | json_encoding.KeyValue
 
 MOST_ATTRIBUTES = 128
-"""Attributes of one span, event, link, resource or map: the SDKs' own default."""
+"""Most attributes of one span, event, link, resource or map: the SDKs' own default."""
 MOST_ITEMS = 128
-"""Elements of one list."""
+"""Most elements of one list."""
 LONGEST_KEY = 256
-"""Characters of a key."""
+"""Most characters of a key."""
 LONGEST_TEXT = 8192
-"""Characters of one text."""
+"""Most characters of one text."""
 MOST_CHARACTERS = 65536
-"""Characters of all texts of one span, keys included."""
+"""Most characters of all texts of one span, keys included."""
 MOST_LOOKED = 8192
-"""Attributes and elements of one span that are looked at: two bytes can stand for one."""
+"""Most attributes and elements of one span that are read: two bytes can stand for one."""
 DEEPEST = 6
-"""Lists and maps within each other."""
+"""Most levels of lists and maps."""
 
 
 class Bounds:
-    """What one span may still add; everything that the span holds is counted."""
+    """The limits of one span's content; everything in the span counts towards them."""
 
     __slots__ = ("clipped", "dropped", "left", "looks")
 
@@ -46,7 +46,7 @@ class Bounds:
         self.left = MOST_CHARACTERS
         self.looks = MOST_LOOKED
         self.dropped = 0
-        """Attributes that were left out."""
+        """Number of attributes that were left out."""
         self.clipped = False
         """True when anything was cut or left out."""
 
@@ -70,7 +70,7 @@ class Bounds:
         return found
 
     def value(self, value: AnyValue | None, depth: int = 0) -> Any:
-        """One value."""
+        """An attribute's value as a plain value."""
         if value is None:
             return None
         if text := value.string_value:  # the commonest kind, and only one kind can be there
@@ -85,7 +85,7 @@ class Bounds:
         return None if kind is None or kind == "string_value_strindex" else getattr(value, kind)
 
     def text(self, text: str, longest: int = LONGEST_TEXT) -> str:
-        """A text, or the beginning of it."""
+        """A text, cut to the limits."""
         size = len(text)
         if size > longest or size > self.left:
             self.clipped = True

@@ -2,8 +2,8 @@
 
 Source: the OTLP specification, "OTLP/HTTP Request" and "OTLP/HTTP Response". Failures are a `google.rpc.Status`; bad
 data names the field as a `google.rpc.BadRequest`. Protobuf is imported where it is needed (see the package). The server
-must leave compressed bodies alone (`auto_decompress=False`), because it cannot tell one that was cut off from a whole
-one.
+must leave compressed bodies alone (`auto_decompress=False`), because it cannot tell one that was cut off from a
+complete one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from penstock.gateway.otlp.signals import (
 )
 
 REQUEST_BYTES = 16 << 20
-"""What one request may have, without its compression: four times what SDKs and collectors send at most. Two bytes of
-protobuf can stand for fifty times as many of memory."""
+"""Most bytes of one request, without its compression: four times as many as SDKs and collectors send at most. Protobuf
+can take fifty times its size in memory."""
 COMPRESSIONS = ("", "identity", "gzip")
 _INVALID, _UNAVAILABLE, _TOO_LARGE, _UNIMPLEMENTED, _INTERNAL = 3, 14, 8, 12, 13
 _CODES = {
@@ -54,7 +54,7 @@ def encoding_of(request: web.Request) -> Encoding:
 
 
 async def body_of(request: web.Request, limit: int) -> bytes:
-    """The body without its compression; raises `Failure`. `limit`: bytes that it may have then."""
+    """The body without its compression; raises `Failure`. `limit`: most bytes without compression."""
     compression = request.headers.get("Content-Encoding", "").strip().lower()
     if compression not in COMPRESSIONS:
         raise Failure(415, f"Content-Encoding {compression!r} is not supported: use gzip or none", "Content-Encoding")
@@ -71,7 +71,7 @@ def _check_size(size: int, limit: int) -> None:
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
-    """What one gzip member holds; nothing is decompressed beyond the limit."""
+    """The content of one gzip member; nothing is decompressed beyond the limit. Raises `Failure`."""
     inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         decoded = inflater.decompress(body, limit + 1)
@@ -84,15 +84,15 @@ def _gunzip(body: bytes, limit: int) -> bytes:
 
 
 async def decode(signal: Signal, encoding: Encoding, body: bytes) -> Tree:
-    """The request; raises `Failure`."""
+    """Decode a request of this signal; raises `Failure`."""
     if encoding == PROTOBUF and PROTO + signal.module not in sys.modules:
-        # Importing takes a tenth of a second, and calls shall not notice.
+        # The import takes a tenth of a second, and must not delay calls.
         await asyncio.to_thread(load_protobuf, signal)
     return tree_of(signal, encoding, body)
 
 
 def accepted(signal: Signal, encoding: Encoding, rejected: int = 0, message: str = "") -> web.Response:
-    """The answer to a request that was taken: wholly, or less what was rejected of it, or with a warning."""
+    """The answer to an accepted request; also to one of which some items were rejected, or that gets a warning."""
     if encoding == JSON:
         partial = {camel(signal.rejected): str(rejected), "errorMessage": message} if rejected or message else None
         return _answer(200, JSON, json.dumps({} if partial is None else {"partialSuccess": partial}).encode())
@@ -103,7 +103,7 @@ def accepted(signal: Signal, encoding: Encoding, rejected: int = 0, message: str
 
 
 def refused(encoding: Encoding, failure: Failure) -> web.Response:
-    """The answer to a request that was not taken."""
+    """The answer to a refused request."""
     code = _CODES.get(failure.status, _INTERNAL)
     body = (_json_status if encoding == JSON else _protobuf_status)(code, failure)
     answer = _answer(failure.status, encoding, body)

@@ -1,4 +1,4 @@
-"""What rules would have done to calls that are on the tape: one row for each."""
+"""Backtest of rules on calls that are on the tape: one row for each call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PolicyTest(Noun):
 class TestedCall(Noun):
     """A recorded tool call, and what the rules say to it."""
 
-    # Its name begins as those of tests do.
+    # pytest would take a class whose name begins so for a test.
     __test__ = False
 
     rollout: Id
@@ -68,7 +68,7 @@ class TestedPage(Noun):
 
 
 def tried(policy: Policy, server: str, mode: Mode, request: bytes) -> tuple[str, dict[str, object]]:
-    """(the tool, what a `TestedCall` says of the decision) for a recorded request. Of several calls in one body the
+    """(the tool, the fields of `TestedCall` for the decision) for a recorded request. Of several calls in one body, the
     first that is not simply allowed counts."""
     try:
         calls = [one for one in tool_calls(request) if one is not None]

@@ -1,7 +1,7 @@
-"""Whether a condition holds for arguments, or cannot be told.
+"""Tells whether a condition holds for arguments, or that this cannot be told.
 
 A value of another type than the rule's is not simply another value: many servers take `"true"` for true and `"5"` for
-5. So it is `Unreadable` where it could be meant, and rules treat it as such.
+5. So it is `Unreadable` where a server could take it for the rule's value, and rules treat it as such.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.gateway.policy.pointer import Unreadable, found, parsed
 from penstock.gateway.policy.rules import Condition
 
 Test = Callable[[Any], bool]
-"""Whether a value is as it must be; raises `Unreadable`."""
+"""True if a value passes the test; raises `Unreadable`."""
 
 
 class Values:
-    """The arguments of one call; many rules ask about the same places."""
+    """The arguments of one call, with the values found so far: many rules ask for the same paths."""
 
     __slots__ = ("_arguments", "_found")
 
@@ -48,11 +48,11 @@ class Values:
 
 
 Holds = Callable[[Values], bool]
-"""Whether a condition holds; raises `Unreadable`."""
+"""True if a condition holds; raises `Unreadable`."""
 
 
 def holds(condition: Condition) -> Holds:
-    """A condition, ready to be asked."""
+    """Compile a condition into a function."""
     path, tests, absent = parsed(condition.at), _tests(condition), condition.absent
 
     def check(arguments: Values) -> bool:
@@ -61,7 +61,7 @@ def holds(condition: Condition) -> Holds:
             return absent
         if absent:
             return False
-        # Loops, not generators: this is asked for every rule of every call.
+        # Loops, not generators: this runs for every rule of every call.
         for value in values:
             for test in tests:
                 if not test(value):
@@ -89,7 +89,7 @@ def _tests(condition: Condition) -> list[Test]:
 
 
 def text_of(value: Any) -> str:
-    """A value as text: its own, or its JSON. Raises `Unreadable` for one that is nested too deep."""
+    """A text itself, or any other value's JSON. Raises `Unreadable` for a value that is nested too deep."""
     try:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:

@@ -11,15 +11,15 @@ from typing import Any, Final, cast
 
 EVERY: Final = "*"
 MOST: Final = 10_000
-"""Values that a pointer with `*` may find."""
+"""Most values that a pointer with `*` may find."""
 
 
 class Unreadable(ValueError):
-    """What a rule asks about cannot be told; says why."""
+    """The call cannot be read so that a rule could decide; the message says why."""
 
 
 def parsed(pointer: str) -> tuple[str, ...]:
-    """The keys of a pointer; raises `ValueError`."""
+    """Split a pointer into its keys; raises `ValueError`."""
     if pointer and not pointer.startswith("/"):
         raise ValueError("a JSON pointer is empty or begins with /, such as /path or /edits/*/path")
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])

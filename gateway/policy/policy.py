@@ -1,8 +1,8 @@
-"""The decision: the first rule that matches a call says what becomes of it; where none does, it may run.
+"""The decision: the first rule that matches a call decides; where none does, the call may run.
 
-What a rule needs to know and cannot is not taken for a no. Arguments that cannot be read, or hints that the server has
-not given, satisfy a rule that restricts (deny, redact, ask, kernel) and not one that allows. A rule that cannot read
-what it asks about refuses the call. `dry` rules only mark a call, and those behind them still decide.
+A fact that a rule needs and cannot know does not count as a no. Arguments that cannot be read, or hints that the server
+has not given, satisfy a rule that restricts (deny, redact, ask, kernel) and not one that allows. A rule that cannot
+read the values that it asks for refuses the call. `dry` rules only mark a call, and the rules after them still decide.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from penstock.gateway.policy.rules import PolicyRule
 
 Hints = Mapping[str, Any]
 HintsOf = Callable[[str, str], Hints | None]
-"""The annotations of a tool of a server, as last listed; None where they are not known."""
+"""Returns the annotations of a server's tool, as last listed; None where they are not known."""
 _REMEMBERED: Final = 4096
-"""Tools whose rules are remembered: agents may make up names."""
+"""Most tools whose rules are remembered: agents may make up names."""
 
 
 class Decision(NamedTuple):
-    """What becomes of a call."""
+    """The decision on one call."""
 
     verdict: Literal["allow", "deny", "redact", "ask", "kernel"]
     rule: PolicyRule | None = None
-    """The rule that says so; None where none matched."""
+    """The rule that decides; None where none matched."""
     problem: str | None = None
-    """What could not be read, where that is why it is denied."""
+    """The part that could not be read, where the call is denied for that."""
     dry: tuple[str, ...] = ()
-    """Rules that matched and only mark."""
+    """Names of `dry` rules that matched; they only mark the call."""
 
     @property
     def reason(self) -> str:
@@ -50,8 +50,6 @@ ALLOWED: Final = Decision("allow")
 
 
 class _Compiled:
-    """A rule, ready to be asked."""
-
     __slots__ = ("annotations", "conditions", "modes", "restricts", "rule", "server", "tool")
 
     def __init__(self, rule: PolicyRule) -> None:
@@ -63,7 +61,7 @@ class _Compiled:
         self.restricts = rule.verdict not in ("allow", "dry")
 
     def fits(self, hints: Hints | None) -> bool:
-        """Whether what is known of a tool satisfies it."""
+        """True if the known annotations of a tool satisfy the rule."""
         if not self.annotations:
             return True
         if hints is None:
@@ -76,7 +74,7 @@ def _matcher(globs: Iterable[str]) -> Callable[[str], object]:
 
 
 _DEFAULTS: Final = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
-"""What the protocol says of a listed tool that does not say it itself."""
+"""The protocol's values for hints that a listed tool does not give."""
 
 
 def _hint(hints: Hints, name: str) -> bool:
@@ -87,7 +85,7 @@ def _hint(hints: Hints, name: str) -> bool:
 
 
 def _met(conditions: Iterable[Holds], arguments: Values) -> tuple[bool, str | None]:
-    """(whether all hold, why that cannot be told). One that does not hold settles it."""
+    """(True if all conditions hold, why that cannot be told). A condition that does not hold settles it."""
     problem = None
     for condition in conditions:
         try:
@@ -99,7 +97,7 @@ def _met(conditions: Iterable[Holds], arguments: Values) -> tuple[bool, str | No
 
 
 class Policy:
-    """All rules."""
+    """All rules, in order, compiled once."""
 
     def __init__(self, rules: Sequence[PolicyRule], hints_of: HintsOf = lambda server, tool: None) -> None:
         self.rules = list(rules)
@@ -109,16 +107,16 @@ class Policy:
         self._for_tool: dict[tuple[str, Mode, str], list[_Compiled]] = {}
 
     def concerns(self, server: str, mode: Mode) -> bool:
-        """Whether any rule is about calls of this server in rollouts of this mode."""
+        """True if any rule is about calls of this server in rollouts of this mode."""
         return bool(self._of_server(server, mode))
 
     def changes(self, server: str) -> bool:
-        """Whether a rule may take something out of results of this server."""
+        """True if a rule may take something out of results of this server."""
         redactions = (one for one in self._compiled if one.rule.redact is not None and one.rule.redact.results)
         return any(one.server(server) for one in redactions)
 
     def decide(self, server: str, mode: Mode, call: ToolCall) -> Decision:
-        """What becomes of a call."""
+        """Decide on a call of a tool of this server, in a rollout of this mode."""
         dry: tuple[str, ...] = ()
         arguments = Values(call.arguments)
         for one in self._of_tool(server, mode, call.tool):
@@ -136,8 +134,8 @@ class Policy:
         return Decision("allow", dry=dry) if dry else ALLOWED
 
     def inside(self, mode: Mode, tool: str, arguments: str) -> str | None:
-        """The rule that would not simply let a tool run that has run inside the agent, where nobody can stop it: of
-        those that are about any server. `arguments`: as the model has written them."""
+        """The name of the rule that would not simply allow a tool that has run inside the agent, where nobody can stop
+        it; None if none. Only rules about any server count. `arguments`: as the model has written them."""
         try:
             call = ToolCall(tool, strict(arguments.encode() or b"{}"), {})
             found = self.decide("", mode, call)
@@ -146,7 +144,7 @@ class Policy:
         return found.rule.name if found.rule is not None and found.verdict != "allow" else None
 
     def unreadable(self, server: str, mode: Mode, problem: str) -> Decision:
-        """What becomes of a message that cannot be read: it may be a call of any tool of its server."""
+        """Decide on a message that cannot be read: it may be a call of any tool of its server."""
         concerned = self._of_server(server, mode)
         rule = next((one.rule for one in concerned if one.restricts), None)
         dry = tuple(one.rule.name for one in concerned if one.rule.verdict == "dry")

@@ -1,4 +1,4 @@
-"""Calls that wait for a person, in memory: a gateway that restarts has none, and the clients of its calls know it.
+"""Calls that wait for a person, in memory: a gateway that restarts has none, and the clients of such calls notice.
 
 Each question ends once: a person answers, its time is over, or its call is taken back because its client has left.
 """
@@ -68,7 +68,7 @@ class _Waiting:
 
 
 class Questions:
-    """Those that wait."""
+    """The questions that wait for a person."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
@@ -80,15 +80,15 @@ class Questions:
         return made
 
     def ask(self, question: Question, done: Done) -> None:
-        """Lets a question wait; `done` is called once unless it is taken back."""
+        """Add a question; `done` is called once unless the question is taken back."""
         self._waiting[question.id] = _Waiting(question, done)
 
     def take_back(self, id: str) -> bool:
-        """Nobody wants to know any more; False if it was answered before."""
+        """Remove a question because its client has left; False if it had ended before."""
         return self._waiting.pop(id, None) is not None
 
     def answer(self, id: str, answer: PolicyAnswer) -> Question | None:
-        """A person answers; None where that question does not wait, or not any more."""
+        """Answer a question; None if it does not wait, or no longer waits."""
         found = self._waiting.pop(id, None)
         if found is None:
             return None
@@ -96,17 +96,17 @@ class Questions:
         return found.question
 
     def sweep(self, now_ns: int) -> None:
-        """Ends those whose time is over."""
+        """End the questions whose time is over."""
         late = [id for id, one in self._waiting.items() if one.question.until_ns <= now_ns]
         for id in late:
             self._waiting.pop(id).done("timeout")
 
     def close(self) -> None:
-        """The gateway stops: nobody can answer any more."""
+        """End all questions because the gateway stops."""
         for id in list(self._waiting):
             self._waiting.pop(id).done("stopped")
 
     @property
     def waiting(self) -> list[Question]:
-        """Those that wait, the oldest first."""
+        """The waiting questions, the oldest first."""
         return [one.question for one in self._waiting.values()]

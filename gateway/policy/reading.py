@@ -1,7 +1,7 @@
 """Messages, read so strictly that no server can read another call out of the same bytes.
 
-Readers of JSON differ in what they make of a key that stands twice, of keys in another case, of numbers that are none,
-and of bytes that are no UTF-8. A message that has any of these is `Unreadable`.
+JSON readers differ in how they take repeated keys, keys in another case, invalid numbers, and bytes that are no UTF-8.
+A message that has any of these is `Unreadable`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class ToolCall:
 
     tool: str
     arguments: Any
-    """As they stand there; an empty object where there are none."""
+    """The arguments as they are in the message; an empty object where there are none."""
     message: dict[str, Any]
-    """All of it."""
+    """The whole message."""
 
     @property
     def as_task(self) -> bool:
-        """Whether its result is to come later, as the answer to another request."""
+        """True if the result is to come later, as the answer to another request."""
         return self.message["params"].get("task") is not None
 
 
@@ -52,7 +52,7 @@ _decode: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_con
 
 
 def strict(raw: bytes) -> Any:
-    """JSON; raises `Unreadable`."""
+    """Decode JSON; raises `Unreadable` where readers could differ."""
     try:
         return _decode(raw.decode())
     except Unreadable:
@@ -66,7 +66,7 @@ def strict(raw: bytes) -> Any:
 
 
 def tool_calls(body: bytes) -> list[ToolCall | None]:
-    """The messages of a body; None for one that runs no tool. Raises `Unreadable`."""
+    """The tool calls among the messages of a body; None for a message that runs no tool. Raises `Unreadable`."""
     value = strict(body)
     several = cast(list[Any], value) if isinstance(value, list) else [value]
     return [tool_call(one) for one in several]
@@ -100,7 +100,7 @@ def _check_names(value: dict[str, Any], where: str) -> None:
 
 
 def written(messages: Sequence[Any], several: bool) -> bytes:
-    """A body of these messages; raises `Unreadable` for a number that no JSON has."""
+    """A body of these messages; raises `Unreadable` for a number that JSON cannot hold."""
     try:
         return json.dumps(messages if several else messages[0], separators=(",", ":"), allow_nan=False).encode()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Taking out of arguments and results what a rule names."""
+"""Takes the values that a rule names out of arguments and results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.gateway.policy.pointer import Unreadable, changed, parsed
 from penstock.gateway.policy.rules import Redaction
 
 TAKEN_OUT: Final = "[redacted]"
-"""Stands for what was taken out."""
+"""Stands in place of a value that was taken out."""
 
 
 def redacted(value: Any, pointers: list[str], rule: Redaction) -> Any:
-    """The value without what the rule names at these pointers; the same object when nothing is there. Raises
+    """The value with the rule's matches at these pointers replaced; the same object when there are none. Raises
     `Unreadable`."""
     replace = _whole if rule.pattern is None else _within(re.compile(rule.pattern))
     try:

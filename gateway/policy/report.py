@@ -1,5 +1,5 @@
-"""What rules would have done to recorded calls, summed up: by rule, with the rewards of the rollouts that it touches
-beside those of the others."""
+"""Summary of a backtest of rules: by rule, with the rewards of the rollouts that it touches beside those of the
+others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from penstock.gateway.policy.backtest import TestedCall
 from penstock.gateway.policy.rules import PolicyRule, Verdict
 
 Compare = Callable[[Sequence[float], Sequence[float]], tuple[float, float, float] | None]
-"""(mean of the second less that of the first, and its 95 % interval); None where there is too little to tell."""
+"""Compares two samples: (mean of the second less that of the first, and its 95 % interval); None where there is too
+little to tell."""
 
 
 class Rewards(Noun):
@@ -74,7 +75,7 @@ class _Tally:
 
 
 def reported(rules: Sequence[PolicyRule], calls: Iterable[TestedCall], compare: Compare, most: int) -> PolicyReport:
-    """The sums over calls; up to `most` of those that would not simply have run are listed."""
+    """The sums over calls; lists up to `most` of those that would not simply have run."""
     tallies = {rule.name: _Tally() for rule in rules}
     rewards: dict[str, float | None] = {}
     report = PolicyReport(calls=0, rollouts=0, denied=0, asked=0, changed=0, rules=[])
@@ -111,7 +112,7 @@ def _figures(rule: PolicyRule, tally: _Tally, rewards: dict[str, float | None], 
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
-    # In order, so that the sums are the same every time.
+    # Sorted, so that the sums are the same every time.
     return sorted(value for value in values if value is not None)
 
 
@@ -121,9 +122,9 @@ def _rewards(values: Sequence[float | None]) -> Rewards:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean of some rewards, of any size."""
+    """The mean of rewards of any size."""
     try:
         return statistics.fmean(values)
     except OverflowError:
-        # Their sum is more than a float holds, and their mean is not.
+        # Their sum may be beyond a float although their mean is not.
         return statistics.mean(values)

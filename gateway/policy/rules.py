@@ -1,4 +1,5 @@
-"""What a person writes: `[[policy]]` in penstock.toml, or in a file of its own. Strict, as all of the configuration."""
+"""The rules that a person writes: `[[policy]]` in penstock.toml, or in a file of its own. Strict, as all of the
+configuration."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ class PolicyRule(Section):
 
 
 def check_names(rules: list[PolicyRule]) -> None:
-    """Raises `ValueError` where two rules have one name."""
+    """Raise `ValueError` where two rules have one name."""
     names = [rule.name for rule in rules]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"policy names must differ: {', '.join(twice)}")

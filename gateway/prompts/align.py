@@ -1,7 +1,7 @@
-"""What two texts have in common, in order: tokens are matched where runs of them are unique in both (patience diff).
+"""Aligns two texts: finds their common tokens, in order, from runs of tokens that are unique in both (patience diff).
 
-Runs of several tokens come first, so words that happen to stand in two places are kept apart. Between two matches the
-same is done again, down to single tokens. Time is near to linear: no region is looked at more than `DEEPEST` times.
+Runs of several tokens are matched first, so that words that happen to occur twice are kept apart. Between two matches
+the same is repeated, down to single tokens. Time is near to linear: no region is processed more than `DEEPEST` times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 
 Block = tuple[int, int, int]
-"""(place in the first, place in the second, how many tokens)."""
+"""(index in the first, index in the second, number of tokens)."""
 Region = tuple[int, int, int, int]
 
 RUNS = (8, 4, 2, 1)
@@ -23,7 +23,7 @@ _TOKEN = re.compile(rf"[^\W{_ALONE}]+|(?<!{_SPACE}){_SPACE}|{_SPACE}+?(?={_SPACE
 
 
 def tokens(text: str) -> list[str]:
-    """Words, runs of spaces, and every other character by itself; together they are the text. The first and the last
+    """Words, runs of spaces, and every other character by itself; joined, they are the text. The first and the last
     space of a run are tokens, so that those around an empty value are the same as those around another."""
     return _TOKEN.findall(text)
 
@@ -48,7 +48,7 @@ def aligned(one: list[str], other: list[str]) -> list[Block]:
 
 
 def _trimmed(one: list[str], other: list[str], region: Region) -> tuple[Region, list[Block]]:
-    """The region without what both sides begin and end with, and that."""
+    """(the region without its common beginning and end, the blocks that these are)."""
     a, a_end, b, b_end = region
     head = _equal(one, other, a, b, min(a_end - a, b_end - b))
     a, b = a + head, b + head
@@ -67,7 +67,8 @@ def _equal(one: list[str], other: list[str], a: int, b: int, most: int) -> int:
 
 
 def _unique(one: list[str], other: list[str], region: Region, size: int) -> list[Block]:
-    """The longest chain of runs that stand once on either side, grown to the right as far as they agree."""
+    """The longest chain of runs that are unique on either side, each extended to the right as far as both sides
+    agree."""
     ours, theirs = _runs(one, region[0], region[1], size), _runs(other, region[2], region[3], size)
     pairs = [(a, b) for run, a in ours.items() if a >= 0 and (b := theirs.get(run, -1)) >= 0]
     blocks: list[Block] = []
@@ -79,7 +80,7 @@ def _unique(one: list[str], other: list[str], region: Region, size: int) -> list
 
 
 def _runs(side: list[str], start: int, end: int, size: int) -> dict[tuple[str, ...], int]:
-    """Where each run of so many tokens stands; -1 for those that stand in several places."""
+    """The index of each run of `size` tokens; -1 for runs that occur more than once."""
     places: dict[tuple[str, ...], int] = {}
     shifted = [side[start + shift : end] for shift in range(size)]
     for at, run in enumerate(zip(*shifted, strict=False), start):
@@ -88,7 +89,7 @@ def _runs(side: list[str], start: int, end: int, size: int) -> dict[tuple[str, .
 
 
 def _increasing(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest chain of pairs that increases on both sides; they come by the first."""
+    """The longest chain of pairs that increases on both sides; the pairs are sorted by the first."""
     lasts: list[int] = []
     chosen: list[int] = []
     before: list[int] = []
@@ -106,7 +107,7 @@ def _increasing(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _gaps(region: Region, blocks: list[Block]) -> Iterator[Region]:
-    """What lies between the blocks of a region."""
+    """The regions between the blocks of a region."""
     a, b = region[0], region[2]
     for start_a, start_b, size in [*blocks, (region[1], region[3], 0)]:
         yield (a, start_a, b, start_b)

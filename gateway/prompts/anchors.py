@@ -1,15 +1,14 @@
 """Searches a text for many templates at once: templates with common anchors share the search for them.
 
 The anchors of the templates are the branches of a tree: the first, the last, then the others from left to right, until
-one template is left. The anchors on the way to a node are searched for once. Among the anchors that may come next,
-those that begin alike are searched for together: at each place of their common beginning, halving finds which of them
-stand there. An anchor is looked for only as far as the anchors after it leave room. So fifty versions of one prompt
-cost little more than one: a search for each anchor, not for each template. On hostile text each anchor costs a few
-searches of its own.
+one template is left. The anchors on the way to a node are searched for once. Of the anchors that may come next, those
+with a common beginning are searched for together: at each occurrence of that beginning, a binary search finds which of
+them stand there. An anchor is looked for only as far as the anchors after it leave room. So fifty versions of one
+prompt cost little more than one: a search for each anchor, not for each template. On hostile text each anchor costs a
+few searches of its own.
 
 Each template that is found must still be matched by itself (`gateway.prompts.match`): this search only removes
-templates that cannot match, because an anchor does not stand behind the one before it, or leaves no room for the
-others.
+templates that cannot match, because an anchor does not occur after the one before it, or leaves no room for the others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.gateway.model.template import Template
 from penstock.gateway.prompts.match import LONG, TRIES, find
 
 ALIKE = 16
-"""Anchors that share so many characters at their beginning are searched for together."""
+"""Anchors that share this many characters at their beginning are searched for together."""
 
 
 class Tree:
@@ -41,7 +40,7 @@ class Tree:
             todo += todo.pop().grown()
 
     def possible(self, text: str) -> Iterator[Template]:
-        """The templates whose anchors may all stand in the text, in their order."""
+        """The templates whose anchors may all occur in the text, in their order."""
         todo = [(root, len(first)) for first in self._firsts.at(text, 0) for root in self._ending(first, text)]
         while todo:
             node, at = todo.pop()
@@ -58,18 +57,18 @@ class _Node:
     """The templates that begin with the same anchors."""
 
     depth: int
-    """How many anchors from the left these are."""
+    """Number of these anchors, from the left."""
     done: int
-    """Their length together; characters."""
+    """Their total length; characters."""
     templates: list[Template] = field(default_factory=list[Template])
-    """The templates that begin with them; once grown, those that end here."""
+    """The templates that begin with these anchors; once grown, only those that have no others."""
     alike: list[_Alike] = field(default_factory=list["_Alike"])
     """The anchors that may come next."""
     rest: int = 0
-    """The least literal text that must still come; characters."""
+    """The least literal text of the anchors still to come; characters."""
 
     def grown(self) -> Iterable[_Node]:
-        """Moves the templates down, unless there is but one; gives the nodes that have to be grown yet."""
+        """Move the templates into child nodes, unless there is only one; returns the nodes that must still grow."""
         self.rest = min(it.literal for it in self.templates) - self.done
         if len(self.templates) == 1:
             return ()
@@ -91,7 +90,7 @@ def _groups(nodes: Mapping[str, _Node]) -> Iterable[Mapping[str, _Node]]:
 
 
 class _Alike:
-    """Anchors that begin alike."""
+    """Anchors with a common beginning."""
 
     def __init__(self, nodes: Mapping[str, _Node], done: int) -> None:
         self._nodes = nodes
@@ -100,9 +99,8 @@ class _Alike:
         self._begin = _beginning(min(nodes)[:LONG], max(nodes)[:LONG])
 
     def stand(self, text: str, at: int) -> Iterator[tuple[_Node, int]]:
-        """The nodes of those anchors that stand in a text from a place on, each with the end of its leftmost
-        occurrence.
-        """
+        """The nodes of those anchors that occur in a text from an index on, each with the end of its leftmost
+        occurrence."""
         missing = dict(self._nodes)
         stop = max(len(text) - self._room + len(self._begin), 0)
         for _ in range(TRIES * len(missing)):
@@ -121,13 +119,13 @@ class _Alike:
 
 
 def _beginning(one: str, other: str) -> str:
-    """What both begin with; the first is not behind the other in the order."""
+    """The common beginning of two texts; the first sorts before the second or equals it."""
     differs = (at for at, (ours, theirs) in enumerate(zip(one, other, strict=False)) if ours != theirs)
     return one[: next(differs, len(one))]
 
 
 class _Sorted:
-    """Texts in order, to tell by halving with which of them another begins."""
+    """Sorted texts, to find by binary search which of them another text begins with."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = sorted(texts)
@@ -140,8 +138,8 @@ class _Sorted:
             self._shorter.append(before)
 
     def at(self, text: str, place: int) -> Iterator[str]:
-        """Those with which a text goes on at a place: the last that is not behind it in the order, or what that one
-        begins with."""
+        """The texts with which another text continues at an index: the last of these that does not sort after it, and
+        those that this one begins with."""
         at = bisect_right(self._texts, text[place : place + self._longest]) - 1
         while at >= 0:
             if text.startswith(self._texts[at], place):

@@ -1,10 +1,10 @@
 """Values that change by their nature: dates, times, paths, versions, ids and names of models. Pure.
 
 `Today is 2026-11-22` is the same text in every call of one day, and in none of the next. So such a value is never a
-part of a prompt, even where all messages agree on it. Too much taken for one does little harm: a slot whose value never
-changes is written again as it came. Too little reverts a release without a word.
+part of a prompt, even where all messages agree on it. A text that is wrongly taken for one does little harm: a slot
+whose value never changes is written again as it came. A value that is missed reverts a release unnoticed.
 
-What looks alike and is wording is left alone: numbers of sections, decimals, limits, one word behind a slash (`/help`),
+Wording that looks like one is left alone: numbers of sections, decimals, limits, one word behind a slash (`/help`),
 relative paths and URLs.
 """
 
@@ -18,14 +18,14 @@ Kind: TypeAlias = Literal["model", "date", "time", "path", "version", "id"]
 
 
 class Changing(NamedTuple):
-    """One of them in a text."""
+    """A changing value in a text."""
 
     begin: int
-    """Where it begins; characters."""
+    """Offset of its first character."""
     end: int
-    """Where it ends; characters."""
+    """Offset behind its last character."""
     kind: Kind
-    """What it is; a slot is called so."""
+    """Its kind, which names its slot."""
 
 
 _MONTH = (
@@ -63,7 +63,7 @@ _MODEL = (
 )
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _ID = (
-    # Hexadecimal digits of both kinds; a prefix and what tells one from another; long mixtures; digits.
+    # Hexadecimal digits of both kinds; a prefix with a distinguishing part; long mixtures; digits.
     r"0x[0-9a-fA-F]{4,}|"
     r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,}|(?=[A-F]*\d)(?=\d*[A-F])[0-9A-F]{7,}|"
     r"[A-Za-z]{1,12}[_-](?=[A-Za-z]*\d)[A-Za-z0-9]{6,}|(?=(?:[A-Za-z]*\d){3})[A-Za-z0-9]{16,}|\d{8,}"
@@ -81,7 +81,7 @@ _WINDOWS_PATH = (
 )
 _WHOLE = r"(?<![\w@:/-])(?<!\w\.)(?:{})(?!\w)"
 _APART = r"(?<![^\W_])(?<!\d[-/.:])(?:{})(?![^\W_])"
-"""Of a name with `-` or `_` in it one piece is enough."""
+"""A match may be one piece of a name with `-` or `_` in it."""
 _PATTERNS: Final[Mapping[Kind, tuple[str, ...]]] = {
     "model": (
         _WHOLE.format(_MODEL),
@@ -107,11 +107,11 @@ _COMPILED: Final[list[tuple[Kind, re.Pattern[str]]]] = [
 ]
 _SECTION = re.compile(r"(?:^|\n)[ \t]*(?:[#*>-]+[ \t]*)*(?:[Ss]ection )?$|[Ss]ection $")
 _BETWEEN = re.compile(r",? (?:at )?|T")
-"""What may stand between the date and the time of one moment."""
+"""Matches the text between the date and the time of one moment."""
 
 
 def changing(text: str) -> list[Changing]:
-    """Those of a text, in order, apart from each other."""
+    """The changing values of a text, in order; they do not overlap."""
     found: list[Changing] = []
     for one in sorted(_all(text), key=lambda it: (it.begin, -it.end)):
         before = found[-1] if found else None
@@ -126,7 +126,8 @@ def changing(text: str) -> list[Changing]:
 
 
 def kind_of(text: str, begin: int, end: int, values: Iterable[Changing]) -> Kind | None:
-    """What a part of a text is: the one value in it of those that change, with punctuation around it at most."""
+    """The kind of the single changing value in a part of a text that has only punctuation besides; None where there is
+    no such value."""
     found = [it for it in values if it.begin >= begin and it.end <= end]
     if len(found) != 1 or any(map(str.isalnum, text[begin : found[0].begin] + text[found[0].end : end])):
         return None
@@ -143,11 +144,11 @@ def _all(text: str) -> Iterator[Changing]:
 
 
 def _is_section(text: str, begin: int) -> bool:
-    """Whether a number stands where those of headings do."""
+    """True if a number stands where those of headings do."""
     return text[begin].isdigit() and _SECTION.search(text, max(0, begin - 20), begin) is not None
 
 
 def _one_moment(text: str, one: Changing, other: Changing) -> bool:
-    """Whether a date and a time are one value."""
+    """True if a date and a time are one value."""
     both = {one.kind, other.kind} == {"date", "time"}
     return both and _BETWEEN.fullmatch(text, one.end, other.begin) is not None

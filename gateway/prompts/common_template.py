@@ -1,9 +1,9 @@
-"""The template of texts that are one prompt: the shortest text, reduced to what every other text has in common with it.
+"""The template of texts that are one prompt: the shortest text, reduced to the tokens that every other text shares.
 
 Values that change by their nature (`gateway.prompts.changing`) are slots even where all texts agree on them. Pieces too
-short to be told from other text become part of the slots beside them. So does the rest of a number or date that a slot
-cuts: the days of one month do not make the month a part of the prompt. If the values of the texts themselves make a
-split ambiguous, the anchor that causes it is given up.
+short to be recognised become part of the slots beside them. So does the rest of a number or date that a slot cuts: the
+days of one month do not make the month a part of the prompt. If values in the texts make a split ambiguous, the anchor
+that causes it is dropped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penstock.gateway.prompts.changing import changing, kind_of
 from penstock.gateway.prompts.match import match
 
 Runs = list[tuple[int, int]]
-"""Tokens of the pivot, from and to."""
+"""(start, end) of runs of the pivot's tokens. The pivot is the shortest text."""
 
 JOINERS = frozenset("-./:,+@_")
-"""They hold numbers together."""
+"""Characters that join the parts of numbers and dates."""
 LETTERS = 3
-"""Characters other than white space that an anchor has at least."""
+"""Least number of characters of an anchor that are no white space."""
 TAIL = 80
 GIVEN_UP = 8
 _LABEL = re.compile(r"(?:^|[.;,|{(]\s*)[-*#>\s\"'`]*([A-Za-z][\w-]*(?: [\w-]+){0,2})[*_\"'`]*\s*[:=][*\"'`(\[<\s]*$")
@@ -32,8 +32,8 @@ _TAG = re.compile(r"<([A-Za-z][\w-]{0,30})>$")
 
 
 def common(texts: Counter[str]) -> Template | None:
-    """What texts have in common, with slots between; None if that is too little. The counts are how often each was
-    sent."""
+    """The common text as a template with slots between; None if there is too little of it. The counts tell how often
+    each text was sent."""
     shortest = min(texts, key=len)
     pivot = tokens(shortest)
     together = _without(pivot, _together(pivot, texts))
@@ -47,8 +47,8 @@ def common(texts: Counter[str]) -> Template | None:
 
 
 def _together(pivot: list[str], texts: Counter[str]) -> list[bool | None]:
-    """For each token of the pivot: does every text have it (None if not), right behind the one before it? At the end:
-    does every text end there?"""
+    """For each token of the pivot: True if every text has it right behind the token before, False if every text has it
+    but not so, None if not. The last entry: True if every text ends with the pivot's last token."""
     found: list[bool | None] = [True] * (len(pivot) + 1)
     for text in texts:
         other = tokens(text)
@@ -63,7 +63,7 @@ def _together(pivot: list[str], texts: Counter[str]) -> list[bool | None]:
 
 
 def _without(pivot: list[str], together: list[bool | None]) -> list[bool | None]:
-    """The same, as if no other text had the tokens of values that change by their nature."""
+    """The same list, with None for the tokens of values that change by their nature."""
     begins = [0, *accumulate(map(len, pivot))]
     values, at = changing("".join(pivot)), 0
     found = list(together)
@@ -80,7 +80,7 @@ def _without(pivot: list[str], together: list[bool | None]) -> list[bool | None]
 
 
 def _runs(together: list[bool | None]) -> Runs:
-    """Tokens that all texts have, one behind the other."""
+    """Runs of tokens that all texts have, one right behind the other."""
     runs: Runs = []
     for at, follows in enumerate(together[:-1]):
         if follows and runs and runs[-1][1] == at:
@@ -91,7 +91,7 @@ def _runs(together: list[bool | None]) -> Runs:
 
 
 def _loosened(pivot: list[str], runs: Runs) -> Iterator[tuple[int, int]]:
-    """Runs without the parts of numbers at edges that a slot is beside."""
+    """Runs without parts of numbers at the edges beside a slot."""
     for start, end in runs:
         while start > 0 and start < end and _cut(pivot[start : start + 2]):
             start += 1
@@ -101,7 +101,7 @@ def _loosened(pivot: list[str], runs: Runs) -> Iterator[tuple[int, int]]:
 
 
 def _cut(edge: list[str]) -> bool:
-    """Whether an edge (its outermost token first) belongs to a number: a digit, or what joins one to the slot."""
+    """True if an edge (its outermost token first) belongs to a number: a digit, or a joiner with a digit behind it."""
     return _has_digit(edge[0]) or (edge[0] in JOINERS and len(edge) > 1 and _has_digit(edge[1]))
 
 
@@ -128,14 +128,14 @@ def _mended(anchors: list[str], texts: Counter[str]) -> list[str]:
 
 
 def matched(anchors: list[str], texts: Counter[str]) -> int:
-    """How many messages a template with these anchors matches."""
+    """Number of messages that a template with these anchors matches."""
     template = Template(tuple(anchors), _places(anchors))
     return sum(count for text, count in texts.items() if not isinstance(match(template, text), str))
 
 
 def named(anchors: list[str], example: str) -> Template:
-    """A template whose slots are called after the labels that stand before them: `Date: {date}`, `<user>{user}</user>`;
-    without one, after what their value in a text is, such as `date`, or after their place."""
+    """A template whose slots are named by the labels before them: `Date: {date}`, `<user>{user}</user>`; without a
+    label, by the kind of their value in the example, such as `date`, or by their place."""
     slots: list[str] = []
     for place, anchor, kind in zip(_places(anchors), anchors[:-1], _kinds(anchors, example), strict=True):
         label = _label(anchor) or kind or place
@@ -149,7 +149,7 @@ def _places(anchors: list[str]) -> tuple[str, ...]:
 
 
 def _kinds(anchors: list[str], example: str) -> Iterator[str | None]:
-    """What stands in each slot of a text, if that changes by its nature."""
+    """The kind of the value in each slot of a text, if it changes by its nature; else None."""
     places, at = _places(anchors), 0
     values, there = match(Template(tuple(anchors), places), example), changing(example)
     for anchor, place in zip(anchors[:-1], places, strict=True):

@@ -1,10 +1,10 @@
 """Finds the prompts in messages: system texts are grouped by call-site and prompt, and each group gives a template.
 
-Within one call-site (agent and tools on offer), runs of four tokens that stand in many texts belong to a prompt. Text
-that only one message has is in a slot and does not count, however long it is. Texts that share much of what counts are
-one group, and what a group has in common (`gateway.prompts.common_template`) is its template. If a slot holds prompts
-itself, a few long texts again and again, the group is split by them. Texts that a template does not match are tried
-again by themselves.
+Within one call-site (agent and tools on offer), runs of four tokens that occur in many texts belong to a prompt. Text
+that only one message has is in a slot and does not count, however long it is. Texts that share many of the counted runs
+form a group, and the common text of a group (`gateway.prompts.common_template`) is its template. If a slot holds
+prompts itself, which are a few long texts again and again, the group is split by them. Texts that a template does not
+match are tried again by themselves.
 
 The result is measured with the same scan that recognises prompts later. It is a proposal: a person registers it.
 """
@@ -24,18 +24,20 @@ from penstock.gateway.prompts.common_template import common
 from penstock.gateway.prompts.match import match
 
 Texts: TypeAlias = Counter[str]
-"""Different texts, and how often each was sent."""
+"""Different texts, with the number of times each was sent."""
 Values: TypeAlias = Mapping[str, str]
 
 FEWEST = 20
-"""Messages from which a prompt is proposed."""
+"""Least number of messages from which a prompt is proposed."""
 GROUPED, ALIGNED, CHARACTERS = 256, 64, 1_500_000
-"""How many different texts are grouped, how many of a group aligned, how long they are together: the bounds of time."""
+"""Most texts that are grouped, most texts of a group that are aligned, and most characters of these together: they
+bound the time."""
 RUN = 4
 ALIKE = 0.35
-"""Tokens in a run, and how much two texts of one group have in common at least."""
+"""Tokens in a run, and the least similarity of two texts of one group (`_alike`)."""
 LONG_VALUE, OFTEN, MOSTLY, NEARLY_ALL = 60, 5, 0.3, 0.8
-"""Characters, messages, share of common text, and share of the messages from which a slot is taken to hold prompts."""
+"""Thresholds from which a slot is taken to hold prompts: characters of its values, messages, share of common text, and
+share of the messages."""
 LEVELS = 3
 EXAMPLES = 3
 
@@ -50,7 +52,7 @@ class Sample:
     tools: frozenset[str] = frozenset()
     """Names of the tools on offer."""
     rollout: str | None = None
-    """Agents resend their prompt with every call: within one rollout a text counts once."""
+    """The rollout: agents resend their prompt with every call, so that within one rollout a text counts once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +61,19 @@ class Proposal:
 
     template: Template
     messages: int
-    """How many messages match it."""
+    """Number of messages that match it."""
     coverage: float
     """Their share, from 0 to 1, of those messages of the call-site that are this prompt or none that was found."""
     slots: Mapping[str, list[str]]
     """A few values of each slot, the most frequent first."""
     agent: str | None
-    """As in the samples."""
+    """The agent's name, as in the samples."""
     call_site: str
-    """Stands for agent, tools and template; 16 hex digits."""
+    """A hash of agent, tools and template; 16 hex digits."""
 
 
 def propose(samples: Iterable[Sample]) -> list[Proposal]:
-    """The prompts that at least `FEWEST` messages are, the most frequent first."""
+    """The prompts that at least `FEWEST` messages match, the most frequent first."""
     sites: defaultdict[tuple[str | None, frozenset[str]], Texts] = defaultdict(Texts)
     seen: set[Sample] = set()
     for it in samples:
@@ -101,7 +103,7 @@ def _of_site(texts: Texts, agent: str | None, tools: frozenset[str]) -> Iterator
 
 
 def call_site(agent: str | None, tools: Iterable[str], template: Template) -> str:
-    """A name for a prompt where it is used; 16 hex digits."""
+    """The id of a prompt at its call-site: a hash; 16 hex digits."""
     return hashlib.sha256(json.dumps([agent, sorted(tools), template.source]).encode()).hexdigest()[:16]
 
 
@@ -113,7 +115,7 @@ def _examples(slot: str, values: list[tuple[Values, int]]) -> list[str]:
 
 
 def _spread(texts: Texts, most: int) -> Texts:
-    """At most so many texts, and no more than can be worked through in a moment, evenly taken."""
+    """At most `most` texts, and no more than can be processed in a moment, evenly spread over all."""
     longest = max(map(len, texts), default=1)
     size = min(most, max(CHARACTERS // max(longest, 1), OFTEN))
     return Texts(dict(list(texts.items())[:: -(-len(texts) // size) or 1]))
@@ -139,7 +141,7 @@ def _template(group: Texts) -> Template | None:
 
 
 def groups(texts: Texts) -> list[Texts]:
-    """Texts apart by prompt."""
+    """Group texts by the prompt that they are."""
     runs = {text: _token_runs(text) for text in texts}
     others = Counter(run for its in runs.values() for run in its)
     others.subtract(list(others))
@@ -159,13 +161,14 @@ def _token_runs(text: str) -> set[int]:
 
 
 def _alike(one: set[int], other: set[int], others: Mapping[int, int]) -> float:
-    """What both have of what either has, from 0 to 1; a run counts as often as there are other texts with it."""
+    """Similarity of two texts, from 0 to 1: the share of their runs that both have, each run weighted by the number of
+    other texts with it."""
     both, either = (sum(map(others.__getitem__, runs)) for runs in (one & other, one | other))
     return both / either if either else 0.0
 
 
 def _parts(template: Template, group: Texts) -> Iterator[Texts]:
-    """A group by the prompts in the first slot that holds prompts; nothing if there is none."""
+    """Split a group by the prompts in the first slot that holds prompts; nothing if there is none."""
     ways = [(text, count, way) for text, count in group.items() if not isinstance(way := match(template, text), str)]
     for slot in template.slots:
         held = Texts()

@@ -1,10 +1,9 @@
 """One template in a text: an anchored scan, without patterns and without backtracking.
 
 The anchors are searched for from left to right, each behind the one before it, between the first, with which the text
-must begin, and the last, with which it must end. That gives every anchor its leftmost place. If one of them stands once
-more before the place of the next, a value holds what looks like an anchor, and the text is *ambiguous*. If none does,
-there is no other way to split the text: the last anchor that stood elsewhere in it would stand further right, and yet
-before the next.
+must begin, and the last, with which it must end. That gives every anchor its leftmost place. If one of them occurs once
+more before the next one, a value looks like an anchor, and the text is *ambiguous*. If none does, there is no other way
+to split the text: in another split, the last anchor with another place would be further right, and yet before the next.
 
 Time is linear in the text, whatever is in the slots: each part of it is searched for one anchor, and once more.
 """
@@ -19,14 +18,16 @@ from penstock.gateway.model.template import Template
 
 Reason: TypeAlias = Literal["miss", "ambiguous"]
 Span: TypeAlias = tuple[int, int]
-"""Where an anchor begins and ends; characters."""
+"""Offsets of the beginning and the end of an anchor; characters."""
 LONG = 256
 TRIES = 4
-"""Characters of a long anchor that are searched for, and how often before all of it is."""
+"""Characters of a long anchor that are searched for first, and the number of such searches before one for the whole
+anchor."""
 
 
 def match(template: Template, text: str) -> Mapping[str, str] | Reason:
-    """The values of a template's slots in this text."""
+    """The values of a template's slots in this text; `miss` if it does not match, `ambiguous` if it does in two
+    ways."""
     anchors = template.anchors
     if len(anchors) == 1:
         return {} if text == anchors[0] else "miss"
@@ -40,12 +41,12 @@ def match(template: Template, text: str) -> Mapping[str, str] | Reason:
     if _again(text, spans):
         return "ambiguous"
     slots = {slot: text[one[1] : next_[0]] for slot, (one, next_) in zip(template.slots, pairwise(spans), strict=True)}
-    # A name that stands more than once has one value.
+    # A slot name that occurs more than once has one value.
     return slots if len(slots) == len(template.slots) or template.render(slots) == text else "miss"
 
 
 def _leftmost(text: str, anchors: Iterable[str], at: int, stop: int) -> list[Span] | None:
-    """Where each anchor stands at the leftmost."""
+    """The leftmost place of each anchor; None where one is missing."""
     spans: list[Span] = []
     for anchor in anchors:
         found = find(text, anchor, at, stop)
@@ -57,15 +58,14 @@ def _leftmost(text: str, anchors: Iterable[str], at: int, stop: int) -> list[Spa
 
 
 def _again(text: str, spans: list[Span]) -> bool:
-    """Whether an inner anchor stands once more before the one behind it."""
+    """True if an inner anchor occurs once more before the one behind it."""
     behind = pairwise(spans[1:])
     return any(find(text, text[begin:end], begin + 1, until) >= 0 for (begin, end), (until, _) in behind)
 
 
 def find(text: str, anchor: str, at: int, stop: int) -> int:
-    """As `text.find`, which takes longer to prepare than to search when the anchor is long: this tries its beginning
-    first.
-    """
+    """The same as `text.find`, which takes longer to prepare than to search when the anchor is long: this tries the
+    anchor's beginning first."""
     size = len(anchor)
     if size <= LONG or stop - at < size:
         return text.find(anchor, at, stop) if stop - at >= size else -1

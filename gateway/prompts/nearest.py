@@ -1,8 +1,9 @@
-"""Which registered text is a text nearly, and where does it first differ? Pure; not for the hot path.
+"""Finds the registered text that is nearest to a text, and the first difference between them. Pure; not for the hot
+path.
 
-Pieces of each template are looked for in the text. The template with the largest share of them is the nearest one, from
-half of them on. So a prompt in which a date was written as text is still known on the next day, and the prompt of
-another agent is not taken for it.
+Pieces of each template are looked for in the text. The template with the largest share of found pieces is the nearest,
+if that share is at least a half. So a prompt in which a date was written as text is still known on the next day, and
+the prompt of another agent is not taken for it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ from penstock.gateway.prompts.align import tokens
 PIECES: Final = 24
 RUN, SHORT_RUN, FEW = 5, 3, 100
 SHORT: Final = 8
-"""How many pieces of a template are looked for; of how many tokens each is, less for a template of few; and the least
-of its characters.
-"""
+"""Most pieces of a template that are looked for; tokens of each, fewer for a template of few tokens; and the least
+characters of a piece."""
 NEAR: Final = 0.5
 TELLS: Final = 4
-"""Characters of an anchor that must stand in a text to be taken for its beginning."""
+"""Least characters of an anchor's beginning that count as found in a text."""
 WORDS: Final = 48
-"""Characters that are shown."""
+"""Most characters that are shown."""
 _LAST_WORD = re.compile(r"\S{0,24}\Z")
 
 
@@ -41,9 +41,9 @@ class Sent:
     version: str
     """Name of the version."""
     template: Template
-    """Its text."""
+    """The version's text."""
     tool: str | None = None
-    """The tool that it describes; None for a prompt."""
+    """The tool that the text describes; None for a prompt."""
 
 
 class Nearest:
@@ -53,9 +53,10 @@ class Nearest:
         self._sent = [(one, _pieces(one.template)) for one in sent]
 
     def of(self, text: str, tools: Iterable[str | None] = (None,)) -> Sent | None:
-        """The version that a text is nearly. `tools`: names of the tool that it describes, None for a system text."""
+        """The version that is nearest to a text; None if none is near. `tools`: names of the tool that the text
+        describes, None for a system text."""
         asked = set(tools)
-        # Versions have most pieces in common: each is looked for once.
+        # Versions have most pieces in common: each piece is looked for once.
         there = {piece: False for one, pieces in self._sent if one.tool in asked for piece in pieces}
         there = {piece: piece in text for piece in there}
         found = [
@@ -68,7 +69,8 @@ class Nearest:
 
 
 def _pieces(template: Template) -> list[str]:
-    """A choice that versions of one prompt have in common, wherever they differ: the lowest by checksum."""
+    """A selection of pieces that versions of one prompt share wherever their texts agree: those with the lowest
+    checksums."""
     cut = [tokens(anchor) for anchor in template.anchors]
     size = RUN if sum(map(len, cut)) > FEW else SHORT_RUN
     runs = {run for one in cut for run in _runs(one, size)}
@@ -81,7 +83,8 @@ def _runs(cut: list[str], size: int) -> Iterator[str]:
 
 
 def difference(sent: Sent, text: str) -> Difference | None:
-    """Where a text first differs from a version; None where all of its pieces are in their places."""
+    """The first difference between a text and a version; None where all of the version's anchors are in their
+    places."""
     found = _differs(sent.template.anchors, text)
     if found is None:
         return None
@@ -97,7 +100,8 @@ def difference(sent: Sent, text: str) -> Difference | None:
 
 
 def _differs(anchors: tuple[str, ...], text: str) -> tuple[int, str, int] | None:
-    """(where the text differs, the anchor that should stand there, how much of it does)."""
+    """(offset where the text differs, the expected anchor, number of its characters that are there); None where nothing
+    differs."""
     first, *others = anchors
     at = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, text, strict=False))))
     if at < len(first) or not others:
@@ -112,7 +116,7 @@ def _differs(anchors: tuple[str, ...], text: str) -> tuple[int, str, int] | None
 
 
 def _furthest(text: str, anchor: str, at: int) -> tuple[int, str, int]:
-    """The longest beginning of an anchor that stands behind a place: where that ends."""
+    """The result of `_differs` for a missing anchor: the end of its longest beginning that occurs behind an offset."""
     low, high = 0, len(anchor)
     while low < high:
         middle = (low + high + 1) // 2

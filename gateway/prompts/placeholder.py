@@ -1,7 +1,7 @@
 """A prompt that an agent asks for by name: `{{penstock:NAME}}`, or `{{penstock:NAME customer="Ann"}}`.
 
-The values of its slots are JSON strings. Placeholders count in system and developer text only, because the maker of the
-agent writes those.
+The values of its slots are JSON strings. Placeholders count in system and developer text only, because these are
+written by the maker of the agent.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _string = json.JSONDecoder().raw_decode
 
 
 class PlaceholderError(ValueError):
-    """A placeholder that cannot be read; the message says where it stands."""
+    """A placeholder that cannot be read; the message gives its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """One of them."""
+    """A placeholder in a text."""
 
     resource: str
-    """The prompt that is asked for."""
+    """The name of the prompt."""
     slots: dict[str, str]
-    """Values for its slots."""
+    """Values for the prompt's slots."""
     begin: int
     """Offset of its first brace in the text; characters."""
     end: int
@@ -36,7 +36,7 @@ class Placeholder:
 
 
 def placeholders(text: str) -> list[Placeholder]:
-    """Those of a text, in order; PlaceholderError at the first that cannot be read."""
+    """The placeholders of a text, in order; raises PlaceholderError at the first that cannot be read."""
     found: list[Placeholder] = []
     at = text.find(MARK)
     while at >= 0:

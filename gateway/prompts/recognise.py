@@ -1,11 +1,11 @@
-"""Which registered prompt is this text, and what are the values of its slots?
+"""Recognises registered prompts: finds the prompt that a text is, and the values of its slots.
 
 All templates are searched for together (`gateway.prompts.anchors`), which leaves a few candidates; each of these is
 matched by itself (`gateway.prompts.match`). Both take time linear in the text, whatever is in the slots.
 
-A text is left alone if no template matches it, if those of several resources do, or if it can be split in two ways. Of
-several versions of one resource the one with most literal text counts. A recognised text is rendered again and must
-give the very same text.
+A text is left alone if no template matches it, if templates of several resources do, or if it can be split in two ways.
+Of several matching versions of one resource, the one with most literal text counts. A recognised text is rendered again
+and must give the very same text.
 
 Texts are compared as the bytes of their UTF-8 (`Template.utf8`): in a Python string one character beyond Latin-1 would
 make each of the others take two or four bytes, and everything twice as slow.
@@ -30,23 +30,23 @@ from penstock.gateway.prompts.placeholder import MARK
 
 KEPT = 128
 KEPT_BYTES = 1 << 17
-"""How many literals are remembered, and how long they may be."""
+"""Most literals that are cached, and most bytes of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A registered text: what an agent sends for this resource."""
+    """A registered text: the text that agents send for a resource."""
 
     resource: str
     """Name of the resource."""
     template: Template
-    """A version of it that agents are known to send."""
+    """A version of the resource that agents are known to send."""
     tool: str | None = None
-    """The tool that it describes; None for a prompt."""
+    """The tool that the text describes; None for a prompt."""
 
     @classmethod
     def of(cls, resource: str, content: PromptText | ToolText) -> Known:
-        """A version of a resource that agents are known to send."""
+        """The registered text of a version that agents are known to send."""
         return cls(resource, content.template, content.tool if isinstance(content, ToolText) else None)
 
 
@@ -56,9 +56,9 @@ class Recognised:
 
     known: Known
     slots: Mapping[str, str]
-    """What stands in its slots."""
+    """The values of its slots."""
     sha256: str
-    """Of the text, in UTF-8; hex."""
+    """Hash of the text in UTF-8; hex."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Told:
     what: Recognised | Reason
     """The registered prompt, or why there is none."""
     marked: bool
-    """Whether a placeholder may stand in it."""
+    """True if the literal may hold a placeholder."""
 
 
 class Recogniser:
@@ -82,10 +82,10 @@ class Recogniser:
             self._of.setdefault(it.tool, {}).setdefault(it.template.utf8, []).append(it)
         self._trees = {tool: Tree(templates) for tool, templates in self._of.items()}
         self.tools = self._trees.keys() - {None}
-        """The tools whose descriptions are known."""
+        """The tools whose descriptions are registered."""
         self._remembered = lru_cache(KEPT)(self._tell)
         self.only = lru_cache(KEPT)(self._only)
-        """The same recogniser, but one that knows nothing but the resource of this name."""
+        """Returns a recogniser for the one resource of this name."""
 
     def __bool__(self) -> bool:
         return bool(self.known)
@@ -94,21 +94,21 @@ class Recogniser:
         return Recogniser(it for it in self.known if it.resource == resource)
 
     def forget(self) -> None:
-        """Empties the cache, to measure the first time."""
+        """Empty the cache, to measure a first call."""
         self._remembered.cache_clear()
 
     def tell(self, literal: bytes, tool: str | None = None) -> Told:
-        """The resource that a JSON string is: a system text, or the description of a tool."""
+        """The result for a JSON string literal: a system text, or the description of a tool."""
         return (self._remembered if len(literal) <= KEPT_BYTES else self._tell)(literal, tool)
 
     def _tell(self, literal: bytes, tool: str | None) -> Told:
-        # What is written without escapes is the text already.
+        # A literal without escapes is the text already.
         said = utf8(decoded(literal)) if b"\\" in literal else str(memoryview(literal)[1:-1], "latin-1")
-        # One character is looked for ten times as fast, and most texts have no brace.
+        # One character is found ten times as fast, and most texts have no brace.
         return Told(self._recognise(said, tool), MARK[0] in said and MARK in said)
 
     def recognise(self, text: str, tool: str | None = None) -> Recognised | Reason:
-        """The one registered prompt (or description of a tool) that a text is; otherwise why there is none."""
+        """The one registered prompt (or description of a tool) that a text is, or the reason why there is none."""
         return self._recognise(utf8(text), tool)
 
     def _recognise(self, text: str, tool: str | None) -> Recognised | Reason:
@@ -127,7 +127,7 @@ class Recogniser:
 
 
 def _text(value: str) -> str:
-    """The inverse of `utf8`."""
+    """The text whose `utf8` this is."""
     return value if value.isascii() else value.encode("latin-1").decode("utf-8", "surrogatepass")
 
 
@@ -136,5 +136,5 @@ def _rivals(known: Known, other: Known) -> bool:
 
 
 def sha256(text: str) -> str:
-    """Of a text in UTF-8; hex. Half a surrogate pair counts as the bytes that it would have."""
+    """SHA-256 of a text in UTF-8; hex. Half a surrogate pair counts as the bytes that it would have."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,9 +1,10 @@
 """Writes the pinned versions of prompts into a request. Pure.
 
-`find` says which resources a request uses, so that their versions can be resolved; `write` puts those versions in.
-Every byte outside the texts that change stays as it was, and when none changes the body is the very same object.
+`find` returns the resources that a request uses, so that their versions can be resolved; `write` puts these versions
+into the request. Every byte outside the texts that change stays as it was, and when none changes the body is the very
+same object.
 
-A text is identified, in this order, by the resource that the caller's header or path names, by placeholders, or by the
+A text is identified, in this order, by the resource that the client's header or path names, by placeholders, or by the
 recogniser. A placeholder inside a slot's value is data and is not expanded. A text that is not recognised, or cannot
 take the pinned version, passes untouched and is a `Miss`.
 """
@@ -28,20 +29,20 @@ MatchedBy: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A resource in a request: a text that is it, or asks for it."""
+    """A use of a resource in a request: a text that is the resource, or asks for it."""
 
     resource: str
-    """Its name."""
+    """Name of the resource."""
     slots: Mapping[str, str]
-    """What is in its slots."""
+    """The values of its slots."""
     sha256: str
-    """Of the whole text as the agent sent it; hex."""
+    """Hash of the whole text as the agent sent it; hex."""
     way: MatchedBy
-    """How it was found."""
+    """The way by which it was found."""
     place: Place
-    """The text."""
+    """The text and its place."""
     part: tuple[int, int] | None = None
-    """From where to where the resource stands in it, characters; None where it is the whole text."""
+    """(begin, end) of the resource in the text, characters; None where it is the whole text."""
     template: Template | None = None
     """The version that the agent itself sent, where it was recognised."""
 
@@ -52,11 +53,11 @@ class Miss:
 
     place: Place
     why: Why | Unread
-    """Of the text, or of the whole request where its texts could be read and not be written."""
+    """The reason, for the text, or for the whole request where its texts could be read but not written."""
     detail: str = ""
-    """What is wrong, for a person."""
+    """The problem, for a person."""
     resource: str | None = None
-    """The resource that it was to be; None where that is not known."""
+    """The resource that the text should be; None where that is not known."""
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class Findings:
     uses: list[Use] = field(default_factory=list[Use])
     misses: list[Miss] = field(default_factory=list[Miss])
     asked: Peek | None = None
-    """What else was read of the request meanwhile."""
+    """The other fields that were read of the request."""
     unread: Unread | None = None
     """Why the request could not be read."""
 
@@ -77,12 +78,13 @@ class Rewritten:
 
     body: bytes
     uses: list[Use]
-    """Those whose pinned version stands in it now."""
+    """The uses whose pinned version is in the body."""
     misses: list[Miss]
 
 
 def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | None = None) -> Findings:
-    """What each text of a request is. `explicit`: the resource that the first system text is said to be."""
+    """The resources in the texts of a request. `explicit`: the resource that the client names for the first system
+    text."""
     found = Findings()
     texts = dialect.system_texts(body)
     found.asked, found.unread = texts.asked, texts.unread
@@ -97,18 +99,18 @@ def find(body: bytes, dialect: Dialect, recogniser: Recogniser, explicit: str | 
 
 
 def names_of(place: Place) -> tuple[str | None, ...]:
-    """What the tool of a description may be registered as; None for a system text."""
+    """The names under which the tool of a description may be registered; `(None,)` for a system text."""
     return (None,) if place.role != "tool" else (place.name, _unprefixed(place.name))
 
 
 def _unprefixed(name: str | None) -> str | None:
-    """A tool's name without what hosts put before it: `search` of `mcp__github__search`."""
+    """A tool's name without the prefix of its host: `search` of `mcp__github__search`."""
     return name and name.rpartition("__")[2]
 
 
 def find_tools(places: Iterable[Place], recogniser: Recogniser, called: Callable[[str, str], bool]) -> Findings:
-    """The resources among what a server says of its tools. `called`: whether the tool that a resource describes, as
-    agents send its name, is the one of this name."""
+    """The resources in the descriptions that a server gives of its tools. `called`: returns True if the tool that a
+    resource describes, by the name that agents send, is the server's tool of this name."""
     found = Findings()
     for place in places:
         tool = next((tool for tool in recogniser.tools if tool and place.name and called(tool, place.name)), None)
@@ -145,7 +147,8 @@ def _fingerprint(place: Place, told: Told, way: MatchedBy = "fingerprint") -> li
 
 
 def _explicit(place: Place, recogniser: Recogniser, resource: str) -> list[Use] | Miss:
-    """A named resource: if its text is not recognised, the whole text is taken to be the resource, without slots."""
+    """A use of a named resource: if its text is not recognised, the whole text counts as the resource, without
+    slots."""
     known = _fingerprint(place, recogniser.only(resource).tell(place.literal), "explicit")
     if isinstance(known, Miss):
         return [Use(resource, {}, sha256(place.text), "explicit", place)]
@@ -181,7 +184,7 @@ def _changed(uses: list[Use], versions: Mapping[str, Template], done: Rewritten)
 
 
 def _taken(use: Use, versions: Mapping[str, Template], done: Rewritten) -> Template | None:
-    """The version that can be written; None, and a miss, if there is none."""
+    """The version that can be written; if there is none, None, and a miss is noted."""
     version = versions.get(use.resource)
     if version is None:
         done.misses.append(Miss(use.place, "unknown", f"there is no version of {use.resource!r}", use.resource))
@@ -196,7 +199,8 @@ def _taken(use: Use, versions: Mapping[str, Template], done: Rewritten) -> Templ
 
 
 def _whole(use: Use, sent: Template, version: Template) -> bytes | None:
-    """A literal that is one resource from end to end. Neither it nor its anchors are encoded anew."""
+    """The literal of a text that is one resource from end to end, None if unchanged. Neither the text nor its anchors
+    are encoded anew."""
     if version == sent:
         return None
     values = {slot: str(memoryview(encoded(value))[1:-1], "latin-1") for slot, value in use.slots.items()}
@@ -205,7 +209,7 @@ def _whole(use: Use, sent: Template, version: Template) -> bytes | None:
 
 
 def _parts(text: str, taken: list[tuple[Use, Template]]) -> bytes | None:
-    """A literal in which resources stand in places, or which is one by name only."""
+    """The literal of a text that holds resources at several places, or that is one by name only; None if unchanged."""
     pieces, at = list[str](), 0
     for use, version in taken:
         begin, end = use.part or (0, len(text))

@@ -1,6 +1,5 @@
-"""The records of rollouts and attempts for every operation on the queue, and their changes of state, which are only the
-moves of `gateway.model.lifecycle`.
-"""
+"""Records of rollouts and attempts, shared by all operations on the queue, and their changes of state, which are only
+the moves of `gateway.model.lifecycle`."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ from penstock.gateway.store.tables import DORMANT
 from penstock.gateway.store.transaction import Transaction
 
 GRACE_NS = 30 * 10**9
-"""A given-up attempt that shows a sign of life is its worker's again for so long."""
+"""Length of the lease, in ns, that a worker gets back when an attempt that was given up shows a sign of life."""
 
 
 class Attempts:
-    """The records as one transaction sees and changes them."""
+    """The records of rollouts and attempts, as one transaction sees and changes them."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
@@ -32,9 +31,8 @@ class Attempts:
     # -- moves ------------------------------------------------------------------------------------------------
 
     def sign_of_life(self, live: CachedAttempt, now: int, lease_ns: int = GRACE_NS) -> None:
-        """Makes a `preparing` attempt `running`; an `unresponsive` one too, with a lease, while nobody else has its
-        rollout; and one that had ended by being quiet.
-        """
+        """Make a `preparing` attempt `running`; also an `unresponsive` one, with a new lease, while no other attempt
+        has its rollout; and one that ended because it was quiet."""
         status = status_of(live)
         if ended_quietly(live):
             put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING), ended_ns=None)
@@ -56,8 +54,8 @@ class Attempts:
         self._move(rollout, RolloutStatus.RUNNING, now)
 
     def begin_unclaimed(self, live: CachedAttempt, now: int) -> None:
-        """An attempt that no worker has claimed shows itself, for the first time or again: its quiet time is watched.
-        Its rollout runs again, unless somebody has said how it ended."""
+        """Watch the quiet time of an attempt that no worker has claimed, when it begins or shows a new sign of life. A
+        rollout that has ended runs again, unless an outcome was reported for one of its attempts."""
         self._tape.put("unclaimed", live.place, b"")
         self._waiting.unclaimed.append(live.name)
         rollout = self._rollout(live.name[0])
@@ -66,7 +64,7 @@ class Attempts:
             self._move(rollout, RolloutStatus.RUNNING, now)
 
     def _end_quietly(self, live: CachedAttempt, rollout: Rollout) -> None:
-        """Ends an attempt as of its last sign of life; without an outcome, because nobody has told one."""
+        """End an attempt as of its last sign of life, without an outcome, because nobody reported one."""
         seen = get(live, "last_seen_ns")
         put(live, status=lifecycle.move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
         self._forget(live)
@@ -79,9 +77,9 @@ class Attempts:
         return [self._tape.attempt(Entry(rollout, attempt)) for attempt in self._attempts(rollout)]
 
     def _may_revive(self, rollout: Rollout, live: CachedAttempt, now: int, lease: int) -> bool:
-        """Not when it would be given up again at once, because the agent itself has been silent too long. The lease
-        that its worker relies on is never cut short.
-        """
+        """True if a sign of life revives the attempt, which gets the lease; False where it would be given up again at
+        once, because the agent itself has been silent too long. A lease that its worker relies on is never
+        shortened."""
         lease = max(get(live, "lease_ns") or 0, lease)
         due = lifecycle.deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), lease)
         if due is not None and due[0] <= now:
@@ -90,15 +88,14 @@ class Attempts:
         return True
 
     def _follow(self, rollout: Rollout, live: CachedAttempt, end: AttemptStatus, now: int) -> None:
-        """Moves the rollout to where the end of its attempt sends it. The end of an older attempt, or of one whose
-        rollout has ended, changes nothing.
-        """
+        """Move the rollout to the state that follows from the end of its attempt. The end of an older attempt, or of
+        one whose rollout has ended, changes nothing."""
         if decides(rollout, live):
             self._move(rollout, lifecycle.after_attempt(end, rollout.tries, rollout.config), now)
             self._queue_again(rollout, live, now)
 
     def _queue_again(self, rollout: Rollout, live: CachedAttempt, now: int) -> None:
-        """A rollout that is to have another attempt joins the queue, now or when the lease of the last one is over."""
+        """Put a `requeuing` rollout into the queue, now or when the lease of its last attempt is over."""
         if rollout.status == RolloutStatus.REQUEUING:
             lease = get(live, "lease_ns")
             if lease is not None and lease > now:
@@ -133,14 +130,14 @@ class Attempts:
             self._waiting.remove(key)
 
     def _release(self, live: CachedAttempt) -> None:
-        """Its worker has let go of it: the next attempt may be handed out."""
+        """Release an attempt that its worker has let go of: the next attempt may be handed out."""
         self._forget(live)
         put(live, lease_ns=None)
         self._tape.touch(live)
         rollout = self._rollout(live.name[0])
         if rollout.status == RolloutStatus.REQUEUING and rollout.attempt == live.name[1]:
             self._join_queue(rollout)
-            # Its record is as it was, but other processes must find it in the queue (`Waiting.follow`).
+            # The rollout's record is unchanged, but other processes must find it in the queue (`Waiting.follow`).
             self._tape.append(b"r" + keys.rollout_key(rollout.id))
 
     def _forget(self, live: CachedAttempt) -> None:
@@ -177,7 +174,8 @@ class Attempts:
 
 
 def deadline(rollout: Rollout, live: CachedAttempt) -> tuple[int, AttemptStatus] | None:
-    """When a live attempt ends by itself, and how."""
+    """The time at which a live attempt ends by itself (ns since the epoch), and the state that it ends in; None if it
+    does not."""
     seen, lease = get(live, "last_seen_ns"), get(live, "lease_ns")
     return lifecycle.deadline(rollout.config, get(live, "created_ns"), seen, lease)
 
@@ -199,12 +197,12 @@ def status_of(live: CachedAttempt) -> AttemptStatus:
 
 
 def decides(rollout: Rollout, live: CachedAttempt) -> bool:
-    """Whether the rollout follows when this attempt ends."""
+    """True if the rollout's state follows from the end of this attempt."""
     return rollout.status in ACTIVE and rollout.attempt in (None, live.name[1])
 
 
 def ended_quietly(live: CachedAttempt) -> bool:
-    """Whether it has ended because it was quiet: every other end has an outcome."""
+    """True if the attempt ended because it was quiet: every other end has an outcome."""
     return status_of(live) == AttemptStatus.SUCCEEDED and get(live, "outcome") is None
 
 
@@ -213,7 +211,7 @@ def attempt_of(live: CachedAttempt) -> Attempt:
 
 
 def woken(transaction: Transaction, live: CachedAttempt, now: int) -> None:
-    """Notes a sign of life of a dormant attempt, or the first one of an attempt that nobody has claimed."""
+    """Note a sign of life of a dormant attempt, or the first one of an attempt that nobody has claimed."""
     attempts = Attempts(transaction)
     if status_of(live) in DORMANT and now:
         attempts.sign_of_life(live, now)

@@ -1,7 +1,6 @@
-"""What the clock does to attempts, as operations inside a write transaction.
+"""Ends of attempts by the clock, as operations inside a write transaction.
 
-They end attempts whose deadline has passed. The rollouts join the queue again when none of their attempts can run any
-more.
+They end attempts whose deadline has passed. A rollout joins the queue again when none of its attempts can run any more.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ _REASONS = {
 
 
 class DeadlineOperations(Attempts):
-    """What can be done in one transaction."""
+    """The operations of the clock in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         super().__init__(transaction)
         self._spans = SpanOperations(transaction)
 
     def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[Looked]:
-        """Ends the attempts whose deadline has passed. `quiet_s`: how long an attempt that nobody has claimed may be
-        silent.
-        """
+        """End the attempts whose deadline has passed. `quiet_s`: seconds that an attempt that nobody has claimed may be
+        silent."""
         return [self._expire(name, now, quiet_s) for name in names]
 
     def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> Looked:
@@ -63,9 +61,8 @@ class DeadlineOperations(Attempts):
         return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
 
     def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
-        """When to look again at an unclaimed attempt that had a sign of life: most of them have, and there may be very
-        many.
-        """
+        """The time at which to check an unclaimed attempt again, if it had a sign of life meanwhile; else None. Most of
+        them had one, and there may be very many, so that this costs as little as possible."""
         values = self._tape.peek(name)
         if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
             return None
@@ -73,11 +70,12 @@ class DeadlineOperations(Attempts):
         return due if due > now else None
 
     def _calling(self, live: CachedAttempt) -> bool:
-        """True while a call of it runs."""
+        """True while the attempt has a call in flight."""
         return self._tape.runs(live.key)
 
     def _look_at_ended(self, live: CachedAttempt, rollout: Rollout, now: int) -> Looked:
-        """Lets the next attempt wait until the lease is over, because the worker may still have to kill the agent."""
+        """Keep the next attempt waiting until the lease is over, because the worker may still have to kill the
+        agent."""
         lease = get(live, "lease_ns")
         if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
             self._forget(live)
@@ -88,18 +86,17 @@ class DeadlineOperations(Attempts):
         return Looked(*live.name, None, requeued=rollout.mode)
 
     def take_up(self, names: Iterable[tuple[str, str]], now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
-        """These attempts, which an earlier process has handed out, with when to look at them; workers have time to come
-        back.
-        """
+        """(rollout, attempt, time of the next check) of those of these attempts, handed out by an earlier process, that
+        still live. Leases are extended so that workers have time to come back."""
         found: list[tuple[str, str, int | None]] = []
         for name in names:
             live = self._live(*name)
             if live is None or self._tape.get("live", live.key) is None:
-                continue  # not so any more
+                continue  # The attempt has ended since.
             lease = get(live, "lease_ns")
             if lease is not None and lease < now + grace_ns:
                 put(live, lease_ns=now + grace_ns)
-            # While there was no gateway, nobody could be heard.
+            # While there was no gateway, it could not notice signs of life.
             put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
             self._tape.touch(live)
             due = deadline(self._rollout(name[0]), live)

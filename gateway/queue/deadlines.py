@@ -1,12 +1,13 @@
 """Ends attempts when their time has come.
 
-Live attempts are in a heap of deadlines. When one is due the tape decides whether it still holds: a sign of life costs
-nothing here. An attempt that the clock or somebody has ended stays in the heap until its worker has let go of it:
-before that no other attempt at its rollout is handed out. Attempts that nobody has claimed end when nothing was heard
-of them for the quiet time; `Unclaimed` has them until shortly before. Each costs a look, some at once.
+Live attempts are in a heap of deadlines. When one is due, the tape decides whether the deadline still holds, so that a
+sign of life costs nothing here. An attempt that was ended by the clock or by request stays in the heap until its worker
+has let go of it: before that no other attempt at its rollout is handed out. An attempt that nobody has claimed ends
+when it has been silent for the quiet time; `Unclaimed` holds these until shortly before. Each check is one operation;
+several share a transaction.
 
-Times that an earlier process of the gateway has written are taken as they are, but workers have `GRACE_S` after a start
-to be heard of.
+Times that an earlier process of the gateway has written are used as they are, but workers have `GRACE_S` after a start
+to report.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ from penstock.gateway.store.transaction import Transaction
 GRACE_S = 15.0
 NEVER_NS = 1 << 63
 AT_ONCE, TURNS = 20, 50
-"""Attempts that one transaction looks at, as long as a batch of calls takes; or a 50th of those that are watched."""
+"""Most attempts that one transaction checks: `AT_ONCE`, which take as long as a batch of calls, or one in `TURNS` of
+the watched ones if that is more."""
 _RETRY_NS, _DAMAGED_NS, _SWEEP_NS = 10**9, 60 * 10**9, 5 * 10**9
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")
 
 
 class Do(Protocol):
-    """Has the recorder's thread do something in a transaction."""
+    """Runs an operation in a transaction on the recorder's thread."""
 
     def __call__(self, operation: Callable[[Transaction], T]) -> asyncio.Future[T]:
-        """Its result, when it is durable."""
+        """Return the operation's result, once it is durable."""
         ...
 
 
 class Deadlines:
-    """Of all attempts that live. `start` before use, `stop` before the recorder closes."""
+    """The deadlines of all live attempts. `start` before use, `stop` before the recorder closes."""
 
     def __init__(
         self,
@@ -56,7 +58,8 @@ class Deadlines:
         quiet_s: float,
         looked: Callable[[Sequence[Looked]], None],
     ) -> None:
-        """`quiet_s`: how long an attempt that nobody has claimed may be silent; `looked` is told what was found."""
+        """`quiet_s`: seconds that an attempt that nobody has claimed may be silent; `looked` is called with the results
+        of each check."""
         self._do, self._reader, self._waiting = do, reader, waiting
         self._now_ns, self._quiet_s, self._looked = now_ns, quiet_s, looked
         self._due: list[tuple[int, tuple[str, str]]] = []
@@ -66,21 +69,20 @@ class Deadlines:
         self._sweeper: asyncio.TimerHandle | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._failing = False
-        """Whether the tape did not take the last look; said once."""
+        """True if the tape failed at the last check; the failure is logged once."""
         self._stopped = False
 
     async def start(self) -> None:
-        """Takes up the attempts that an earlier process has handed out."""
+        """Watch the attempts that an earlier process has handed out."""
         now = self._now_ns()
-        # Nobody else hands out work, or ends any.
+        # Only this process hands out work and ends attempts.
         for rollout, attempt, due in await self._taken_up(self._reader.live(), now):
             self.watch(rollout, attempt, due)
-        # How long they have been quiet is on the tape; their clients have time to come back.
+        # The tape tells for how long they have been quiet; their clients have time to come back.
         await self._take_up_unclaimed(now + int(min(GRACE_S, self._quiet_s) * 1e9))
         self._sweep()
 
     async def stop(self) -> None:
-        """Stops the clock."""
         self._stopped = True
         for timer in (self._timer, self._sweeper):
             if timer is not None:
@@ -91,17 +93,18 @@ class Deadlines:
                 await self._expiring
 
     async def others_left(self) -> None:
-        """Another process has died or has ended, and may not have told of all attempts that began there."""
+        """Check the tape again after another process has died or ended, since it may not have reported all attempts
+        that began there."""
         if self._sweeper is not None:
             await self._take_up_unclaimed(self._now_ns() + int(self._quiet_s * 1e9))
 
     async def _take_up_unclaimed(self, first_ns: int) -> None:
-        """Looks at those on the tape from then on."""
+        """Check the unclaimed attempts on the tape from that time on."""
         pieces = self._reader.unclaimed(PIECE)
         self._unclaimed.join(await asyncio.to_thread(spread, pieces, first_ns, _SWEEP_NS))
 
     def watch(self, rollout: str, attempt: str, due_ns: int | None) -> None:
-        """Looks at a live attempt when its time has come."""
+        """Check a live attempt at its deadline."""
         name = rollout, attempt
         if due_ns is not None and due_ns < self._watched.get(name, NEVER_NS) and not self._stopped:
             self._watched[name] = due_ns
@@ -110,13 +113,13 @@ class Deadlines:
                 self._set_timer()
 
     def ended(self, name: tuple[str, str]) -> None:
-        """Its worker has said so."""
+        """Forget the deadline of an attempt whose worker has finished it."""
         self._watched.pop(name, None)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # What has ended in the meantime need not be looked at.
+        # Attempts that have ended in the meantime need no check.
         while self._due and self._watched.get(self._due[0][1]) != self._due[0][0]:
             heappop(self._due)
         if self._due and self._expiring is None and not self._stopped:
@@ -155,7 +158,7 @@ class Deadlines:
             return await self._do(lambda transaction: DeadlineOperations(transaction).take_up(names, now, grace_ns))
         except Damaged as error:
             if len(names) > 1:
-                # A gateway begins all the same.
+                # The gateway starts all the same: the attempts are taken up one by one.
                 found = await asyncio.gather(*(self._taken_up([name], now) for name in names))
                 return list(chain.from_iterable(found))
             _log.error("attempt %s cannot be taken up: %s", "/".join(names[0]), error)
@@ -180,8 +183,8 @@ class Deadlines:
         return looked
 
     def _sweep(self) -> None:
-        """Finds attempts of which this module was not told: those that were given up and revived by a call, and those
-        that nobody has claimed."""
+        """Find attempts that were not reported to this object: those that a call has revived, and those that nobody has
+        claimed."""
         self._sweeper = asyncio.get_running_loop().call_later(min(_SWEEP_NS / 1e9, self._quiet_s), self._sweep)
         now = self._now_ns()
         self._unclaimed.add(self._waiting.newly_unclaimed(), now + int(self._quiet_s * 1e9))

@@ -1,9 +1,9 @@
-"""Hands out work: what the control API and the clock do to the queue.
+"""Hands out work, and runs the operations of the control API and of the clock on the queue.
 
-Every change is an operation on the tape (`gateway.queue.operations`). The recorder's thread does the operations in the
-order in which they came, together with the calls: when the end of an attempt is answered, all its calls are durable.
-This module does what needs an event loop. Claims that find nothing wait in a line, without touching the tape, and as
-many are woken as there is work. `Deadlines` ends attempts by the clock.
+Every change is an operation on the tape (`gateway.queue.operations`). The recorder's thread runs the operations and
+records the calls in the order in which they came: when the end of an attempt is answered, all its calls are durable.
+This module does the part that needs an event loop. Claims that find nothing wait in a line, without touching the tape,
+and as many are woken as there is work. `Deadlines` ends attempts by the clock.
 
 The clock is the tape's: it starts with the machine's and then runs evenly, so setting the machine's clock cannot end
 anything.
@@ -60,8 +60,8 @@ class Dispatcher:
         trust_agent: bool = False,
         quiet_s: float = 1800.0,
     ) -> None:
-        """`now_ns` is the clock of the tape; `trust_agent`: whether what an agent says of itself is trained on;
-        `quiet_s`: how long an attempt that nobody has claimed may be silent before it has ended."""
+        """`now_ns` is the clock of the tape; `trust_agent`: True if rewards that an agent reports on itself are trained
+        on; `quiet_s`: seconds of silence after which an attempt that nobody has claimed has ended."""
         self._recorder = recorder
         self.waiting = recorder.store.follower(Waiting)
         self.reader = QueueReader(recorder.store)
@@ -70,16 +70,16 @@ class Dispatcher:
         self._trust_agent = trust_agent
         self.deadlines = Deadlines(self._do, self.reader, self.waiting, now_ns, quiet_s, self._looked)
         self._finished: Counter[str] = Counter()
-        """Attempts that each worker has finished since it was last heard of."""
+        """Number of attempts that each worker has finished since its last heartbeat."""
         self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
         self._stopped = False
 
     async def start(self) -> None:
-        """Takes up the attempts that an earlier process has handed out."""
+        """Watch the attempts that an earlier process has handed out."""
         await self.deadlines.start()
 
     async def stop(self) -> None:
-        """Sends away who waits and stops the clock."""
+        """Stop the clock, and answer all waiting claims."""
         self._stopped = True
         await self.deadlines.stop()
         self._wake()
@@ -90,7 +90,7 @@ class Dispatcher:
     # -- giving work -------------------------------------------------------------------------------------------------
 
     async def enqueue(self, specs: Sequence[RolloutSpec]) -> list[Enqueued]:
-        """Queues tasks, all or none; raises `Refused`."""
+        """Queue tasks, all or none; raises `Refused`."""
         named = [(spec.id or f"ro-{secrets.token_hex(8)}", spec) for spec in specs]
         now = self.now_ns()
         made = await self._do(lambda transaction: QueueOperations(transaction).enqueue(named, now))
@@ -98,12 +98,12 @@ class Dispatcher:
         return made
 
     async def cancel(self, rollout: str, said: Said = UNSAID) -> Rollout:
-        """Ends a rollout; raises `Refused`."""
+        """End a rollout; raises `Refused`."""
         now = self.now_ns()
         return await self._do(lambda transaction: QueueOperations(transaction).cancel(rollout, said, now))
 
     async def requeue(self, rollout: str, said: Said = UNSAID) -> Rollout:
-        """Queues a rollout that has ended; raises `Refused`."""
+        """Queue a rollout that has ended; raises `Refused`."""
         now = self.now_ns()
         found = await self._do(lambda transaction: QueueOperations(transaction).requeue(rollout, said, now))
         if found.attempt is not None:
@@ -113,21 +113,21 @@ class Dispatcher:
         return found
 
     async def set_state(self, state: QueueState, said: Said = UNSAID) -> None:
-        """Opens or closes the queue."""
+        """Open, pause or drain the queue."""
         now = self.now_ns()
         await self._do(lambda transaction: QueueOperations(transaction).set_state(state, said, now))
-        # Those who wait must hear of it: of work, or that there will be none.
+        # Waiting claims must learn that there is work, or that there will be none.
         self._wake()
 
     async def note(self, name: str, value: bytes) -> None:
-        """Keeps a small value that `Store.note` finds again."""
+        """Keep a small value that `Store.note` finds again."""
         await self._do(lambda transaction: QueueOperations(transaction).note(name, value))
 
     # -- doing it ----------------------------------------------------------------------------------------------------
 
     async def claim(self, asked: ClaimRequest) -> list[Claimed]:
-        """Work for a worker, waiting for it if need be; nothing when there is none in time or the queue is not open.
-        Nor once another process hands out work: it would end the lease by its own clock."""
+        """Claim work for a worker, waiting for it if need be. Returns nothing when there is none in time, when the
+        queue is not open, and once another process hands out work, which would end the lease by its own clock."""
         modes = frozenset(asked.modes or MODES)
         until = asyncio.get_running_loop().time() + asked.wait_s
         while not self._stopped:
@@ -157,7 +157,7 @@ class Dispatcher:
         return claimed
 
     async def hand_out(self, name: str, spec: RolloutSpec, asked: ClaimRequest) -> Claimed:
-        """Hands out one task that does not wait in the queue, once more if it has ended; raises `Refused`."""
+        """Hand out one task that does not wait in the queue, again if it has ended; raises `Refused`."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
         made = await self._do(
             lambda transaction: QueueOperations(transaction).hand_out(name, spec, asked.worker, lease, now)
@@ -171,7 +171,7 @@ class Dispatcher:
         self.deadlines.watch(attempt.rollout, attempt.id, None if due is None else due[0])
 
     def _give_back(self, taking: asyncio.Future[list[Claimed]]) -> None:
-        """Gives work back when the client that claimed it has gone: another worker gets it."""
+        """Give work back whose client left before it was answered: another worker gets it."""
         if taking.cancelled() or taking.exception() is not None:
             return
         names = [(one.rollout.id, one.attempt.id) for one in taking.result()]
@@ -186,7 +186,7 @@ class Dispatcher:
         self._pass_on()
 
     async def _wait(self, modes: frozenset[Mode], until: float) -> bool:
-        """True when there may be work; False when it is time to give up."""
+        """True when there may be work; False when the time is over."""
         loop = asyncio.get_running_loop()
         if until <= loop.time():
             return False
@@ -196,7 +196,7 @@ class Dispatcher:
             async with asyncio.timeout_at(until):
                 await woken
         except TimeoutError:
-            # It may have been woken in the very moment in which its time was over.
+            # The claim may have been woken in the very moment in which its time was over.
             return woken.done() and not woken.cancelled()
         except asyncio.CancelledError:
             if woken.done() and not woken.cancelled():
@@ -207,14 +207,14 @@ class Dispatcher:
         return True
 
     def _pass_on(self) -> None:
-        """Wakes another waiting claim as long as there is work for it, because the one that was woken may have left."""
+        """Wake another waiting claim as long as there is work for it, because the one that was woken may have left."""
         if self._line:
             state, waiting = self.waiting.state, self.waiting.counts()
             if state == "open":
                 self._wake_for(dict.fromkeys(waiting, 1))
 
     def _wake_for(self, counts: Mapping[Mode, int]) -> None:
-        """Wakes as many of those who wait as there is new work for them, the longest waiting first."""
+        """Wake as many waiting claims as there is new work for them, the longest waiting first."""
         left = {mode: count for mode, count in counts.items() if count > 0}
         for woken, modes in list(self._line.items()):
             if not left:
@@ -227,7 +227,6 @@ class Dispatcher:
                 self._call(woken)
 
     def _wake(self) -> None:
-        """Everybody."""
         for woken in list(self._line):
             self._call(woken)
 
@@ -237,14 +236,13 @@ class Dispatcher:
             woken.set_result(None)
 
     def others_wrote(self) -> None:
-        """Another process has written the tape: there may be work, or there will be none."""
+        """Wake claims after another process has written the tape: there may be work, or there will be none."""
         if self.waiting.state == "open":
             self._pass_on()
         else:
             self._wake()
 
     async def heartbeat(self, worker: str, asked: HeartbeatRequest) -> list[HeldAnswer]:
-        """Renews a worker's leases."""
         now, lease = self.now_ns(), int(asked.lease_s * 1e9)
         finished = self._finished.pop(worker, 0)
         try:
@@ -255,19 +253,19 @@ class Dispatcher:
             self._finished[worker] += finished
             raise
         for answer in answers:
-            # A shorter lease than the last one, or one that was revived.
+            # The new lease may be shorter than the last one, or revive an attempt.
             if answer.held:
                 self.deadlines.watch(answer.rollout, answer.attempt, now + lease)
-        # It may have released an attempt that another worker waits for.
+        # The heartbeat may have released an attempt whose rollout another worker waits for.
         self._pass_on()
         return answers
 
     async def finish(self, rollout: str, attempt: str, asked: FinishRequest, events: Sequence[Entry] = ()) -> Finished:
-        """Ends an attempt; `events`: those of the request, as spans. Raises `Refused`."""
+        """End an attempt; `events`: those of the request, as spans. Raises `Refused`."""
         name, now = (rollout, attempt), self.now_ns()
         rewards = [(judgement, self._trusts(judgement)) for judgement in asked.rewards]
         end = AttemptStatus(asked.status)
-        # Where the tape cannot be written, what follows says so.
+        # Where the tape cannot be written, the operation below reports it.
         _ = await self._recorder.flush_others()
         try:
             done = await self._do(
@@ -281,17 +279,18 @@ class Dispatcher:
                 self._finished[done.by] += 1
             return done
         finally:
-            # Also when it is refused: its rollout may have waited for this worker to let go of it.
+            # Done also when the request is refused: its rollout may have waited for this worker to let go of it.
             self._pass_on()
 
     # -- judging it --------------------------------------------------------------------------------------------------
 
     async def unwritten(self) -> str | None:
-        """Returns when every call that has ended is on the tape; why they are not, where the tape cannot be written."""
+        """Wait until every call that has ended is on the tape. Returns None, or the reason where the tape cannot be
+        written."""
         return await self._recorder.flush_all()
 
     async def reward(self, rollout: str, attempt: str, judgement: Judgement) -> RewardAnswer:
-        """Keeps a reward; raises `Refused`."""
+        """Keep a reward; raises `Refused`."""
         name, trusted, now = (rollout, attempt), self._trusts(judgement), self.now_ns()
         kept, new = await self._do_of_calls(
             lambda transaction: SpanOperations(transaction).reward(name, judgement, trusted, now)
@@ -309,17 +308,18 @@ class Dispatcher:
         return judgement.source != "agent" or self._trust_agent
 
     async def add(self, entries: Sequence[Entry], known: bool = False) -> list[int]:
-        """Adds spans that are no calls; their sequences. `known`: refuses those of attempts that are not there."""
+        """Add spans that are no calls; returns their sequences. `known`: refuse spans of attempts that do not exist."""
         now = self.now_ns()
         return await self._do_of_calls(lambda transaction: SpanOperations(transaction).add(entries, now, known))
 
     async def settled(self) -> None:
-        """Returns when every call that has ended is on the tape, whichever worker has served it; raises `TapeError`."""
+        """Wait until every call that has ended is on the tape, whichever worker served it; raises `TapeError`."""
         _ = await self._recorder.flush_others()
         await self._do(lambda _: None)
 
     async def _do_of_calls(self, operation: Callable[[Transaction], T]) -> T:
-        """Does what may be about a call that another worker has just served: refused only when that is written."""
+        """Run an operation that may refer to a call that another worker has just served: it is refused only when such
+        calls are written."""
         try:
             return await self._do(operation)
         except Refused:
@@ -329,7 +329,7 @@ class Dispatcher:
     # -- the clock ---------------------------------------------------------------------------------------------------
 
     def _looked(self, looked: Sequence[Looked]) -> None:
-        """Some deadlines had come."""
+        """Called with the results of a check of deadlines: counts ends and rewards, and wakes claims."""
         for one in looked:
             self._count(one.ended, [one.rewarded] if one.rewarded else [])
         self._wake_for(Counter(one.requeued for one in looked if one.requeued is not None))

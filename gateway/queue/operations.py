@@ -1,17 +1,17 @@
-"""The queue and what becomes of its rollouts, as operations inside a write transaction.
+"""Operations on the queue and its rollouts, inside a write transaction.
 
 Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. It checks everything
 that can be refused before it writes anything, so a refusal changes nothing and the other operations of the transaction
 stand.
 
-An attempt that is handed back was no try: it is not counted, and its rollout is in the queue again.
+An attempt that is handed back does not count as a try, and its rollout is in the queue again.
 
 An attempt that the clock or a person has ended may still run at its worker. Its rollout is `requeuing` then, but joins
-the queue only when the worker has let go of the attempt (it says so by `finish`) or its lease is over. By then the
-worker must have killed the agent, so nothing runs twice at the same time.
+the queue only when the worker has let go of the attempt (by `finish`) or its lease is over. By then the worker must
+have killed the agent, so nothing runs twice at the same time.
 
-Two modules hold the other operations: `deadline_operations` has what the clock does to attempts, `span_operations` has
-rewards and other spans that are no calls.
+Two modules hold the other operations: `deadline_operations` ends attempts by the clock, `span_operations` keeps rewards
+and other spans that are no calls.
 
 Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
 """
@@ -51,13 +51,13 @@ from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
 
 FORGOTTEN_NS = 24 * 3600 * 10**9
-"""After how long a worker that is not heard of is forgotten."""
+"""Time after its last heartbeat at which a worker is forgotten; ns."""
 _STATES: dict[QueueState, str] = {"open": "open_queue", "paused": "pause_queue", "draining": "drain_queue"}
-"""Actions of the audit log."""
+"""The audit log's name for the change to each state."""
 
 
 class QueueOperations(Attempts):
-    """What can be done in one transaction."""
+    """The operations on the queue in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         super().__init__(transaction)
@@ -66,7 +66,8 @@ class QueueOperations(Attempts):
     # -- giving work -------------------------------------------------------------------------------------------------
 
     def enqueue(self, specs: Sequence[tuple[str, RolloutSpec]], now: int) -> list[Enqueued]:
-        """Queues tasks by name; one that is there already, with the same content, is left alone."""
+        """Queue tasks by name. A rollout that exists under a name with the same content is left alone, one with another
+        content is refused."""
         seen: dict[str, RolloutSpec] = {}
         present: dict[str, Rollout] = {}
         for place, (name, spec) in enumerate(specs):
@@ -87,7 +88,7 @@ class QueueOperations(Attempts):
         return made
 
     def _check_versions(self, place: int, spec: RolloutSpec) -> None:
-        """A version that a rollout is to have must be there."""
+        """Refuse a version that is not registered."""
         for resource, version in spec.config.versions.items():
             if self._tape.get("resources", keys.attempt_key(resource, version)) is None:
                 message = (
@@ -118,8 +119,8 @@ class QueueOperations(Attempts):
         return rollout
 
     def cancel(self, name: str, said: Said | None, now: int) -> Rollout:
-        """Ends a rollout that waits or runs; one that was cancelled already stays so. `said`: None where nobody has
-        asked for it but the gateway."""
+        """End a rollout that waits or runs; one that was cancelled already stays so. `said`: None where the gateway
+        itself cancels it, without a request."""
         rollout = self._rollout(name)
         if rollout.status == RolloutStatus.CANCELLED:
             return rollout.model_copy()
@@ -136,7 +137,7 @@ class QueueOperations(Attempts):
         return rollout.model_copy()
 
     def requeue(self, name: str, said: Said | None, now: int) -> Rollout:
-        """Queues a rollout again that has ended. `said`: see `cancel`."""
+        """Queue again a rollout that has ended. `said`: see `cancel`."""
         rollout = self._rollout(name)
         if rollout.origin != "queued":
             raise Refused("conflict", f"rollout {name!r} did not come from the queue: it has no task", "rid", name)
@@ -154,14 +155,14 @@ class QueueOperations(Attempts):
         return rollout.model_copy()
 
     def set_state(self, state: QueueState, said: Said, now: int) -> None:
-        """Opens or closes the queue."""
+        """Open, pause or drain the queue."""
         if state != self._waiting.state:
             audit_log.write(self._tape, said, _STATES[state], "", now)
         self._tape.put("meta", b"queue", state.encode())
         self._waiting.state = state
 
     def note(self, name: str, value: bytes) -> None:
-        """Keeps a small value under a name, for a part of the gateway that must find it again after a restart."""
+        """Keep a small value under a name, for a part of the gateway that must find it again after a restart."""
         self._tape.put("meta", b"note " + name.encode(), value)
 
     # -- doing it ----------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ class QueueOperations(Attempts):
         now: int,
         reward_on_failure: float | None = None,
     ) -> list[Claimed]:
-        """Hands out the next rollouts; none while the queue is not open."""
+        """Hand out the next rollouts; none while the queue is not open."""
         wanted = [MODES.index(mode) for mode in modes or MODES]
         claimed: list[Claimed] = []
         while self._waiting.state == "open" and len(claimed) < limit:
@@ -186,8 +187,8 @@ class QueueOperations(Attempts):
         return claimed
 
     def hand_out(self, name: str, spec: RolloutSpec, worker: str, lease_ns: int, now: int) -> Claimed:
-        """Hands out this task and no other, once more if it has ended. It is in the queue within this transaction only:
-        nobody else can claim it."""
+        """Hand out this task and no other, again if it has ended. It is in the queue within this transaction only, so
+        no other worker can claim it."""
         if self._known(name) is None:
             self._enqueue(name, spec, now)
         else:
@@ -210,7 +211,8 @@ class QueueOperations(Attempts):
         return Claimed(rollout.model_copy(), attempt_of(live))
 
     def _free_name(self, rollout: Rollout) -> str:
-        """`a1`, `a2` ... that is not taken: an agent may have used such a name by itself."""
+        """The first of `a1`, `a2` ... from the number of tries on that is free: an agent may have used such a name
+        itself."""
         taken, number = self._attempts(rollout.id), rollout.tries
         while f"a{number}" in taken:
             number += 1
@@ -219,7 +221,8 @@ class QueueOperations(Attempts):
     def heartbeat(
         self, worker: str, asked: HeartbeatRequest, lease_ns: int, now: int, finished: int = 0
     ) -> list[HeldAnswer]:
-        """Renews leases, and says which of them are lost. `finished`: attempts since the last one."""
+        """Renew a worker's leases, and return for each attempt if it is still held. `finished`: number of attempts that
+        the worker has finished since its last heartbeat."""
         answers = [self._renew(worker, one, lease_ns, now) for one in asked.attempts]
         known = self._worker(worker, now)
         if asked.complete:
@@ -246,7 +249,7 @@ class QueueOperations(Attempts):
         return HeldAnswer(rollout=held.rollout, attempt=held.attempt, held=False, status=status)
 
     def _let_go(self, worker: str, name: str) -> None:
-        """Releases attempts that a worker no longer names; if one had ended before, another attempt may begin."""
+        """Release an attempt that its worker no longer names; if it had ended before, another attempt may begin."""
         live = self._live(*name.split("/"))
         if live is not None and get(live, "worker") == worker and status_of(live) not in LIVE:
             self._release(live)
@@ -270,8 +273,8 @@ class QueueOperations(Attempts):
         now: int,
         events: Sequence[Entry] = (),
     ) -> Finished:
-        """Ends an attempt with its last events and its rewards (and whether each is trusted). The same end may be sent
-        again: what came with it is not kept twice."""
+        """End an attempt with its last events and its rewards (each with True if it is trusted). The same end may be
+        sent again: its events and rewards are not kept twice."""
         live, outcome = self._attempt(name), self._outcome(outcome)
         holder = get(live, "worker")
         if worker is not None and holder is not None and worker != holder:
@@ -291,13 +294,13 @@ class QueueOperations(Attempts):
             self._release(live)
         if ended and status_of(live) != end:
             raise Refused("conflict", f"attempt {'/'.join(name)} has ended as {status_of(live)}", "status", end)
-        # The clock may have ended it; its worker knows more.
+        # The clock may have ended the attempt; the end that its worker reports counts.
         more = get(live, "outcome") is None or get(live, "outcome")[records.OUTCOME.index("duration_ns")] is None
         if not ended or (more and outcome.duration_ns is not None):
             _ = self._spans.add(events, now)
         rewarded: list[RewardSource] = []
         for place, (judgement, trusted) in enumerate(rewards):
-            # Rewards that come again with the same end are not kept again.
+            # Rewards of a repeated end are not kept again.
             made = judgement.key is None
             keyed = judgement.model_copy(update={"key": f"finish.{place}"}) if made else judgement
             if self._spans.judge(live, keyed, trusted, now, known_new=made and not ended)[2]:
@@ -323,9 +326,8 @@ class QueueOperations(Attempts):
         return said.model_copy(update=told)
 
     def _hand_back(self, live: CachedAttempt, outcome: Outcome, now: int) -> Finished:
-        """Takes back a failed attempt that was no try, as its worker has found out. Its rewards do not count, and its
-        rollout waits again if this attempt had ended it.
-        """
+        """Take back a failed attempt that was no try, as its worker reports later. Its rewards do not count, and its
+        rollout waits again if this attempt had ended it."""
         rollout = self._rollout(live.name[0])
         self._end_attempt(live, AttemptStatus.ENVIRONMENT, get(live, "ended_ns"), outcome)
         put(live, reward=None)
@@ -338,7 +340,7 @@ class QueueOperations(Attempts):
         return Finished(rollout.model_copy(), attempt_of(live), AttemptStatus.ENVIRONMENT, [])
 
     def give_back(self, names: Iterable[tuple[str, str]], now: int) -> None:
-        """Takes back what was claimed and could not be handed over: it was no try."""
+        """Take back claimed attempts that could not be handed over: they do not count as tries."""
         for name in names:
             live, rollout = self._attempt(name), self._rollout(name[0])
             if status_of(live) != AttemptStatus.PREPARING or rollout.attempt != name[1]:
@@ -354,7 +356,7 @@ _GIVEN = ("input", "mode", "group", "metadata", "priority", "config")
 
 
 def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
-    """Refuses a name that another task has."""
+    """Refuse a name that another task has."""
     if present.origin != "queued":
         raise _taken(place, name, "a rollout that did not come from the queue")
     for field in _GIVEN:

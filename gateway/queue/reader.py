@@ -1,4 +1,4 @@
-"""Reading the queue: what waits, what runs, and who runs it."""
+"""Reads the queue: waiting rollouts, running attempts, and workers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from penstock.gateway.store.reader import Reader
 
 
 class QueueReader:
-    """The queue of a tape."""
+    """Reads the queue of a tape."""
 
     def __init__(self, tape: Reader) -> None:
         self._tape = tape
 
     def live(self) -> list[tuple[str, str]]:
-        """(rollout, attempt) of those that were claimed and have not ended."""
+        """(rollout, attempt) of attempts that were claimed and have not ended."""
         return [keys.split_attempt_key(key) for key, _ in self._tape.slices("live")]
 
     def unclaimed(self, at_once: int) -> Iterator[list[tuple[str, str]]]:
-        """(rollout, attempt) of those that run and that nobody has claimed, so many at a time. All: for a start."""
+        """(rollout, attempt) of running attempts that nobody has claimed, in lists of at most `at_once`. Reads all of
+        them: for a start."""
         places = (key for key, _ in self._tape.slices("unclaimed"))
         while piece := list(islice(places, at_once)):
             with self._tape.view() as view:
-                # Some may have ended, or may be gone, by now.
+                # Some may have ended, or been removed, by now.
                 left = [key for key in piece if view.get("unclaimed", key) is not None]
                 names = [(view.name(keys.to_number(key)), keys.attempt_of_place(key)) for key in left]
             yield names
 
     def queue(self) -> QueueStatus:
-        """How much work there is. Walks through the queue: for people and scrapes, not for claims."""
+        """The state and the length of the queue, by mode. Walks through the queue: for people and scrapes, not for
+        claims."""
         with self._tape.view() as view:
             state, claimed = view.queue_state(), view.count("live")
         waiting: dict[Mode, int] = {}
@@ -50,5 +52,5 @@ class QueueReader:
         )
 
     def workers(self) -> list[Worker]:
-        """All that are remembered, by name."""
+        """All workers that are remembered, by name."""
         return [Worker.model_validate_json(record) for _, record in self._tape.slices("workers")]

@@ -1,4 +1,4 @@
-"""What operations on the queue return."""
+"""Results of the operations on the queue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.gateway.model.rollout import Attempt, AttemptStatus, RewardSource,
 from penstock.gateway.store import keys
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-"""Their place is their byte in the key of the queue: append, never reorder."""
+"""The index of a mode is its byte in the queue's keys: append, never reorder."""
 
 
 def queue_key(rollout: Rollout) -> bytes:
-    """Where a rollout waits."""
+    """The key of a rollout in the database `queue`."""
     return keys.queue_key(MODES.index(rollout.mode), rollout.priority, rollout.place or 0)
 
 
@@ -33,25 +33,25 @@ class Finished:
     rollout: Rollout
     attempt: Attempt
     ended: AttemptStatus | None
-    """How it ended; None when it had ended before."""
+    """The state in which it ended; None when it had ended before."""
     rewarded: list[RewardSource]
     """Sources of the rewards that were kept."""
     by: str | None = None
-    """The worker that has finished it by this."""
+    """The worker that finished it by this request; None if none did."""
 
 
 class Looked(NamedTuple):
-    """What was found when an attempt's deadline had come."""
+    """The result of a check of an attempt at its deadline."""
 
     rollout: str
     attempt: str
     again_ns: int | None
-    """When to look again; None when there is nothing more to see."""
+    """The time of the next check; None when none is needed."""
     requeued: Mode | None = None
-    """Set when its rollout waits for another attempt now."""
+    """The mode of its rollout, if that waits for another attempt now."""
     ended: AttemptStatus | None = None
-    """How it has ended now."""
+    """The state in which the check has ended it."""
     rewarded: RewardSource | None = None
     """Source of the reward that its end has brought."""
     unclaimed: bool = False
-    """Whether it lives and nobody has claimed it."""
+    """True if it lives and nobody has claimed it."""

@@ -20,10 +20,11 @@ from penstock.gateway.store.records import Entry
 
 
 class SpanOperations(Attempts):
-    """What can be done in one transaction."""
+    """The operations on spans in one transaction."""
 
     def reward(self, name: tuple[str, str], judgement: Judgement, trusted: bool, now: int) -> tuple[RewardAnswer, bool]:
-        """Keeps a reward, and whether it is new: one with a key that the attempt has already seen was kept then."""
+        """Keep a reward; returns its answer, and True if it is new. A reward whose key the attempt has already seen was
+        kept then."""
         live = self._attempt(name)
         check_span(live, judgement)
         sequence, reward, new = self.judge(live, judgement, trusted, now)
@@ -33,7 +34,8 @@ class SpanOperations(Attempts):
     def judge(
         self, live: CachedAttempt, judgement: Judgement, trusted: bool, now: int, known_new: bool = False
     ) -> tuple[int, Reward, bool]:
-        """(its span, the reward, whether it is new); `known_new` spares looking for its key."""
+        """Write a reward's span; returns (the span's sequence, the reward, True if it is new). `known_new` skips the
+        search for its key."""
         late = status_of(live) not in LIVE
         reward = Reward(**dict(judgement), trusted=trusted, late=late)
         # An agent's reward must not keep a trusted one with the same key out.
@@ -53,8 +55,8 @@ class SpanOperations(Attempts):
         return entry.sequence, reward, True
 
     def reward_failure(self, rollout: Rollout, live: CachedAttempt, end: AttemptStatus, now: int) -> bool:
-        """The attempt with which the rollout is about to fail gets the reward that is configured for that, unless it
-        has one already. An attempt ends once, so this is done once."""
+        """Give the attempt whose end fails the rollout the configured `reward_on_failure`, unless it has a reward
+        already. Returns True if it did. An attempt ends once, so this happens once."""
         own = rollout.config.reward_on_failure
         value = get(live, "reward_on_failure") if own is None else own
         fails = after_attempt(end, rollout.tries, rollout.config) == RolloutStatus.FAILED
@@ -65,7 +67,7 @@ class SpanOperations(Attempts):
         return True
 
     def add(self, entries: Sequence[Entry], now: int, known: bool = False) -> list[int]:
-        """Adds spans that are no calls; their sequences. `known`: their attempts must be there already."""
+        """Add spans that are no calls; returns their sequences. `known`: refuse spans of attempts that do not exist."""
         for name in {(entry.rollout, entry.attempt) for entry in entries} if known else ():
             self._attempt(name)
         made = [self._without_secrets(entry) for entry in entries]
@@ -86,12 +88,13 @@ class SpanOperations(Attempts):
 
 
 def _digest(key: str) -> bytes:
-    """What stands for the key of a reward, which may say what the tape may not have."""
+    """A hash that stands for the key of a reward, which may contain text that must not be on the tape."""
     return hashlib.sha256(key.encode()).hexdigest().encode()
 
 
 def without_secrets(reward: Reward, secrets: Secrets) -> Reward:
-    """Numbers and what only takes a few values stay, or it would be no reward any more."""
+    """A reward without secrets. Numbers and values of a fixed set stay as they are, or it would be no reward any
+    more."""
     reason, key = secrets.texts((reward.reason, reward.key))
     dimensions = distinct((secrets.text(name), score) for name, score in reward.dimensions.items())
     return reward.model_copy(update={"reason": reason, "key": key, "dimensions": dimensions})

@@ -1,6 +1,5 @@
-"""The queue in memory, exactly as the database `queue` has it (a `store.follower`): a claim must not read the tape,
-because every read would release the interpreter and wait for it again.
-"""
+"""The queue in memory, equal to the database `queue` (a `store.follower`): a claim must not read the tape, because
+every read would release the interpreter and wait for it again."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from penstock.gateway.store import records
 from penstock.gateway.store.view import View
 
 _SPARSE: Final = 4
-"""How many times as long as needed a heap may become."""
+"""A heap may be this many times as long as needed."""
 
 
 class Waiting:
@@ -24,16 +23,14 @@ class Waiting:
 
     def __init__(self) -> None:
         self.state: QueueState = "open"
-        """Whether work is handed out."""
         self.unclaimed: deque[tuple[str, str]] = deque()
-        """Attempts that nobody has claimed and that run since somebody has last looked here, some of them perhaps
-        twice."""
+        """Unclaimed attempts that have begun since the last call of `newly_unclaimed`; some may be there twice."""
         self._names: dict[bytes, str] = {}
         self._counts: dict[int, int] = {}
         self._heaps: defaultdict[int, list[bytes]] = defaultdict(list)
 
     def counts(self) -> dict[Mode, int]:
-        """How many wait, by mode; modes without any are not there."""
+        """Number of waiting rollouts by mode; modes without any are left out."""
         return {MODES[mode]: count for mode, count in self._counts.copy().items() if count}
 
     def newly_unclaimed(self) -> list[tuple[str, str]]:
@@ -41,7 +38,7 @@ class Waiting:
         return [self.unclaimed.popleft() for _ in range(len(self.unclaimed))]
 
     def recall(self, view: View) -> None:
-        """Starts anew with what is on the tape."""
+        """Start anew from the tape."""
         self.state = view.queue_state()
         self._names = {key: name[:-1].decode("ascii") for key, name in view.scan("queue")}
         self._heaps.clear()
@@ -52,9 +49,9 @@ class Waiting:
             heapify(heap)
 
     def follow(self, view: View, changes: Sequence[bytes]) -> None:
-        """Whoever joins or leaves the queue has a change of its rollout in the log."""
+        """Apply changes: a rollout that joins or leaves the queue has a change in the log."""
         if any(record.startswith(b"f") for record in changes):
-            return self.recall(view)  # where one waited that is gone is only in its record
+            return self.recall(view)  # The place of a rollout that is gone is only in its record.
         self.state = view.queue_state()
         if self._names or view.has("queue", b""):
             for name in {record[1:] for record in changes if record.startswith(b"r")}:
@@ -70,26 +67,26 @@ class Waiting:
             self.remove(key)
 
     def add(self, key: bytes, name: str) -> None:
-        """It waits."""
+        """Add a waiting rollout under its key."""
         if key in self._names:
             return
-        # One that was removed and comes back may stand in the heap twice, which does no harm.
+        # A key that was removed and comes back may be in the heap twice, which does no harm.
         self._names[key] = name
         self._counts[key[0]] = self._counts.get(key[0], 0) + 1
         heappush(self._heaps[key[0]], key)
 
     def remove(self, key: bytes) -> None:
-        """It waits no longer."""
+        """Remove the rollout under a key."""
         if self._names.pop(key, None) is not None:
             mode = key[0]
             self._counts[mode] -= 1
             if len(self._heaps[mode]) > _SPARSE * (self._counts[mode] + _SPARSE):
-                # Where nobody takes work what was removed is never met.
+                # Where nobody claims work, removed keys are never popped.
                 self._heaps[mode] = [it for it in self._names if it[0] == mode]
                 heapify(self._heaps[mode])
 
     def next(self, modes: Iterable[int]) -> tuple[bytes, str] | None:
-        """The most urgent of these modes; it stays."""
+        """The most urgent rollout of these modes, as (key, name); it stays in the queue. None if none waits."""
         heads = [head for mode in modes if (head := self._head(mode)) is not None]
         found = min(heads, key=lambda key: key[1:], default=None)
         return None if found is None else (found, self._names[found])
