@@ -1,4 +1,4 @@
-"""The model endpoints and the routes to them, as a configuration has them."""
+"""The settings of model endpoints and of the routes to them."""
 
 from __future__ import annotations
 
@@ -78,15 +78,16 @@ class Upstream(Section):
 
     @property
     def family(self) -> Family:
-        """Whose API it speaks."""
+        """The family of the API that it speaks."""
         return FAMILIES[self.dialect]
 
     def key(self) -> str | None:
-        """The API key from the environment; raises `ConfigError` when it is named and missing."""
+        """Return the API key from the environment; raises `ConfigError` when it is named and missing."""
         return environment_key(f"upstream {self.name!r}", self.key_env)
 
     def proxy_auth(self) -> str | None:
-        """What its proxy is told, from the environment; raises `ConfigError` when it is named and missing."""
+        """Return the credential for its proxy from the environment; raises `ConfigError` when it is named and
+        missing."""
         return environment_key(f"upstream {self.name!r}", self.proxy_auth_env, "proxy_auth_env")
 
 
@@ -130,9 +131,9 @@ class Route(Section):
 
     @property
     def translates(self) -> bool:
-        """Whether calls are translated."""
+        """True if calls are translated."""
         return bool(self.train) if self.translate is None else self.translate
 
     def matches(self, model: str) -> bool:
-        """True when this route serves the model."""
+        """True if this route serves the model."""
         return fnmatchcase(model, self.model)

@@ -42,7 +42,7 @@ class AdapterKeeper:
         session: Callable[[], aiohttp.ClientSession],
         now_ns: Callable[[], int],
     ) -> None:
-        """`upstreams` by name; `session` for what is asked of them."""
+        """`upstreams` by name; `session` for requests to them."""
         self._tape = tape
         self._reader = ReleaseReader(tape)
         self._upstreams = upstreams
@@ -55,16 +55,16 @@ class AdapterKeeper:
         self._stopped = False
 
     def start(self) -> None:
-        """From now on."""
+        """Start the task that keeps the adapters."""
         self._task = asyncio.ensure_future(self._run())
 
     def changed(self) -> None:
-        """A resource or a release has changed."""
+        """Called when a resource or a release has changed: compare the servers again."""
         self._changed.set()
 
     def repaired(self) -> asyncio.Future[None]:
-        """A server does not know a version that it should hold: done when all servers have been looked at once more, or
-        at once where nobody does that here any more."""
+        """Called when a server does not know a version that it should hold. Return a future that is done when all
+        servers have been compared once more, or at once where no task does that here any more."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._stopped:
             done.set_result(None)
@@ -74,7 +74,7 @@ class AdapterKeeper:
         return done
 
     async def stop(self) -> None:
-        """Leaves the servers as they are. Whoever waits for them goes on."""
+        """Stop the task; servers stay as they are, and waiting calls go on."""
         self._stopped = True
         if self._task is not None:
             self._task.cancel()
@@ -99,16 +99,15 @@ class AdapterKeeper:
                     await self._changed.wait()
 
     async def settle(self, lost: bool = False) -> None:
-        """Looks at every server once. `lost`: a call was refused, so versions that rollouts are pinned to may be
-        missing.
-        """
+        """Bring every server to its adapters once. `lost`: a call was refused, so versions that rollouts are pinned to
+        may be missing."""
         known = await asyncio.to_thread(lambda: _known(self._reader.resources()))
         for name, versions in known.items():
             if name in self._upstreams and any(one.adapter is not None for one, _ in versions.values()):
                 await self._settle(self._upstreams[name], versions, lost)
 
     def _read(self) -> tuple[set[str], set[str]]:
-        """What is wanted, and what a check may have loaded by now."""
+        """Return NAME@VERSION of the wanted versions, and of those that a check may have loaded."""
         releases = self._reader.releases()
         drafts = (one for one in releases if one.stage == "draft" or one.held_in == "draft")
         checked = {f"{name}@{version}" for one in drafts for name, version in one.given("candidate").items()}
@@ -118,7 +117,7 @@ class AdapterKeeper:
         residency = Residency({served: version for served, (version, _) in versions.items()})
         engine = Engine(self._session(), upstream.base_url, upstream.key(), reach(upstream).options)
         try:
-            # The tape after the server: what a check has loaded by then belongs to a release that is there.
+            # The tape is read after the server: then a loaded adapter of a check belongs to a release on the tape.
             present = await engine.adapters()
             wanted, checked = await asyncio.to_thread(self._read)
             names = [served for served, (_, place) in versions.items() if place in wanted]
@@ -141,7 +140,7 @@ class AdapterKeeper:
         self._say(upstream.name, _trouble(done))
 
     def _say(self, upstream: str, trouble: str) -> None:
-        """Logs a message, once each time that it changes."""
+        """Log a message, once each time that it changes."""
         if trouble != self._said.get(upstream, ""):
             self._said[upstream] = trouble
             if trouble:
@@ -150,7 +149,7 @@ class AdapterKeeper:
 
 def _let_go(waiting: Iterable[asyncio.Future[None]]) -> None:
     for done in waiting:
-        # The worker that has asked may be gone.
+        # The worker that waits may be gone.
         if not done.done():
             done.set_result(None)
 
@@ -158,7 +157,8 @@ def _let_go(waiting: Iterable[asyncio.Future[None]]) -> None:
 def _known(
     resources: Mapping[str, tuple[Stable, list[Resource]]],
 ) -> dict[str, dict[str, tuple[ModelVersion, str]]]:
-    """By upstream: what is served under which name, and NAME@VERSION of it."""
+    """Return by upstream, and by the name under which it serves a version, the version's content and its
+    NAME@VERSION."""
     found: dict[str, dict[str, tuple[ModelVersion, str]]] = {}
     for _, versions in resources.values():
         for version in versions:
@@ -171,13 +171,13 @@ def _known(
 
 
 def _wanted(resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> set[str]:
-    """NAME@VERSION of what new rollouts may be given."""
+    """Return NAME@VERSION of all that new rollouts may be given."""
     stable = {
         f"{name}@{version}"
         for name, (one, _) in resources.items()
         for version in (one.version, *(rule.version for rule in one.rules))
     }
-    # Whether a draft's candidate can be loaded at all is found out by its check.
+    # A draft's check finds out whether its candidate can be loaded at all.
     live = [release for release in releases if release.live and release.stage != "draft"]
     return stable.union(*(release.places for release in live))
 

@@ -1,12 +1,13 @@
 """Adapters on a vLLM server: loads, checks, warms and unloads them, and says clearly when one of these does not work.
 
-`Engine` speaks to one server. Everything it does can be done again: `load` of an adapter that is there succeeds, and
+`Engine` speaks to one server. All its operations can be repeated: `load` of an adapter that is there succeeds, and
 `unload` of one that is not there too. So the same call repairs a server that was restarted and has lost its adapters.
 Two processes that load the same version at once both succeed. After a `timeout` the server may still finish its work;
 the next `load` finds out.
 
 `settle` brings a server to what `gateway.model.weights` plans; one version that does not load does not stop the others.
-docs/weights.md has what is special to vLLM, as measured.
+
+docs/weights.md lists the peculiarities of vLLM, as measured.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ LIST_S, LOAD_S, CHECK_S = 10.0, 120.0, 60.0
 PROMPT = "Say hello."
 
 Trouble = Literal["not_found", "refused", "unreachable", "timeout", "mismatch", "unusable"]
-"""No such adapter; the server says no; nobody answers; not in time; other weights; it answers, but not as a model."""
+"""In order: no such adapter; the server refuses; nobody answers; not in time; other weights; its answer is not one of a
+model."""
 
 
 class ServingError(Exception):
-    """A server did not do what was asked; the message names the adapter, the server and the way out."""
+    """A server did not do what it was asked to; the message names the adapter, the server and the way out."""
 
     def __init__(self, kind: Trouble, message: str) -> None:
         super().__init__(message)
@@ -42,15 +44,15 @@ class ServingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How a version answered a canned prompt."""
+    """The answer of a version to a canned prompt."""
 
     text: str
-    """What it said; empty when that were special tokens only."""
+    """The text of the answer; empty when it had only special tokens."""
     seconds: float
 
 
 class Engine:
-    """One vLLM server."""
+    """The client of one vLLM server."""
 
     def __init__(
         self,
@@ -59,15 +61,15 @@ class Engine:
         key: str | None = None,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`base_url`: as an upstream has it, with or without `/v1`; `key`: what the server was given as `--api-key`;
-        `options`: how it is reached (`gateway.upstreams.reach`)."""
+        """`base_url`: as in an upstream, with or without `/v1`; `key`: the server's `--api-key`; `options`: of a
+        connection to it (`gateway.upstreams.reach`)."""
         self._options = options
         self._session = session
         self.url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def adapters(self) -> dict[str, str | None]:
-        """Every name that it serves: adapters with their paths, base models with None."""
+        """Return every name that the server serves: adapters with their paths, base models with None."""
         status, text = await self._ask("GET", "/v1/models", None, LIST_S)
         if status != 200:
             raise self._refused(status, text, "list its models")
@@ -77,13 +79,14 @@ class Engine:
             raise self._error("unusable", "did not list its models as vLLM does; is it one?") from None
 
     async def slots(self) -> int | None:
-        """Adapters that it computes with at a time (`--max-loras`); None before its first answer."""
+        """Return the number of adapters that it computes with at a time (`--max-loras`); None before its first
+        answer."""
         status, text = await self._ask("GET", "/metrics", None, LIST_S)
         found = re.search(r'^vllm:lora_requests_info\{[^}]*max_lora="(\d+)"', text, re.MULTILINE)
         return int(found[1]) if status == 200 and found else None
 
     async def load(self, name: str, path: str, base: str | None = None) -> bool:
-        """Makes the adapter in `path` (on the server) answer to `name`; False when it did already.
+        """Load the adapter in `path` (on the server) under `name`; False when it was loaded already.
 
         `base`: the model that it was made for, which the server must serve: one of the same shape would take it too.
         """
@@ -92,21 +95,21 @@ class Engine:
         status, text = await self._change("load", {"lora_name": name, "lora_path": path}, LOAD_S)
         if status == 200:
             return True
-        # Another process may have been quicker.
+        # Another process may have loaded it first.
         if status == 400 and await self._serves(name, path, base):
             return False
         hint = "; the path must exist on the server" if status == 404 else ""
         raise self._refused(status, text, f"load adapter {name!r} from {path}", hint)
 
     async def unload(self, name: str) -> bool:
-        """Takes a name away; answers that have begun are finished with its weights. False when it was not there."""
+        """Unload a name; answers that have begun are finished with its weights. False when it was not there."""
         status, text = await self._change("unload", {"lora_name": name}, LIST_S)
         if status not in (200, 404):
             raise self._refused(status, text, f"unload adapter {name!r}")
         return status == 200
 
     async def check(self, name: str, numbers: bool = True) -> Check:
-        """Asks a version one prompt, which it must answer in time.
+        """Ask a version one prompt, which it must answer in time.
 
         `numbers`: its log-probabilities must be numbers; False for servers that do not give them.
         """
@@ -114,7 +117,7 @@ class Engine:
         return Check(await self._answer(name, numbers), monotonic() - began)
 
     async def warm(self, name: str, n: int) -> float:
-        """Asks a version `n` times at once, so that no agent pays for first times; returns the seconds it took."""
+        """Ask a version `n` prompts at once, so that no agent waits for first times; return the seconds it took."""
         began = monotonic()
         await asyncio.gather(*(self._answer(name, numbers=False) for _ in range(n)))
         return monotonic() - began
@@ -129,7 +132,7 @@ class Engine:
         if status != 200:
             raise self._refused(status, text, f"answer as {name!r}")
         try:
-            # A server may also write NaN, which is no JSON.
+            # Some servers write NaN, which is no JSON.
             choice = json.loads(text, parse_constant=lambda _: None)["choices"][0]
             said = choice["message"]["content"] or ""
             tokens: list[Any] = choice["logprobs"]["content"] if numbers else []
@@ -153,7 +156,7 @@ class Engine:
     # -- asking ------------------------------------------------------------------------------------------------------
 
     async def _ask(self, method: str, path: str, body: Any, seconds: float) -> tuple[int, str]:
-        """(HTTP status, text of the answer)."""
+        """Return (HTTP status, text of the answer)."""
         bound = aiohttp.ClientTimeout(total=seconds)
         try:
             async with self._session.request(
@@ -197,7 +200,7 @@ class Engine:
 
 
 def _reason(text: str) -> str:
-    """The message in an error's body, in one line."""
+    """Return the message in an error's body, in one line."""
     try:
         error = json.loads(text)["error"]
         text = error if isinstance(error, str) else str(error["message"])
@@ -208,21 +211,21 @@ def _reason(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What was done on a server."""
+    """The changes made on a server."""
 
     plan: Plan
     done: list[str] = field(default_factory=list[str])
     """Names of the plan that were unloaded or loaded."""
     failed: dict[str, ServingError] = field(default_factory=dict[str, ServingError])
-    """Names of the plan that were not, and why."""
+    """The error of each name of the plan that was not."""
 
 
 async def settle(
     engine: Engine, residency: Residency, wanted: Iterable[str], present: Mapping[str, str | None] | None = None
 ) -> Settled:
-    """Unloads and loads until the server holds what is wanted. Raises `ServingError` when it cannot be asked at all.
+    """Unload and load until the server holds the wanted adapters. Raises `ServingError` when it cannot be asked at all.
 
-    `present`: what it lists; asked for unless given.
+    `present`: the names that the server lists; asked for unless given.
     """
     made = Settled(residency.plan(await engine.adapters() if present is None else present, wanted))
     for name in (*made.plan.unload, *made.plan.load):

@@ -1,4 +1,4 @@
-"""Counts the outcomes of a canary, in the order of assignment, and writes down what follows from them.
+"""Counts the outcomes of a canary, in the order of assignment, and writes down the decisions that follow.
 
 Two counts go over the same assignments: an early look for errors, which waits for seconds, and the outcome, which waits
 for a reward. The early one is always ahead.
@@ -34,31 +34,31 @@ from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
 
 BATCH: Final = 64
-"""Assignments that are looked at together."""
+"""Assignments that are examined together."""
 BETWEEN_S: Final = 0.02
-"""Seconds between two looks: while calls are recorded there is a commit every few milliseconds."""
+"""Seconds between two rounds: while calls are recorded there is a commit every few milliseconds."""
 
 
 class Round(NamedTuple):
-    """What one look at the next assignments has brought."""
+    """The result of one round over the next assignments."""
 
     looked: Sequence[Assignment] = ()
-    """Those that were looked at early, with what was seen."""
+    """Assignments that were examined early, with the result."""
     seen: Sequence[Seen] = ()
-    """Outcomes."""
+    """The counted outcomes."""
     found: Decided | None = None
     """The decision that follows from the last of them."""
     due: int | None = None
-    """When the next one counts at the latest; ns since the epoch."""
+    """Time at which the next assignment counts at the latest; ns since the epoch."""
 
     @property
     def full(self) -> bool:
-        """Whether there may be more to look at right away."""
+        """True if more assignments may be ready at once."""
         return BATCH in (len(self.looked), len(self.seen))
 
 
 class Counting:
-    """Counts for all canaries of a gateway."""
+    """The counter of all canaries of a gateway."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Counting:
         now_ns: Callable[[], int],
         changed: Callable[[], Awaitable[None]],
     ) -> None:
-        """`changed` is told of every decision, when it is durable."""
+        """`changed` is called after every decision, when it is durable."""
         self._tape = tape
         self._reader = ReleaseReader(tape)
         self._recorder = recorder
@@ -77,7 +77,7 @@ class Counting:
         self._changed = changed
 
     async def run(self, release: Release, show: Callable[[Canary], None]) -> None:
-        """Counts until something changes; `show` is given the canary that is stepped."""
+        """Count until the release changes; `show` is called with the canary that is stepped."""
         canary, left = await asyncio.to_thread(self.walked, release)
         show(canary)
         if left is not None:
@@ -95,7 +95,7 @@ class Counting:
                 cursor = await self._wait(cursor, done.due)
 
     def walked(self, release: Release) -> tuple[Canary, Decided | None]:
-        """The canary as the tape has it, and the decision that follows from it and was not made yet."""
+        """Return the canary as the tape has it, and the decision that follows from it and was not made yet."""
         canary, audit, (assigned, seen) = (
             Canary.of(release),
             self._reader.audit(release.id),
@@ -105,12 +105,13 @@ class Counting:
         return canary, next(islice(walk(canary, assigned, seen, audit), made, None), None)
 
     def evidence(self, release: Release) -> Evidence:
-        """All that was counted."""
+        """Return the evidence of all counted rollouts."""
         assigned, seen = self._read(release)
         return weigh_early(weigh(no_evidence(release), zip(assigned, seen, strict=False)), assigned)
 
     def _read(self, release: Release) -> tuple[list[Assignment], list[Seen]]:
-        """What was assigned, counted and looked at early, up to this state of the release."""
+        """Return the assignments that were counted or examined early up to this state of the release, and the
+        outcomes."""
         assigned, seen, until = list[Assignment](), list[Seen](), max(release.counted, release.early)
         while len(assigned) < until:
             page = self._reader.assignments(release.id, len(assigned))
@@ -129,7 +130,7 @@ class Counting:
         return Round(early.looked, late.seen, found, min(dues, default=None))
 
     def _early(self, release: Release, canary: Canary) -> Round:
-        """What is known early of the next assignments."""
+        """Examine the next assignments early."""
         looked: list[Assignment] = []
         for assignment in self._reader.assignments(release.id, release.early, BATCH)[0]:
             pins, now = self._reader.pins(assignment.rollout), self._now_ns()
@@ -142,7 +143,7 @@ class Counting:
         return Round(looked)
 
     def _count(self, release: Release, canary: Canary, ahead: int) -> Round:
-        """What became of the next assignments, up to `ahead`, the last that was looked at early."""
+        """Count the outcomes of the next assignments, up to `ahead`, the last one that was examined early."""
         seen: list[Seen] = []
         for assignment in self._reader.assignments(release.id, release.counted, BATCH)[0]:
             if assignment.number > ahead:
@@ -159,12 +160,12 @@ class Counting:
         return Round(seen=seen)
 
     def _members(self, release: Release, assignment: Assignment) -> Iterator[Known]:
-        """The rollouts of an assignment; read when it is their turn."""
+        """Yield the rollouts of an assignment; each is read in its turn."""
         for member in self._reader.members(release.id, assignment):
             yield Known(member, self._reader.pins(member.rollout))
 
     async def _act(self, release: Release, done: Round) -> Release:
-        """Writes down what was seen and the decision that follows, in one transaction."""
+        """Write the counts and the decision that follows, in one transaction."""
         now, found = self._now_ns(), done.found
 
         def counted(transaction: Transaction) -> Release:
@@ -187,7 +188,7 @@ class Counting:
         return made
 
     async def _wait(self, cursor: int, due: int | None) -> int:
-        """Until something was written, or the deadline of the next assignment; where the feed is then."""
+        """Wait for the next commit, or the deadline of the next assignment; return the cursor of the feed."""
         await asyncio.sleep(BETWEEN_S)
         seconds = None if due is None else max(0.0, (due - self._now_ns()) / 1e9)
         with suppress(TimeoutError):

@@ -1,8 +1,9 @@
-"""Switches traffic: which resources does a call use, which versions has its rollout, and what is the request to send?
+"""Switches traffic: finds the resources that a call uses and the versions that its rollout has, and writes the request
+to send.
 
 `look` runs for every call and must cost nothing while nothing is registered. `pinned` answers from memory. The first
 call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a rollout on
-two arms. A `Catalog` holds what is known of resources and releases, and is made anew when one changes.
+two arms. A `Catalog` holds the known resources and releases, and is made anew when one changes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _log = logging.getLogger("penstock.releases")
 
 
 class Tape(Protocol):
-    """The slice of the tape that is read."""
+    """The reads of the tape that are needed here."""
 
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]: ...
     def releases(self) -> list[Release]: ...
@@ -55,22 +56,22 @@ class Tape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One version of a model, as calls are sent to it."""
+    """A version of a model, as calls are sent to it."""
 
     upstreams: tuple[str, ...]
-    """Those that serve it, the first one first."""
+    """Upstreams that serve it, the preferred one first."""
     served: str
     adapter: bool
-    """Whether it is loaded, and not what the server was started with."""
+    """True if it is a loaded adapter; False for the model that the server was started with."""
 
     @property
     def upstream(self) -> str:
-        """Who is asked for it where one is enough."""
+        """The preferred upstream, for callers that need one."""
         return self.upstreams[0]
 
 
 class Catalog:
-    """Resources and releases as calls need them; immutable."""
+    """Resources and releases in the form that calls need; immutable."""
 
     def __init__(self, resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> None:
         self.stable = {name: stable for name, (stable, _) in resources.items()}
@@ -89,8 +90,8 @@ class Catalog:
                     )
                     continue
                 self.templates.setdefault(name, {})[version.version] = content.template
-                # Agents send each version of a tool's text if they send one: whichever a server of tools was made to
-                # list, perhaps for another rollout of the same process.
+                # If agents send one version of a tool's text, they may send any: a server of tools may have been made
+                # to list it, perhaps for another rollout of the same process.
                 if content.sent or (isinstance(content, ToolText) and sent(versions)):
                     known.append(Known.of(name, content))
                     self.sent.append(Sent(name, version.version, content.template, known[-1].tool))
@@ -98,14 +99,14 @@ class Catalog:
         found = list(releases)
         self.releases = {one.id: one for one in found}
         self.units = frozenset(one.policy.unit for one in found if one.policy.by_unit)
-        """Entries of the baggage that name who is assigned."""
+        """Entries of the baggage that name the unit of assignment."""
         self.rehearses = any(one.policy.replay.closed_loop for one in found)
-        """Whether there can be an agent in rehearsal."""
+        """True if there can be an agent in rehearsal."""
 
     def written(
         self, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str], form: str = ""
     ) -> tuple[Rewritten, Weights | None]:
-        """A request with these versions of its resources in it, and where its weights are served. `form`: its type."""
+        """Return a request with these versions of its resources in it, and its weights. `form`: its type."""
         made, weights = Rewritten(body, [], []), None
         if prompts is not None and prompts.uses:
             made = write(
@@ -117,12 +118,12 @@ class Catalog:
         return made, weights
 
     def has(self, pin: Pin) -> bool:
-        """Whether its version is known here, and its release."""
+        """True if the pin's version and its release are known here."""
         known = self.models.get(pin.resource) or self.templates.get(pin.resource) or {}
         return pin.version in known and (pin.release is None or pin.release in self.releases)
 
     def rolled_back(self, pin: Pin) -> bool:
-        """Whether a rollout must get the stable version, because its release was rolled back since."""
+        """True if a rollout must get the stable version, because its release was rolled back since."""
         release = None if pin.release is None else self.releases.get(pin.release)
         return pin.arm == "candidate" and not pin.mixed and release is not None and release.stage == "rolled_back"
 
@@ -134,33 +135,33 @@ class Catalog:
 
 @dataclass(slots=True)
 class Uses:
-    """What a call uses."""
+    """The resources that a call uses."""
 
     resources: list[str]
     prompts: Findings | None
     model: str | None
-    """The model asked for, when it is a resource."""
+    """The requested model, if it is a resource."""
     noted: bool = False
-    """Whether its texts are counted already."""
+    """True if its texts are counted already."""
 
 
 @dataclass(slots=True)
 class Switched:
-    """The request to send."""
+    """The request to send and its versions."""
 
     body: bytes
     upstreams: tuple[str, ...]
-    """Where it may go; none where routes decide."""
+    """Upstreams that it may go to; empty where routes decide."""
     versions: dict[str, str]
     """Version by resource."""
     arm: str | None
-    """RELEASE:ARM of each release that the rollout takes part in, with commas between them."""
+    """RELEASE:ARM of each release that the rollout takes part in, separated by commas."""
     texts: dict[str, str]
     """SHA-256 of each prompt as the agent sent it, by resource."""
 
 
 class Pins:
-    """Holds the catalog and recent pins."""
+    """The catalog and the recent pins."""
 
     def __init__(
         self,
@@ -171,10 +172,10 @@ class Pins:
         repaired: Callable[[], asyncio.Future[None]],
         gave: Callable[[str, list[dict[str, Any]]], None],
     ) -> None:
-        """`redactor`: of what is recorded; who is assigned by a release is hidden there. `repaired` is called when a
-        server does not know the version that it was sent; done when servers were looked after. `gave` tells the other
-        workers what a rollout was given while the tape took no pin (`others_gave`).
-        """
+        """`redactor` masks recorded data; the baggage entries that name units are hidden there. `repaired` is called
+        when a server does not know the version that it was sent; its future is done when servers have been compared.
+        `gave` tells the other workers the versions of a rollout that was given them while the tape took no pin
+        (`others_gave`)."""
         self._tape = tape
         self._recorder = recorder
         self._metrics = metrics
@@ -182,15 +183,16 @@ class Pins:
         self.repaired, self._gave = repaired, gave
         self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
         self._units: OrderedDict[tuple[str, str], list[Pin]] = OrderedDict()
-        """What units of rollouts were given, by release and unit."""
+        """Pins of units of rollouts, by release and unit."""
         self._unwritten = Unwritten(recorder)
         self._reloading = asyncio.Lock()
         self.notes = Notes()
-        """What calls had of registered prompts."""
+        """Uses of registered prompts, until they are added up."""
         self.catalog = Catalog({}, ())
 
     async def reload(self) -> None:
-        """A resource or a release has changed. A thread reads them: a thousand long prompts would hold up calls."""
+        """Called when a resource or a release has changed. A thread reads them: a thousand long prompts would hold up
+        calls."""
         async with self._reloading:
             self.catalog = await asyncio.to_thread(self._read)
             self._redactor.hide_baggage(self.catalog.units)
@@ -201,17 +203,18 @@ class Pins:
     # -- what does it use? ------------------------------------------------------------------------------------------
 
     def look(self, call: Admitted, explicit: str | None) -> Uses | None:
-        """What a call uses of the catalog, None for nothing. `explicit`: the prompt that its header names."""
+        """Return the resources of the catalog that a call uses, None for none. `explicit`: the prompt that its header
+        names."""
         catalog, found = self.catalog, Uses([], None, None)
         if catalog.templates:
             found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
-            # First, because it reads the model's name too.
+            # This comes first, because it reads the model's name too.
             call.asked = call.asked or findings.asked
             found.resources = list(
                 dict.fromkeys(it.resource for it in findings.uses if it.resource in catalog.templates)
             )
             if not found.resources:
-                # Otherwise they are counted when the others are written.
+                # Other texts are counted when the request is written.
                 found.noted = True
                 self._count_unused(call, findings)
         if catalog.models and call.model in catalog.models:
@@ -220,7 +223,7 @@ class Pins:
         return found if found.resources else None
 
     def _count_unused(self, call: Admitted, findings: Findings) -> None:
-        """Counts the texts of a call of which none is to be written."""
+        """Count the texts of a call of which none is to be written."""
         misses = [*findings.misses, *(Miss(use.place, "unknown", "", use.resource) for use in findings.uses)]
         for miss in misses:
             self._metrics.prompt_misses[(miss.why,)] += 1
@@ -234,7 +237,7 @@ class Pins:
     # -- what is it given? ------------------------------------------------------------------------------------------
 
     def pinned(self, call: Admitted, found: Uses) -> dict[str, Pin] | None:
-        """The pins of what it uses; None when it must be pinned first."""
+        """Return the pins of the resources that it uses; None when the rollout must be pinned first."""
         pins = self._pins.get(call.address.rollout)
         if pins is None:
             return None
@@ -248,11 +251,11 @@ class Pins:
         return mine
 
     def rolled_back(self, found: Uses, pins: Mapping[str, Pin]) -> bool:
-        """Whether a call with these versions must get others by now."""
+        """True if a call with these pins must get other versions by now."""
         return any(self.catalog.rolled_back(pins[name]) for name in found.resources)
 
     def pin(self, call: Admitted, found: Uses, now: int) -> asyncio.Future[list[Pin]]:
-        """Pins its rollout; done when that is durable. What comes back is remembered."""
+        """Pin the rollout of a call; the future is done when that is durable. Its pins are remembered."""
         wanted = Wanted(
             call.address.rollout,
             _asker(call, found),
@@ -264,14 +267,14 @@ class Pins:
         return asyncio.ensure_future(self._known(pinning))
 
     async def _known(self, pinning: asyncio.Future[list[Pin]]) -> list[Pin]:
-        """What another process has registered or released this moment is read first."""
+        """Wait for the pins, and first reload what another process has registered or released at this moment."""
         pins = await pinning
         if not all(map(self.catalog.has, pins)):
             await self.reload()
         return pins
 
     def forget(self, rollout: str) -> None:
-        """It was forgotten; another of its name is given its own."""
+        """Forget the pins of a rollout; another one of its name gets its own."""
         self._pins.pop(rollout, None)
         self._unwritten.forget(rollout)
 
@@ -284,9 +287,8 @@ class Pins:
                 _keep(self._units, (pin.release, pin.unit), done.result())
 
     def unpinned(self, call: Admitted, found: Uses, error: BaseException) -> dict[str, Pin]:
-        """The stable versions, for a call that goes on although the tape takes no pin, unless its rollout names others,
-        or it or its unit is on an arm already. They are kept in memory, and on the tape when it takes them.
-        """
+        """Return the stable versions, for a call that goes on although the tape takes no pin, unless its rollout names
+        others, or it or its unit is on an arm already. They are kept in memory, and on the tape when it takes them."""
         if not isinstance(error, TapeError):
             _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
         asker, named = _asker(call, found), dict[str, str]()
@@ -295,7 +297,7 @@ class Pins:
                 asker = asker._replace(mode=rollout.mode, metadata=rollout.metadata or {})
                 named = rollout.config.versions
         with suppress(TapeError):
-            # It can still be read. Another process, or an earlier one, may have put there what this one never knew.
+            # The tape can still be read. Another or earlier process may have written pins that this one never knew.
             self._learn(call.address.rollout, self._tape.pins(call.address.rollout))
         pins = list(map(self._fallen_back, self._pins.get(call.address.rollout, [])))
         for resource in found.resources:
@@ -314,15 +316,15 @@ class Pins:
         return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
 
     def others_gave(self, rollout: str, pins: Iterable[Mapping[str, Any]]) -> None:
-        """What another worker has given a rollout while the tape took no pin. Whichever has its next span puts it
-        there.
-        """
+        """Remember pins that another worker has given a rollout while the tape took none. The worker that has the
+        rollout's next span writes them."""
         given = list(map(Pin.model_validate, pins))
         self._learn(rollout, given)
         self._unwritten.add(rollout, given)
 
     def with_span(self, rollout: str) -> Callable[[Transaction, Entry], None] | None:
-        """What must come to the tape with the next span of a rollout (`releases.unwritten`); None for nothing."""
+        """Return the function that writes pending pins with the next span of a rollout (`releases.unwritten`); None for
+        none."""
         return self._unwritten.with_span(rollout)
 
     def _learn(self, rollout: str, pins: Iterable[Pin]) -> None:
@@ -332,21 +334,21 @@ class Pins:
         _keep(self._pins, rollout, [*known, *new])
 
     def _pins_of_unit(self, resource: str, asker: Asker) -> Iterator[Pin]:
-        """What a call's unit was given of a resource in releases that are live."""
+        """Yield the pins of a resource that a call's unit has in live releases."""
         for release in self.catalog.releases.values():
             if release.live and resource in release.resources and (unit := unit_of(release, asker)) is not None:
                 pins = self._units.get((release.id, unit)) or self._stored_unit(release, unit, asker)
                 yield from (pin for pin in pins if pin.resource == resource and pin.release == release.id)
 
     def _stored_unit(self, release: Release, unit: str, asker: Asker) -> list[Pin]:
-        """As `_learn`: what the tape has, if it can be read."""
+        """Return the pins of a unit on the tape; none if it cannot be read."""
         with suppress(TapeError):
             found = self._tape.unit(release.id, unit)
             return [] if found is None else pins_on(release, found, asker.agent)
         return []
 
     def adapted(self, versions: Mapping[str, str]) -> bool:
-        """Whether one of these is an adapter, which a server can lose."""
+        """True if one of these versions is an adapter, which a server can lose."""
         models = self.catalog.models
         return any(name in models and models[name][version].adapter for name, version in versions.items())
 
@@ -357,7 +359,7 @@ class Pins:
         return pin.model_copy(update={"version": stable[pin.resource], "mixed": True})
 
     def _covers(self, pin: Pin, asker: Asker) -> bool:
-        """Whether the release of another agent's pin speaks to this one too. Mode and metadata are the rollout's."""
+        """True if the release of another agent's pin includes this agent too. Mode and metadata are the rollout's."""
         release = None if pin.release is None else self.catalog.releases.get(pin.release)
         if release is None:
             return False
@@ -366,7 +368,7 @@ class Pins:
     # -- the request to send -----------------------------------------------------------------------------------------
 
     def switched(self, call: Admitted, found: Uses, pins: Mapping[str, Pin]) -> Switched:
-        """The request with what its rollout was given in it."""
+        """Return the request with the versions of its rollout in it."""
         given = {name: pins[name].version for name in found.resources}
         made, weights = self.catalog.written(call.body, found.prompts, found.model, given, call.form)
         for use in made.uses:
@@ -384,7 +386,7 @@ class Pins:
 
 
 def _keep(kept: OrderedDict[K, list[Pin]], key: K, pins: list[Pin]) -> None:
-    """Remembers pins, in place of those that nobody has asked for since long."""
+    """Remember pins; the least recently used ones are dropped."""
     kept[key] = pins
     kept.move_to_end(key)
     if len(kept) > REMEMBERED:
@@ -392,6 +394,6 @@ def _keep(kept: OrderedDict[K, list[Pin]], key: K, pins: list[Pin]) -> None:
 
 
 def _asker(call: Admitted, found: Uses) -> Asker:
-    """Who asks; facts of its rollout that only the tape has are filled in here."""
+    """Return the asker of a call; whoever reads the tape adds the facts of its rollout that only the tape has."""
     model = found.model or call.model or ""
     return Asker(call.address.agent or "", model, call.address.mode, {}, call.baggage)

@@ -1,7 +1,7 @@
-"""The first stage of a release: can the candidate be sent at all? It touches no agent.
+"""The first stage of a release: checks that the candidate can be sent at all. It touches no agent.
 
-A tool's text must be known to be what agents send: nothing else finds it in a call. A text must keep every slot of the
-stable version, render, and not be empty. Weights must load on their upstream, and answer a canned prompt with
+A tool's text must be one that agents are known to send: nothing else finds it in a call. A text must keep every slot of
+the stable version, render, and not be empty. Weights must load on their upstream, and answer a canned prompt with
 log-probabilities that are numbers. They stay loaded, so that the canary's first call does not wait.
 """
 
@@ -29,7 +29,7 @@ _UNSENT = (
 )
 _NAMED = "; no version is known to be what agents send (--sent), so only calls that name it get the candidate"
 WARM = 4
-"""Questions that are asked at once before a version gets traffic."""
+"""Requests that are sent at once before a version gets traffic."""
 
 
 class Checking:
@@ -38,13 +38,13 @@ class Checking:
     def __init__(
         self, resource: Find, upstreams: Mapping[str, Upstream], session: Callable[[], aiohttp.ClientSession]
     ) -> None:
-        """`resource` finds one by name; `upstreams` by name; `session` for what is asked of them."""
+        """`resource` finds one by name; `upstreams` by name; `session` for requests to them."""
         self._resource = resource
         self._upstreams = upstreams
         self._session = session
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
-        """Whether the candidate can be sent, with its companions."""
+        """Report whether the candidate and its companions can be sent."""
         reports = {name: await self._one(release, name, progress) for name in release.resources}
         first, *others = reports.values()
         if not others:
@@ -70,7 +70,7 @@ class Checking:
         return report if known else replace(report, why=report.why + _NAMED)
 
     async def _weights(self, content: ModelVersion, name: str, progress: Progress) -> Report:
-        """On each of the upstreams that serve it; the first that cannot decides."""
+        """Check the weights on each upstream that serves them; the first failure decides."""
         progress.total = len(content.upstreams) * (2 + (content.adapter is not None))
         reports: list[Report] = []
         for upstream in content.upstreams:
@@ -107,7 +107,7 @@ class Checking:
 
 
 def text_report(stable: Template, candidate: Template) -> Report:
-    """Whether a text can take the place of another."""
+    """Report whether a candidate text can replace the stable one."""
     try:
         check_candidate(stable, candidate)
         text = candidate.render(dict.fromkeys(candidate.slots, "x"))

@@ -1,4 +1,4 @@
-"""What was seen of the rollouts of a release, as operations inside a write transaction.
+"""Counts of a release's rollouts, as operations inside a write transaction.
 
 Both counts go over the assignments in their order and leave none out: the early look is kept with the assignment, the
 outcome in a record of its own. Neither is ever written twice.
@@ -16,14 +16,14 @@ from penstock.gateway.store.transaction import Transaction
 
 
 class CountOperations:
-    """What is counted in one transaction."""
+    """The counts of releases in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
         self._releases = ReleaseOperations(transaction)
 
     def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
-        """What was counted behind this number."""
+        """Yield the assignments after this number that were counted, with their outcomes."""
         for number in range(max(0, after) + 1, release.counted + 1):
             key = keys.numbered_key(release.id, number)
             assigned, seen = self._tape.get("assigned", key), self._tape.get("seen", key)
@@ -31,14 +31,14 @@ class CountOperations:
                 yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
 
     def early_looks(self, release: Release, after: int) -> Iterator[Assignment]:
-        """What was looked at early behind this number."""
+        """Yield the assignments after this number that were examined early."""
         for number in range(max(0, after) + 1, release.early + 1):
             assigned = self._tape.get("assigned", keys.numbered_key(release.id, number))
             if assigned is not None:
                 yield Assignment.model_validate_json(assigned)
 
     def look_early(self, name: str, revision: int, looked: Sequence[Assignment]) -> Release:
-        """Keeps what was seen early of the next assignments, in order; nothing is decided by it."""
+        """Keep the early looks at the next assignments, in order; no decision is made."""
         release = self._next(name, revision, "early", [one.number for one in looked])
         for one in looked:
             self._tape.put("assigned", keys.numbered_key(name, one.number), one.model_dump_json().encode())
@@ -47,7 +47,7 @@ class CountOperations:
         return release.model_copy()
 
     def count(self, name: str, revision: int, seen: Sequence[Seen]) -> Release:
-        """Keeps what was seen of the next assignments, in order; nothing is decided by it."""
+        """Keep the outcomes of the next assignments, in order; no decision is made."""
         release = self._next(name, revision, "counted", [one.number for one in seen])
         for one in seen:
             self._tape.put("seen", keys.numbered_key(name, one.number), one.model_dump_json().encode())
@@ -56,7 +56,7 @@ class CountOperations:
         return release.model_copy()
 
     def _next(self, name: str, revision: int, counter: str, numbers: Sequence[int]) -> Release:
-        """The release, if these assignments are the next ones of a counter of it."""
+        """Return the release, if these assignments are the next ones of one of its counters."""
         release = self._releases.stored(name)
         last = getattr(release, counter)
         if release.revision != revision:

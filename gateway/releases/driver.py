@@ -1,8 +1,8 @@
 """Drives releases: does the work of a stage, and carries out people's decisions.
 
 Each live release has one task. Before the canary the task runs the stage's job (`jobs`) and moves on, or rolls back; in
-the canary it counts and decides (`canary_counter`). The release's revision shows when somebody else has changed it, and
-the task looks again.
+the canary it counts and decides (`canary_counter`). When the release's revision shows that somebody else has changed
+it, the task begins again with the new state.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class _Driven:
     canary: Canary | None = None
 
     def show(self, canary: Canary) -> None:
-        """The one that is stepped."""
+        """Called with the canary that is stepped."""
         self.canary = canary
 
 
 class Driver:
-    """All releases of a gateway. `start` before use, `stop` before the recorder closes."""
+    """The driver of all releases of a gateway. `start` before use, `stop` before the recorder closes."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Driver:
         changed: Callable[[], None],
         everywhere: Callable[[], Awaitable[None]],
     ) -> None:
-        """`upstreams`: names of those that are configured; `changed` is told of every change, `everywhere` has the
-        other workers of this gateway follow it."""
+        """`upstreams`: names of the configured upstreams; `changed` is called after every change, `everywhere` makes
+        the other workers of this gateway follow it."""
         self.tape = context.tape
         self.reader = ReleaseReader(context.tape)
         self.rehearsals = rehearsals
@@ -100,25 +100,25 @@ class Driver:
         self.measure = Measure(self.reader.audit, self._stepped)
 
     async def start(self) -> None:
-        """Takes up releases that an earlier process has begun."""
+        """Continue the releases that an earlier process has begun."""
         await self._pins_of_calls.reload()
         for release in self.reader.releases():
             for name, coverage in self.reader.coverage(release.resources).items():
                 if release.stage == "canary" and (coverage.fell_ns or 0) > release.changed_ns:
-                    # That process came to know it, and no further.
+                    # The earlier process noticed the fall, but did not hold the release.
                     await self._hold(release.id, name, coverage)
             if release.live:
                 self._drive(release.id)
 
     async def others_wrote(self) -> None:
-        """Another process has changed releases or versions on the tape."""
+        """Called when another process has changed releases or versions on the tape."""
         await self._changed_now()
         for release in await asyncio.to_thread(self.reader.releases):
             if release.live:
                 self._drive(release.id)
 
     async def stop(self) -> None:
-        """Lets go of them; they go on with the next start, or in the process that goes on."""
+        """Stop all tasks; the releases go on with the next start, or in the process that takes over."""
         self._stopped = True
         tasks = [driven.task for driven in self._driven.values()]
         for task in tasks:
@@ -128,7 +128,7 @@ class Driver:
                 await task
 
     async def _do(self, operation: Callable[[Transaction], T]) -> T:
-        """Does an operation; the next calls follow its result."""
+        """Run an operation; the next calls follow its result."""
         done = await self._recorder.submit(operation)
         await self._changed_now()
         return done
@@ -146,7 +146,7 @@ class Driver:
     # -- what people do ----------------------------------------------------------------------------------------------
 
     async def add_version(self, name: str, new: NewVersion) -> Resource:
-        """Registers a version; raises `Refused`."""
+        """Register a version; raises `Refused`."""
         content, now = new.read(), self._now_ns()
         if isinstance(content, ModelVersion):
             missing = next((one for one in content.upstreams if one not in self._upstreams), None)
@@ -157,7 +157,7 @@ class Driver:
         return await self._do(lambda transaction: ReleaseOperations(transaction).add_version(name, new, now))
 
     async def begin(self, resource: str, new: NewRelease) -> Release:
-        """Starts a release; raises `Refused` and `ConfigError`."""
+        """Start a release; raises `Refused` and `ConfigError`."""
         found = self.reader.resource(resource)
         if found is None:
             message = f"there is no resource {resource!r}; `penstock resource add {resource}` registers one"
@@ -189,23 +189,23 @@ class Driver:
         return made
 
     def forecast(self, release: Release) -> Forecast:
-        """What it is likely to take, from what the stable version did before its start."""
+        """Forecast the effort of a release, from the rollouts of the stable version before its start."""
         past = self._past(release.policy, release.resource, release.stable, release.created_ns)
         return forecast(release, past)
 
     def _past(self, policy: Policy, resource: str, version: str, before_ns: int | None = None) -> Past:
-        """What the stable version did in the newest rollouts, or in the newest before a time."""
+        """Return the results of the stable version in the newest rollouts, or in the newest before a time."""
         every = (one for _, one in self.tape.rollouts() if before_ns is None or one.created_ns < before_ns)
         newest = islice(every, HISTORY)
         return PastReader(self.tape, self.reader.pins, policy, resource, version, self._now_ns()).read(newest)
 
     async def decide(self, name: str, action: str, said: Said) -> Release:
-        """Does what a person wants; raises `Refused`."""
+        """Carry out a person's decision; raises `Refused`."""
         now, known = self._now_ns(), self.reader.release(name)
         evidence = None if known is None else await asyncio.to_thread(self._counting.evidence, known)
 
         def operation(transaction: Transaction) -> Release:
-            # As it is in this very transaction: a person has decided whatever the rules did meanwhile.
+            # The release as of this transaction: a person's decision holds whatever the rules did meanwhile.
             release = ReleaseOperations(transaction).stored(name)
             who, why = said.who or NOBODY, said.why or f"a person said {action}"
             link = entry(action, who, why, release.counted, release.early)
@@ -221,7 +221,8 @@ class Driver:
         return made
 
     async def violated(self, rollout: str) -> None:
-        """Reacts to a hard violation in a rollout: if it is on a candidate, its release does not wait for its turn."""
+        """Called after a hard violation in a rollout: a release whose candidate it has is stopped without waiting for
+        its turn."""
         for pin in self.reader.pins(rollout):
             release = None if pin.release is None else self.reader.release(pin.release)
             if release is not None and release.live and pin.arm == "candidate":
@@ -240,7 +241,7 @@ class Driver:
                 )
 
     async def uncovered(self, resource: str, coverage: Coverage) -> None:
-        """Reacts to a resource that fewer agents match than before: canaries of it are held."""
+        """Called when fewer agents match a resource than before: its canaries are held."""
         for release in self.reader.releases():
             if release.stage == "canary" and resource in release.resources:
                 await self._hold(release.id, resource, coverage)
@@ -258,7 +259,7 @@ class Driver:
             await self._do(operation)
 
     def _violations(self, release: Release, rollout: str) -> int:
-        """Hard ones on the candidate, of this rollout and of all that are counted."""
+        """Count the hard violations on the candidate, of this rollout and of all that are counted."""
         arm = (one for one in self._assigned(release.id) if one.arm == "candidate")
         rollouts = {member.rollout for one in arm for member in self.reader.members(release.id, one)}
         spans = (span for name in rollouts | {rollout} for span in self.tape.spans(name))
@@ -271,7 +272,7 @@ class Driver:
         return found
 
     def view(self, release: Release) -> ReleaseView:
-        """A release with its evidence."""
+        """Return a release with its evidence."""
         driven = self._driven.get(release.id)
         view = ReleaseView(release=release, waiting=release.assigned - release.counted)
         view.waiting_early = release.assigned - release.early if looked_early(release) else 0
@@ -292,7 +293,7 @@ class Driver:
         return None if driven is None else driven.canary
 
     def needs(self, resource: str) -> list[Need]:
-        """Who needs which version of a resource."""
+        """Return the needs for each version of a resource."""
         return needs(self.tape, resource, self._now_ns())
 
     # -- one release -------------------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ class Driver:
                     self._driven.pop(name, None)
                     return
             except Refused as refusal:
-                # Somebody else has changed it: look again.
+                # Somebody else has changed it: begin again.
                 _log.info("release %s: %s", name, refusal)
             except TapeError as error:
                 _log.error("release %s waits for the tape: %s", name, error)
@@ -319,7 +320,7 @@ class Driver:
                 await asyncio.sleep(RETRY_S)
 
     async def _step(self, name: str) -> bool:
-        """Does the next thing; False when there will be none."""
+        """Do the next thing; False when there will be none."""
         release = self.reader.release(name)
         if release is None or not release.live:
             return False
@@ -334,7 +335,7 @@ class Driver:
         return True
 
     async def _prepare(self, release: Release) -> None:
-        """A stage before the canary."""
+        """Run a stage before the canary."""
         after = NEXT[release.stage]
         action, job = self._jobs[release.stage]
         wish = getattr(release.policy, after)
@@ -362,7 +363,7 @@ class Driver:
             )
 
     async def _unless_changed(self, release: Release, job: Awaitable[Report]) -> Report | None:
-        """The job's result; None when somebody has changed the release before."""
+        """Return the job's report; None when somebody has changed the release before."""
         working, changed = asyncio.ensure_future(job), asyncio.ensure_future(self._changed(release))
         try:
             await asyncio.wait([working, changed], return_when=asyncio.FIRST_COMPLETED)
@@ -370,11 +371,11 @@ class Driver:
         finally:
             for task in (working, changed):
                 task.cancel()
-            # What a job has begun must be over before the tape is closed.
+            # The job must have ended before the tape is closed.
             await asyncio.gather(working, changed, return_exceptions=True)
 
     async def _changed(self, release: Release) -> None:
-        """Returns when somebody else has changed it."""
+        """Wait until somebody else has changed the release."""
         while (now := self.reader.release(release.id)) is not None and now.revision == release.revision:
             await self._news.wait()
 

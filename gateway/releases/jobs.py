@@ -11,17 +11,17 @@ from penstock.gateway.model.release import Release
 
 @dataclass(slots=True)
 class Report:
-    """What a job found."""
+    """The result of a job."""
 
     ok: bool
     why: str
-    """In a sentence."""
+    """The reason, in a sentence."""
     evidence: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a job has come."""
+    """The progress of a job."""
 
     doing: str
     done: int = 0
@@ -29,12 +29,12 @@ class Progress:
 
 
 Job = Callable[[Release, Progress], Awaitable[Report]]
-"""What a stage asks for before the release moves on: done when it is known whether the candidate passes."""
+"""The work of a stage before the release moves on: done when it is known whether the candidate passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """One for each stage before the canary."""
+    """The jobs of the stages before the canary."""
 
     check: Job
     replay: Job

@@ -1,7 +1,7 @@
-"""Releases that are live, in memory: every call that is pinned asks for them.
+"""Live releases, in memory: every call that is pinned asks for them.
 
 A release whose record is damaged is left out wherever releases are listed, so that it stops no other and no gateway.
-Nobody drives it; rollouts keep what it has given them, and others get the stable versions.
+Nobody drives it; rollouts keep the versions that it has given them, and others get the stable ones.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ _log: Final = logging.getLogger("penstock.releases")
 
 
 def release_of(name: str, record: bytes) -> Release:
-    """A release that is asked for by its name; raises `Refused` where its record is damaged."""
+    """Return a release from its record; raises `Refused` where the record is damaged."""
     if (release := readable(Release, record)) is None:
         raise Refused("conflict", f"release {name}: its record cannot be read; run `penstock check`", "release", name)
     return release
 
 
 class LiveReleases:
-    """By name (a `store.follower`)."""
+    """The live releases by name (a `store.follower`)."""
 
     def __init__(self, audit_key: str | None = None) -> None:
-        """`audit_key`: what entries of audit chains are signed with."""
+        """`audit_key`: the key that signs entries of audit chains."""
         self.releases: dict[str, Release] = {}
         self.audit_key = audit_key
         self._records: dict[str, bytes] = {}
 
     def recall(self, view: View) -> None:
-        """Starts anew with what is on the tape."""
         self.releases.clear()
         self._records.clear()
         for name, record in view.scan("releases"):
             self._read(name, record)
 
     def follow(self, view: View, changes: Sequence[bytes]) -> None:
-        """The log tells of releases that begin and end, but not what those count that are live: each is looked at."""
+        """Read changed releases. The log tells of releases that begin and end, but not of counts of live ones: each is
+        read."""
         told = {record[1:-1].decode("ascii") for record in changes if record.startswith(b"e")}
         for name in told | self.releases.keys():
             record = view.get("releases", name.encode())
@@ -57,7 +57,7 @@ class LiveReleases:
             _log.error("release %s is left alone, its record cannot be read; run `penstock check`", name.decode())
 
     def put(self, release: Release, record: bytes) -> None:
-        """A release is like this now."""
+        """Store a changed release; one that has ended is dropped."""
         self.releases.pop(release.id, None)
         self._records.pop(release.id, None)
         if release.live:

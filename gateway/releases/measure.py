@@ -1,10 +1,10 @@
-"""The figures of releases for Prometheus, from what is in memory: a scrape walks no canary.
+"""The figures of releases for Prometheus, from memory: a scrape walks no canary.
 
 Names of releases never end, so only `SHOWN` releases have series: those that are live, newest first, then those that
 have ended within `RECENT_NS`. A series of a release that is not shown any more is gone from the page.
 
 The figures are those of the canary that the driver steps. A release that has none (it has ended, or was held before the
-gateway started) has the figures of the last link of its audit chain, which are those it was decided by.
+gateway started) has the figures of the last link of its audit chain, on which its decision was based.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LATER: Final = f"{HOLDBACK}."
 
 
 class Measure:
-    """What is shown of releases."""
+    """The figures that Prometheus gets of releases."""
 
     def __init__(self, audit: Callable[[str], list[Entry]], canary: Callable[[str], Canary | None]) -> None:
-        """`audit`: the chain of a release; `canary`: the one that is stepped for it."""
+        """`audit` returns the chain of a release; `canary` the canary that is stepped for it."""
         self._audit, self._canary = audit, canary
         self._decided: dict[tuple[str, int], Mapping[str, float]] = {}
 
     def look(self, newest_first: Iterable[Release], metrics: Metrics, now_ns: int) -> None:
-        """Sets the figures of the releases that are shown, and no others."""
+        """Set the figures of the shown releases, and no others."""
         shown = _shown(newest_first, now_ns)
         found = {release.id: self._figures(release) for release in shown}
         self._decided = {(it.id, it.revision): found[it.id] for it in shown if (it.id, it.revision) in self._decided}
@@ -59,7 +59,7 @@ class Measure:
             try:
                 return figures(canary.evidence)
             except RuntimeError:
-                # Its thread has just seen the first rollout of a stage: the next scrape has it.
+                # The counter's thread has just met the first rollout of a stage: the next scrape has it.
                 return {}
         key = release.id, release.revision
         if key not in self._decided:
@@ -81,7 +81,7 @@ def _of_last(links: Iterable[Entry]) -> Mapping[str, float]:
 
 
 def _by_arm(found: Mapping[str, Mapping[str, float]], what: str) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Of the ramp and the holdback together, where it is a number of rollouts; else the latest."""
+    """Yield a figure by arm: a number of rollouts is the sum of ramp and holdback; any other is the latest."""
     for name, one in found.items():
         for arm in ARMS:
             both = [one[key] for key in (f"{arm}.{what}", f"{_LATER}{arm}.{what}") if key in one]

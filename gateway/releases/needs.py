@@ -1,6 +1,6 @@
-"""Who needs a version? Nobody may take it from a server or a disk while a call may still ask for it.
+"""The needs for versions. Nobody may remove a version from a server or a disk while a call may still ask for it.
 
-New rollouts need the stable versions and those of live releases; a rollout that is under way needs what it was given.
+New rollouts need the stable versions and those of live releases; a rollout that is under way needs its own versions.
 Whoever keeps weights asks before removing any: the gateway itself for adapters (`adapter_keeper`), a trainer for its
 own servers and directories.
 """
@@ -18,13 +18,13 @@ from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.store import Store
 
 QUIET_NS: Final = 3600 * 10**9
-"""A rollout that did not come from the queue may be silent for so long and still work: its end is only a guess."""
+"""A rollout that did not come from the queue may be silent for this long and still work: its end is only a guess."""
 NAMED: Final = 10
-"""Rollouts that are named."""
+"""Rollouts that are named per version."""
 
 
 def needs(tape: Store, resource: str, now_ns: int) -> list[Need]:
-    """Who needs which version of a resource; versions that nobody needs are not among them."""
+    """Return the needs for each version of a resource; versions that nobody needs are left out."""
     reader, found = ReleaseReader(tape), dict[str, Need]()
     if (one := reader.resource(resource)) is not None:
         _of(found, one[0].version).audiences.append(Audience())
@@ -46,7 +46,8 @@ def _of(found: dict[str, Need], version: str) -> Need:
 
 
 def pinned(tape: Store, now_ns: int, most: int = 1) -> Mapping[str, list[str]]:
-    """NAME@VERSION of everything that an unfinished rollout is pinned to, and up to `most` of these rollouts."""
+    """Return NAME@VERSION of every version that an unfinished rollout is pinned to, with up to `most` of these
+    rollouts."""
     found: dict[str, list[str]] = {}
     for rollout, pins in ReleaseReader(tape).all_pins():
         places = {f"{pin.resource}@{pin.version}" for pin in pins}
@@ -60,7 +61,7 @@ def pinned(tape: Store, now_ns: int, most: int = 1) -> Mapping[str, list[str]]:
 def _unfinished(tape: Store, rollout: str, now_ns: int) -> bool:
     found = tape.rollout(rollout)
     if found is None:
-        # Its first call is under way.
+        # The first call of the rollout is under way.
         return True
     if found.origin == "queued":
         return found.status not in FINAL

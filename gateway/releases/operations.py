@@ -33,7 +33,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Wanted(NamedTuple):
-    """What a call of a rollout needs to be pinned."""
+    """The pins that a call of a rollout needs."""
 
     rollout: str
     asker: Asker
@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
 
 
 class ReleaseOperations:
-    """What can be done to releases in one transaction."""
+    """The operations on resources, releases and pins in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
@@ -52,7 +52,7 @@ class ReleaseOperations:
     # -- resources ---------------------------------------------------------------------------------------------------
 
     def add_version(self, name: str, new: NewVersion, now: int) -> Resource:
-        """Registers a version; the first one is stable. The same again is the one that is there."""
+        """Register a version; the first one is stable. Registering an existing version again returns that one."""
         present = self._versions(name)
         sha256 = content_hash(new)
         for version in present:
@@ -97,7 +97,7 @@ class ReleaseOperations:
             raise Refused("invalid", message, "content.text") from None
 
     def _check_served(self, made: Resource) -> None:
-        """A name that an engine serves is never given to other weights."""
+        """Refuse to give a name that an engine serves to other weights."""
         mine, name, adapter = _served(made)
         for _, record in list(self._tape.scan("resources")):
             other = Resource.model_validate_json(record)
@@ -117,7 +117,7 @@ class ReleaseOperations:
         return sorted(versions, key=lambda version: version.created_ns)
 
     def stable(self, name: str) -> Stable:
-        """What new rollouts get."""
+        """Return the stable version of a resource, which new rollouts get."""
         stored = self._tape.get("stable", name.encode())
         if stored is None:
             message = f"there is no resource {name!r}; `penstock resource add {name}` registers one"
@@ -130,7 +130,7 @@ class ReleaseOperations:
     # -- releases ----------------------------------------------------------------------------------------------------
 
     def start(self, new: Release, entry: Entry, now: int) -> Release:
-        """Begins a release; everything but its name, stable version and chain is given."""
+        """Begin a release; everything but its name, stable version and chain is given."""
         before = self._tried(new.resource, new.candidate, new.only)
         if new.candidate == before:
             message = f"{new.resource}@{before} is the stable version already: there is nothing to try"
@@ -157,7 +157,8 @@ class ReleaseOperations:
         return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
 
     def _tried(self, resource: str, version: str, only: Audience) -> str:
-        """The stable version, which another one is to be tried beside. Raises `Refused` where that is not there."""
+        """Return the stable version to which another version is compared. Raises `Refused` where that one does not
+        exist."""
         stable, versions = self.stable(resource), [one.version for one in self._versions(resource)]
         if version not in versions:
             message = f"{resource!r} has no version {version!r}; it has {', '.join(versions)}"
@@ -175,9 +176,8 @@ class ReleaseOperations:
                     raise Refused("conflict", message, "resource", resource)
 
     def change(self, name: str, revision: int | None, update: Mapping[str, Any], entry: Entry, now: int) -> Release:
-        """Moves a release on, with the next link of its chain. `revision`: the one that this was decided from; None for
-        a person, whose decision holds whatever happened in between. Promotion makes the candidate stable.
-        """
+        """Change a release, with the next link of its chain. `revision`: the one on which the decision was based; None
+        for a person, whose decision holds whatever happened in between. Promotion makes the candidate stable."""
         release = self.stored(name)
         if revision is not None and release.revision != revision:
             raise outdated(release, revision)
@@ -206,7 +206,7 @@ class ReleaseOperations:
             self._put_stable(resource, stable)
 
     def _write(self, release: Release, entry: Entry, now: int) -> Release:
-        """The release and its next link."""
+        """Write the release and its next link."""
         release.revision += 1
         hidden = self._tape.secrets.text
         release.author = hidden(release.author)
@@ -230,13 +230,13 @@ class ReleaseOperations:
         return release.model_copy()
 
     def put_release(self, release: Release) -> None:
-        """Keeps a release; no link of its chain is made."""
+        """Write a release without a link of its chain."""
         record = release.model_dump_json().encode()
         self._tape.put("releases", release.id.encode(), record)
         self._live.put(release.model_copy(), record)
 
     def stored(self, name: str) -> Release:
-        """As it is in this transaction; raises `Refused`."""
+        """Return the release as of this transaction; raises `Refused`."""
         stored = self._tape.get("releases", name.encode())
         if stored is None:
             raise Refused(
@@ -250,9 +250,8 @@ class ReleaseOperations:
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
     def pin(self, wanted: Wanted, now: int) -> list[Pin]:
-        """Gives a rollout the versions that a call of it needs; returns all its pins. A pin stays, unless its release
-        was rolled back.
-        """
+        """Give a rollout the versions that a call of it needs; return all its pins. A pin stays, unless its release was
+        rolled back."""
         known = self._tape.rollout(wanted.rollout)
         if known is not None:
             wanted = wanted._replace(
@@ -281,7 +280,7 @@ class ReleaseOperations:
         return pins
 
     def _fall_back(self, pin: Pin) -> Pin:
-        """The one exception to "one rollout, one arm"."""
+        """Give the stable version after a rollback: the one exception to "one rollout, one arm"."""
         if pin.arm == "candidate" and not pin.mixed:
             release = self._release_of(pin)
             if release is not None and release.stage == "rolled_back":
@@ -289,13 +288,13 @@ class ReleaseOperations:
         return pin
 
     def _pin(self, wanted: Wanted, resource: str, pins: Sequence[Pin], fixed: Container[str], now: int) -> list[Pin]:
-        """The pin of a resource, and those of what is released together with it. `pins`: all that the rollout has;
+        """Return the pin of a resource, and those of its companions in the release. `pins`: all that the rollout has;
         `fixed`: resources whose versions it names itself."""
         asker = wanted.asker
         made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
         live = next((one for one in self._live_releases(resource) if speaks_to(one.only, asker)), None)
         for other in pins:
-            # Another agent of the rollout is on an arm of a release that also speaks to this one: it gets the same arm.
+            # Another agent of the rollout is on an arm of a release that also includes this one: it gets the same arm.
             if other.resource == resource and self._covers(other, asker):
                 return [self._fall_back(other.model_copy(update={"agent": asker.agent}))]
         if live is None or began_before(live, asker, pins, fixed):
@@ -304,8 +303,8 @@ class ReleaseOperations:
         return [made] if assignment is None else pins_on(live, assignment, asker.agent)
 
     def _assigned(self, live: Release, wanted: Wanted, now: int) -> Assignment | None:
-        """Assigns a rollout to an arm of a release; None where that takes no more. A unit that has an arm keeps it in
-        new rollouts, also while the release is held."""
+        """Assign a rollout to an arm of a release; None where the release takes no more. A unit that has an arm keeps
+        it in new rollouts, also while the release is held."""
         unit, units = unit_of(live, wanted.asker), UnitOperations(self._tape)
         if unit is not None and (known := units.join(live, unit, wanted.rollout, now)) is not None:
             self.put_release(live.model_copy(update={"joined": live.joined + 1}))
@@ -333,22 +332,22 @@ class ReleaseOperations:
         return release is not None and speaks_to(release.only, asker)
 
     def _release_of(self, pin: Pin) -> Release | None:
-        """None where it has none, or one whose record is damaged: what that has given stays."""
+        """Return the release of a pin; None where it has none, or one whose record is damaged: its versions stay."""
         return None if pin.release is None else readable(Release, self._tape.get("releases", pin.release.encode()))
 
 
 def pins_of(record: bytes) -> list[Pin]:
-    """Pins from their record."""
+    """Return the pins of a record."""
     return PinList.model_validate_json(record).pins
 
 
 def pins_record(pins: Sequence[Pin]) -> bytes:
-    """The record of a rollout's pins."""
+    """Return the record of a rollout's pins."""
     return PinList(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
 
 
 def outdated(release: Release, revision: int) -> Refused:
-    """The refusal of what was decided from an earlier revision."""
+    """Return the refusal of a decision that was based on an earlier revision."""
     message = f"release {release.id} has changed since (revision {release.revision}, not {revision})"
     return Refused("conflict", message, "revision", str(revision))
 
@@ -363,12 +362,12 @@ def _free(present: Sequence[Resource]) -> str:
 
 
 def _served(resource: Resource) -> tuple[frozenset[str], str, str | None]:
-    """(upstreams, name there, adapter)."""
+    """Return (upstreams, the name there, adapter or None)."""
     content = resource.read()
     assert isinstance(content, ModelVersion)
     return frozenset(content.upstreams), content.name(resource.name, resource.version), content.adapter
 
 
 def _of(stable: Stable, only: Audience) -> str:
-    """The version that an audience gets now."""
+    """Return the version that an audience gets now."""
     return next((rule.version for rule in stable.rules if rule.only == only), stable.version)

@@ -31,8 +31,8 @@ class ReleaseReader:
         self._tape = tape
 
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
-        """Every resource by name: which version is stable, and all of them, oldest first. One with a damaged record is
-        left out: calls with its text go as they come."""
+        """Return every resource by name: its stable version, and all versions, oldest first. One with a damaged record
+        is left out: calls with its text pass unchanged."""
         found: dict[str, tuple[Stable, list[Resource]]] = {}
         with self._tape.view() as view:
             for name in [name.decode() for name, _ in view.scan("stable")]:
@@ -45,12 +45,13 @@ class ReleaseReader:
         return found
 
     def resource(self, name: str) -> tuple[Stable, list[Resource]] | None:
-        """One resource."""
+        """Return a resource; None when there is none."""
         with self._tape.view() as view:
             return self._resource(view, name)
 
     def coverage(self, names: Iterable[str]) -> dict[str, Coverage]:
-        """Whom resources reach, by name; those whose text, or nearly, no call had are left out."""
+        """Return the coverage of resources, by name; those without a call that had their text, or nearly, are left
+        out."""
         with self._tape.view() as view:
             stored = {name: view.get(DATABASE, name.encode()) for name in names}
         return {name: Coverage.model_validate_json(it) for name, it in stored.items() if it is not None}
@@ -64,29 +65,29 @@ class ReleaseReader:
         return Stable.model_validate_json(stable), sorted(versions, key=lambda version: version.created_ns)
 
     def releases(self) -> list[Release]:
-        """All of them that can be read, newest first."""
+        """Return all readable releases, newest first."""
         with self._tape.view() as view:
             found = [release for _, it in view.scan("releases") if (release := readable(Release, it)) is not None]
         return sorted(found, key=lambda release: (-release.created_ns, release.id))
 
     def rollout(self, rollout: str) -> Rollout | None:
-        """One rollout, which may name versions of its own."""
+        """Return a rollout, which may name versions of its own; None when there is none."""
         return self._tape.rollout(rollout)
 
     def release(self, name: str) -> Release | None:
-        """One release; raises `Refused` where its record is damaged."""
+        """Return a release, None when there is none; raises `Refused` where its record is damaged."""
         with self._tape.view() as view:
             stored = view.get("releases", name.encode("ascii", "replace"))
         return None if stored is None else release_of(name, stored)
 
     def audit(self, release: str) -> list[Entry]:
-        """Its chain, oldest first."""
+        """Return the audit chain of a release, oldest first."""
         with self._tape.view() as view:
             found = view.scan("audit", keys.rollout_key(release))
             return [Entry.model_validate_json(record) for _, record in found]
 
     def assignments(self, release: str, after: int = 0, limit: int = 1000) -> tuple[list[Assignment], list[Seen]]:
-        """Up to `limit` of its assignments behind this number, and what was seen of them."""
+        """Return up to `limit` assignments after this number, and the outcomes of those that were counted."""
         numbers = [keys.numbered_key(release, after + 1 + at) for at in range(limit)]
         with self._tape.view() as view:
             assigned = [Assignment.model_validate_json(it) for key in numbers if (it := view.get("assigned", key))]
@@ -94,7 +95,7 @@ class ReleaseReader:
         return assigned, seen
 
     def members(self, release: str, assignment: Assignment) -> list[Member]:
-        """The rollouts that are counted of an assignment, in their order."""
+        """Return the counted rollouts of an assignment, in their order."""
         if assignment.unit is None:
             return [Member(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)]
         with self._tape.view() as view:
@@ -102,7 +103,7 @@ class ReleaseReader:
         return [] if stored is None else Unit.model_validate_json(stored).members
 
     def unit(self, release: str, unit: str) -> Assignment | None:
-        """What a unit was given by a release; None where it has met none of its rollouts."""
+        """Return the assignment of a unit in a release; None where it has met none of its rollouts."""
         with self._tape.view() as view:
             stored = view.get(UNITS, unit_key(release, unit))
             number = None if stored is None else Unit.model_validate_json(stored).number
@@ -110,16 +111,16 @@ class ReleaseReader:
         return None if assigned is None else Assignment.model_validate_json(assigned)
 
     def all_pins(self) -> Iterator[tuple[str, list[Pin]]]:
-        """Every rollout that was given something, with its pins."""
+        """Yield every rollout that has pins, with its pins."""
         for key, record in self._tape.slices("pins"):
             yield key[:-1].decode("ascii"), [pin for pin in pins_of(record) if not pin.forgotten]
 
     def pins(self, rollout: str) -> list[Pin]:
-        """What a rollout was given."""
+        """Return the pins of a rollout."""
         return [pin for pin in self.pins_under(rollout) if not pin.forgotten]
 
     def pins_under(self, name: str) -> list[Pin]:
-        """What rollouts of a name were given, with those that were forgotten."""
+        """Return the pins of all rollouts of a name, including forgotten ones."""
         with self._tape.view() as view:
             stored = view.get("pins", keys.rollout_key(name))
         return [] if stored is None else pins_of(stored)

@@ -12,8 +12,8 @@ from penstock.gateway.store.operation import Refused
 
 
 def entry(action: str, who: str, why: str, assignment: int | None = None, early: int = 0) -> Entry:
-    """A link of the chain, as far as it is known before it is written. `assignment` and `early`: which was counted
-    last, and which was looked at early last."""
+    """Return a link of the chain, as far as it is known before it is written. `assignment` and `early`: numbers of the
+    assignments that were counted last and examined early last."""
     return Entry(
         number=0, at_ns=0, who=who, action=action, before=None, after="draft", why=why, assignment=assignment,
         early=early,
@@ -67,7 +67,7 @@ DECIDED: Final[Mapping[str, Update]] = {
     "hold": _hold,
     "wait": lambda _: {"waits": "approval"},
 }
-"""What changes of a release by each decision of the rules."""
+"""Changes of a release by each decision of the rules."""
 WANTED: Final[Mapping[str, Update]] = {
     "promote": lambda _: {"stage": "promoted", "split": 0.0, "waits": None, "held_in": None},
     "rollback": _roll_back,
@@ -76,4 +76,4 @@ WANTED: Final[Mapping[str, Update]] = {
     "resume": _resume,
     "approve": _approve,
 }
-"""What changes of it by a person's decision."""
+"""Changes of a release by each decision of a person."""

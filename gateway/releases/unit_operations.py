@@ -1,7 +1,7 @@
 """Units of rollouts that a release assigns together, as operations inside a write transaction.
 
-A unit is decided once, with its first rollout; every later one finds it here, whatever the split is by then. The
-record has the rollouts that are counted, so it is bounded.
+A unit is assigned once, with its first rollout; every later one gets that assignment, whatever the split is by then.
+The record holds the rollouts that are counted, so it is bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class UnitOperations:
         self._tape = transaction
 
     def join(self, release: Release, unit: str, rollout: str, now: int) -> Assignment | None:
-        """The assignment of a unit that is there, which a rollout now belongs to as well; None if it is new."""
+        """Return the assignment of an existing unit, and add a rollout to it; None if the unit is new."""
         stored = self._tape.get(DATABASE, unit_key(release.id, unit))
         if stored is None:
             return None
@@ -36,7 +36,7 @@ class UnitOperations:
         return assignment
 
     def begin(self, release: Release, assignment: Assignment) -> None:
-        """Keeps the unit of an assignment, with its first rollout."""
+        """Keep the unit of an assignment, with its first rollout."""
         if assignment.unit is not None:
             first = Member(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)
             self._put(release.id, assignment.unit, Unit(number=assignment.number, members=[first]))
@@ -46,5 +46,5 @@ class UnitOperations:
 
 
 def unit_key(release: str, unit: str) -> bytes:
-    """Key of a unit of a release."""
+    """Return the key of a unit of a release."""
     return keys.attempt_key(release, unit)

@@ -1,8 +1,8 @@
-"""What rollouts were given while the tape took no pin: kept until it does.
+"""Pins that were given while the tape took none: kept in memory until it does.
 
-It comes to the tape with the next span of its rollout, in one transaction: a gateway that is killed may leave no span
-on the tape with a version that the rollout's pins do not tell of. A rollout may make no other call, and what has seen
-two versions must be marked: so all are written a moment later besides.
+They are written with the next span of their rollout, in one transaction: a killed gateway must leave no span on the
+tape with a version that the rollout's pins do not name. A rollout may make no other call, and one that has seen two
+versions must be marked: so all pins are also written a moment later.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.gateway.store.records import Entry
 from penstock.gateway.store.transaction import Transaction
 
 _MOST: Final = 16_384
-"""Rollouts that are kept."""
+"""Rollouts whose pins are kept."""
 _NOBODY: Final = Asker("", "", "online", {})
-"""Asks for the pins: all that they need is given, nobody is assigned."""
+"""An asker for pins that are all given: nothing is assigned."""
 _AT_ONCE, _RETRY_S = 100, 1.0
-"""Pins that one transaction catches up with, and how long after a tape that took none."""
+"""Rollouts whose pins one transaction writes, and seconds until the next try after a tape that took none."""
 _log = logging.getLogger("penstock.releases")
 
 
 class Unwritten:
-    """By rollout; for the event loop, but for what `with_span` gives."""
+    """Pending pins by rollout; for the event loop, but for the function that `with_span` returns."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -42,7 +42,7 @@ class Unwritten:
         self._most = _AT_ONCE
 
     def add(self, rollout: str, pins: Sequence[Pin]) -> None:
-        """All that a rollout has now, in place of what it had."""
+        """Replace the pending pins of a rollout: all that it has now."""
         if len(self._pins) < _MOST or rollout in self._pins:
             self._pins[rollout] = pins
         if not self._writing:
@@ -50,11 +50,11 @@ class Unwritten:
             self._write_later()
 
     def forget(self, rollout: str) -> None:
-        """It was forgotten."""
+        """Drop the pending pins of a forgotten rollout."""
         self._pins.pop(rollout, None)
 
     def with_span(self, rollout: str) -> Callable[[Transaction, Entry], None] | None:
-        """What is to be done in the transaction of its next span; None for nothing."""
+        """Return the function that writes the pins in the transaction of the rollout's next span; None for no pins."""
         pins = self._pins.get(rollout)
         return None if pins is None else partial(_with_span, pins)
 
@@ -76,7 +76,7 @@ class Unwritten:
             self._write_later()
             return
         if error is not None and len(some) > 1:
-            # Which of them it is shows one by one.
+            # One of them fails: written one by one, they show which.
             self._most = 1
             self._write()
             return
@@ -100,5 +100,5 @@ def _with_span(pins: Sequence[Pin], transaction: Transaction, entry: Entry) -> N
     try:
         _pin(transaction, entry.rollout, pins)
     except (Damaged, Refused, ValueError) as error:
-        # The span is written all the same; `Unwritten` tells of it.
+        # The span is written all the same; `Unwritten` logs the error.
         _log.debug("the versions of rollout %s are not on the tape with its span", entry.rollout, exc_info=error)

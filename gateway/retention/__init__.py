@@ -1,4 +1,4 @@
-"""How long rollouts stay: by rule, by the size of the tape, while somebody keeps them, or until they are forgotten.
+"""Retention: rollouts stay until a rule, the size of the tape or a request removes them; a held rollout stays.
 
-`operations` has what is decided in a write transaction, `service` what a gateway does in the background.
+`operations` has the decisions inside a write transaction, `service` the work in the background.
 """

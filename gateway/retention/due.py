@@ -1,4 +1,4 @@
-"""Rollouts whose time is over, and how many are looked at in one go."""
+"""Rollouts whose time is over, read in bounded steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 LOOKED: Final = 512
-"""Rollouts that are looked at without a pause."""
+"""Rollouts that are examined without a pause."""
 
 
 class Due(NamedTuple):
@@ -14,11 +14,11 @@ class Due(NamedTuple):
 
     rollout: str
     why: str
-    """The rule."""
+    """The rule by which its time is over."""
 
 
 def some_of(found: Iterator[Due | None], most: int) -> tuple[list[Due], bool]:
-    """At most so many of those that are found, and whether there may be more."""
+    """Return at most `most` due rollouts, and whether there may be more."""
     some: list[Due] = []
     for _ in range(LOOKED):
         try:

@@ -1,8 +1,8 @@
 """Forgetting and keeping rollouts, as operations inside a write transaction.
 
-What is forgotten goes out of sight at once, in one transaction, and everything of it follows step by step (`wipe`). So
-a gateway that is killed in between goes on where it was. What remains is a `Forgotten`: a name and a time. The
-assignments of releases stay, with what was counted, so that their audit chains can still be verified.
+A forgotten rollout is hidden at once, in one transaction, and its data is deleted step by step (`wipe`). So a gateway
+that is killed in between goes on where it was. What remains is a `Forgotten`: a name and a time. The assignments of
+releases stay, with their outcomes, so that their audit chains can still be verified.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from penstock.gateway.store.view import View
 
 FORGOTTEN, HELD = "forgotten", "held"
 _DUE: Final = b"overwriting"
-"""In `meta`: how often something was wiped since the tape was overwritten; missing when nothing was."""
+"""Key in `meta` of the number of wipes since the tape was last overwritten; missing when there were none."""
 
 
 class RetentionOperations:
-    """What can be done in one transaction."""
+    """The operations of retention in one transaction."""
 
     def __init__(self, tape: Transaction) -> None:
         self._tape = tape
 
     def forget(self, rollout: str, said: Said, now: int) -> Forgotten:
-        """Takes a rollout off the tape because somebody asked for it."""
+        """Take a rollout off the tape at a person's request."""
         made = self._hide(rollout, said.why, now)
         audit_log.write(self._tape, said, "forget_rollout", rollout, now)
         return made
 
     def retire(self, rollouts: Iterable[str], why: str, now: int) -> list[Forgotten]:
-        """Takes rollouts off the tape by a rule, or for space; those that must stay after all are left out."""
+        """Take rollouts off the tape by a rule, or for space; those that must stay after all are left out."""
         made: list[Forgotten] = []
         for rollout in rollouts:
             try:
                 made.append(self._hide(rollout, why, now))
             except Refused:
-                continue  # it runs, somebody keeps it, or a release has not counted it
+                continue  # the rollout runs, somebody keeps it, or a release has not counted it
         if made:
             said = Said.model_construct(who=GATEWAY, why=why)
             audit_log.write(self._tape, said, "retire_rollouts", f"{len(made)} rollouts", now)
@@ -67,7 +67,7 @@ class RetentionOperations:
         return made
 
     def _why_not(self, rollout: str) -> Refused | None:
-        """Why a rollout must stay; None when it may go."""
+        """Return why a rollout must stay; None when it may go."""
         key, known = keys.rollout_key(rollout), self._tape.rollout(rollout)
         if known is None:
             stored = self._tape.get(FORGOTTEN, key)
@@ -99,7 +99,7 @@ class RetentionOperations:
         return None
 
     def _counting(self, key: bytes) -> str | None:
-        """A live release that still has to count a rollout."""
+        """Return a live release that still has to count a rollout; None when there is none."""
         stored = self._tape.get("pins", key)
         for pin in [] if stored is None else PinList.model_validate_json(stored).pins:
             release = None if pin.release is None else self._tape.get("releases", pin.release.encode())
@@ -111,7 +111,8 @@ class RetentionOperations:
         return None
 
     def _forget_pins(self, rollout: str) -> None:
-        """Of what it was given that stays which a release has counted; another of its name is not given it."""
+        """Keep the pins of releases, which have counted the rollout, and mark them as forgotten: another rollout of its
+        name does not get them. Delete all others."""
         key = keys.rollout_key(rollout)
         stored = self._tape.get("pins", key)
         if stored is None:
@@ -124,7 +125,7 @@ class RetentionOperations:
             self._tape.delete("pins", key)
 
     def _forget_misses(self, rollout: str) -> None:
-        """What a prompt was said to have missed in it."""
+        """Delete the last miss of each resource that was seen in the rollout."""
         found = [(key, Coverage.model_validate_json(record)) for key, record in self._tape.scan("coverage")]
         for key, coverage in found:
             if coverage.last is not None and coverage.last.rollout == rollout:
@@ -132,8 +133,8 @@ class RetentionOperations:
                 self._tape.put("coverage", key, coverage.model_dump_json(exclude_defaults=True).encode())
 
     def wipe(self, going: Sequence[tuple[str, Place]]) -> list[Place | None]:
-        """Deletes some calls of forgotten rollouts, of each from a place on. Of as many as there was time for: where to
-        go on, None when all of its calls are gone."""
+        """Delete some calls of forgotten rollouts, of each from a place on. Return, for as many as there was time for,
+        the place to go on from; None when all of its calls are gone."""
         stored = [self._tape.get(FORGOTTEN, keys.rollout_key(rollout)) for rollout, _ in going]
         found = [Forgotten.model_validate_json(one) for one in stored if one is not None]
         following = self._tape.forgetting.wipe([(one.number, at) for one, (_, at) in zip(found, going, strict=True)])
@@ -146,22 +147,23 @@ class RetentionOperations:
         return following
 
     def sweep(self) -> bool:
-        """Deletes some of the log that tells of nothing that is there; whether there is more. All that was forgotten
-        must be wiped."""
+        """Delete some of the log before the oldest rollout that is left; return True if there is more. All forgotten
+        rollouts must be wiped."""
         oldest = self._tape.oldest_rollout()
         return oldest is not None and self._tape.forgetting.sweep(oldest)
 
     def touch(self) -> None:
-        """Changes nothing, so that there is a commit: pages that the last one has freed are overwritten after it."""
+        """Make a commit without a change: pages that the last commit has freed can be overwritten after it."""
         self._tape.put("meta", _DUE, keys.number(due(self._tape.get("meta", _DUE))))
 
     def overwritten(self, when: int) -> None:
-        """Notes that everything was overwritten that had been wiped by then."""
+        """Note that everything was overwritten that had been wiped by then: `when` is the number of wipes at that
+        time."""
         if due(self._tape.get("meta", _DUE)) == when:
             self._tape.delete("meta", _DUE)
 
     def hold(self, rollout: str, said: Said, now: int) -> Holding:
-        """Keeps a rollout until somebody lets go of it."""
+        """Keep a rollout until somebody lifts the hold."""
         if self._tape.rollout(rollout) is None:
             raise Refused("not_found", f"there is no rollout {rollout!r}; `penstock rollouts` lists them")
         who, why = map(self._tape.secrets.text, (said.who or said.key or "somebody", said.why))
@@ -171,7 +173,7 @@ class RetentionOperations:
         return made
 
     def lift(self, rollout: str, said: Said, now: int) -> Holding:
-        """Ends that a rollout is kept; how it was kept."""
+        """Lift the hold of a rollout; return it."""
         key = keys.rollout_key(rollout)
         held = self._tape.get(HELD, key)
         if held is None:
@@ -185,20 +187,20 @@ class RetentionOperations:
 
 
 def call_runs(rollout: str) -> Refused:
-    """Why a rollout must stay that a call of has not ended."""
+    """Return the refusal to forget a rollout of which a call runs."""
     return Refused("conflict", f"a call of rollout {rollout} still runs; forget it when that has ended")
 
 
 def due(stored: bytes | None) -> int:
-    """What `meta` says of what must be overwritten; 0 for nothing."""
+    """Return the number in `meta` of wipes since the tape was last overwritten; 0 for none."""
     return 0 if stored is None else keys.to_number(stored)
 
 
 def overwriting_due(view: View) -> int:
-    """How often something was wiped since the tape was overwritten; 0 when nothing was."""
+    """Return the number of wipes since the tape was last overwritten; 0 when there were none."""
     return due(view.get("meta", _DUE))
 
 
 def unwiped(record: bytes) -> bool:
-    """Whether calls of a forgotten rollout are still on the tape. A record is read for that without making the noun."""
+    """True if calls of a forgotten rollout are still on the tape. The record is searched without decoding it."""
     return b'"wiped":true' not in record

@@ -1,4 +1,4 @@
-"""What a rule of retention is about, understood before a gateway starts. Pure."""
+"""The filters of retention rules, parsed before a gateway starts. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.gateway.model.toml import ConfigError
 
 
 def parsed(place: int, rule: RetentionRule) -> Query:
-    """The filter of the `place`th rule. Raises `ConfigError` when it cannot be understood, or is about calls."""
+    """Return the filter of the `place`th rule. Raises `ConfigError` when it cannot be understood, or is about calls."""
     try:
         query = parse(rule.filter, "rollouts")
     except QueryError as error:

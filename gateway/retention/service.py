@@ -1,13 +1,13 @@
-"""What a gateway does about rollouts that must go, in the background and never for long at a time.
+"""The background work of retention, never for long at a time.
 
-One task does three things in turn. It wipes what was forgotten and overwrites what that leaves in the file. It looks
-through all rollouts, the oldest first, for those whose time is over by a rule. While the tape uses more than it may, it
-takes the oldest that have ended. Each look, and each pass over the file, is followed by a pause of twenty times its
-length, so that they take a twentieth of a core at most; what somebody asks to be forgotten does not wait for that.
+One task does three things in turn. It wipes forgotten rollouts and overwrites their bytes in the file. It looks through
+all rollouts, the oldest first, for those whose time is over by a rule. While the tape uses more than it may, it takes
+the oldest that have ended. Each look, and each pass over the file, is followed by a pause of twenty times its length,
+so that they take a twentieth of a core at most; a person's request to forget does not wait for that.
 
 Writes go through the recorder, between calls; a pause as long as the write follows each. They are not counted as part
-of a look: otherwise the more had to go, the longer nothing would. What was begun when a gateway
-was killed is on the tape and is finished by the next.
+of a look: otherwise the more rollouts had to go, the longer nothing would happen. Work that was begun when a gateway
+was killed is on the tape and is finished by the next one.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from penstock.gateway.store.recorder import Recorder
 from penstock.gateway.store.transaction import Transaction
 
 EVERY_S: Final = 60.0
-"""Between two looks at all rollouts, at least."""
+"""Seconds between two looks at all rollouts, at least."""
 SHARE: Final = 20
-"""How many times as long as a look, or a pass over the file, the pause after it is."""
+"""Length of the pause after a look, or a pass over the file, as a multiple of its length."""
 AT_ONCE: Final = 64
 """Rollouts that are taken off the tape in one transaction."""
 RETRY_S: Final = 5.0
-"""After how long a step is tried again that the tape did not take."""
+"""Seconds until a step that the tape did not take is tried again."""
 READER_S: Final = 1.0
-"""Between two looks whether a reader has ended that sees pages which must be overwritten."""
+"""Seconds between two checks whether a reader has ended that sees pages which must be overwritten."""
 FOR_SPACE: Final = "space"
-"""Why rollouts go that no rule names."""
+"""The reason for rollouts that go without a rule."""
 T = TypeVar("T")
 _log = logging.getLogger("penstock.retention")
 
 
 class Retention:
-    """Of one gateway. `start` before use, `stop` before the recorder closes."""
+    """The retention of one gateway. `start` before use, `stop` before the recorder closes."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Retention:
         busy: Callable[[], Awaitable[Collection[str]]],
         gone: Callable[[str], None],
     ) -> None:
-        """`busy`: rollouts of which a call is being served; most calls are not on the tape before they end.
-        `gone`: is told of each that is out of sight.
+        """`busy`: returns the rollouts of which a call is being served; most calls are not on the tape before they end.
+        `gone`: called with each rollout that was hidden.
 
         Raises `ConfigError` when a filter cannot be understood, or is about calls.
         """
@@ -85,15 +85,15 @@ class Retention:
         self._busy, self._gone = busy, gone
         self._to_wipe = deque[str]()
         self._given_up = dict[str, str]()
-        """Rollouts of which not all can be wiped, because the tape is damaged there: why. They wait for the next start.
-        """
+        """Rollouts that cannot be wiped completely, because the tape is damaged there, with the error. They wait for
+        the next start."""
         self._unreadable = dict[str, str]()
-        """Rollouts that cannot be read, or taken off the tape, because it is damaged there: why. They keep back no
-        others."""
+        """Rollouts that cannot be read, or taken off the tape, because it is damaged there, with the error. They hold
+        up no others."""
         self._hiding = set[asyncio.Future[Forgotten]]()
         self._recalled = self._urgent = False
         self.hidden_at = store.cursor()
-        """A change that all that was hidden stands before."""
+        """A cursor that is later than all changes that hide a rollout."""
         self._retired = 0
         self._looked_ns: int | None = None
         self._failing = self._full = ""
@@ -102,11 +102,11 @@ class Retention:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Goes on with what an earlier gateway has begun, then follows the rules."""
+        """Continue the work of an earlier gateway, then follow the rules."""
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """Ends after the step that is being done."""
+        """End after the step in progress."""
         self._stopping.set()
         self._asked.set()
         if self._task is not None:
@@ -115,8 +115,8 @@ class Retention:
     # -- what is asked for -------------------------------------------------------------------------------------------
 
     async def forget(self, rollout: str, said: Said) -> Forgotten:
-        """Takes a rollout out of sight, and begins to wipe it. Raises `Refused`."""
-        # Also where nobody waits for the answer any more.
+        """Hide a rollout, and begin to wipe it. Raises `Refused`."""
+        # It goes on even if nobody waits for the answer any more.
         hiding = asyncio.ensure_future(self._hide(rollout, said))
         self._hiding.add(hiding)
         hiding.add_done_callback(self._hiding.discard)
@@ -135,15 +135,16 @@ class Retention:
         return made
 
     async def hold(self, rollout: str, said: Said) -> Holding:
-        """Keeps a rollout. Raises `Refused`."""
+        """Keep a rollout. Raises `Refused`."""
         return await self._recorder.submit(lambda tape: RetentionOperations(tape).hold(rollout, said, self._now_ns()))
 
     async def lift(self, rollout: str, said: Said) -> Holding:
-        """Ends that a rollout is kept. Raises `Refused`."""
+        """Lift the hold of a rollout. Raises `Refused`."""
         return await self._recorder.submit(lambda tape: RetentionOperations(tape).lift(rollout, said, self._now_ns()))
 
     def status(self, in_index: int | None, left_behind: str = "") -> RetentionStatus:
-        """How it goes. Reads the tape. `left_behind`: why the index has files that nobody takes anything out of."""
+        """Return the state of retention, read from the tape. `left_behind`: why the index has files from which nothing
+        is removed."""
         with self._store.view() as view:
             forgotten, overwriting = view.count(FORGOTTEN), overwriting_due(view) > 0
         return RetentionStatus(
@@ -157,17 +158,17 @@ class Retention:
 
     @property
     def _unwipeable(self) -> str:
-        """Why calls of some rollouts stay where they are."""
+        """The reason why calls of some rollouts stay; empty when none do."""
         found = {**self._given_up, **self._unreadable}
         said = "; ".join(f"{rollout}: {why}" for rollout, why in list(found.items())[:3])
         return f"{len(found):,} rollouts cannot be deleted ({said})" if said else ""
 
     def holds(self) -> HoldingList:
-        """Who is kept."""
+        """Return the rollouts that are kept."""
         return HoldingList(holds=[Holding.model_validate_json(record) for _, record in self._store.slices(HELD)])
 
     def forgotten(self, after: str | None, limit: int) -> ForgottenPage:
-        """A page of what was forgotten."""
+        """Return a page of forgotten rollouts."""
         start = b"" if after is None else keys.rollout_key(after) + b"\0"
         found = [Forgotten.model_validate_json(one) for _, one in islice(self._store.slices(FORGOTTEN, start), limit)]
         return ForgottenPage(forgotten=found, next=found[-1].rollout if len(found) == limit else None)
@@ -199,14 +200,14 @@ class Retention:
         return RETRY_S
 
     async def _pause(self, seconds: float) -> None:
-        """Waits, until something is asked for."""
+        """Wait until a request comes, at most `seconds`."""
         try:
             await asyncio.wait_for(self._asked.wait(), seconds)
         except TimeoutError:
             return
 
     def _due_s(self) -> float:
-        """Until when nothing need be done."""
+        """Seconds until the next work is due."""
         with self._store.view() as view:
             due = overwriting_due(view) > 0
         if due and self._urgent:
@@ -220,7 +221,7 @@ class Retention:
         self._recalled = True
 
     async def _wipe(self) -> None:
-        """Wipes what was forgotten."""
+        """Wipe the forgotten rollouts, then the old part of the log."""
         wiped, place, most = False, Place(), AT_ONCE
         while self._to_wipe and not self._stopping.is_set():
             some = list(islice(self._to_wipe, most))
@@ -232,23 +233,23 @@ class Retention:
                     self._given_up[self._to_wipe.popleft()] = str(error)
                     _log.error("%s", self._unwipeable)
                     place = Place()
-                # Which of them it is shows one by one.
+                # One of them is damaged: one by one, they show which.
                 most = AT_ONCE if len(some) == 1 else 1
                 continue
             for after in following[:-1]:
-                assert after is None  # only the last of them can be cut short
+                assert after is None  # only the last one can be unfinished
             for _ in range(sum(after is None for after in following)):
                 self._to_wipe.popleft()
             place, wiped = following[-1] or Place(), True
-        # What is about to be hidden is not in the way: it is still listed when this begins, or is found here.
-        # The log of what cannot be wiped is kept: it says where the rest of it is.
+        # A rollout that is about to be hidden is no problem: it is still listed when this begins, or is found here.
+        # The log of rollouts that cannot be wiped is kept: it tells where the rest of them is.
         in_the_way = (self._to_wipe, self._hiding, self._given_up)
         while wiped and not self._stopping.is_set() and not any(in_the_way):
             wiped = await self._step(lambda tape: RetentionOperations(tape).sweep())
         self._failing = ""
 
     async def _step(self, do: Callable[[Transaction], T]) -> T:
-        """One write, and a pause that is as long. The calls that were to be written before it are no part of it."""
+        """Run one write, and pause for as long. The time of earlier items of the recorder's queue is not counted."""
         took = 0.0
 
         def timed(tape: Transaction) -> T:
@@ -264,7 +265,7 @@ class Retention:
         return result
 
     async def _overwrite(self) -> None:
-        """A pass over the file, where something was wiped since the last one and it is time for it."""
+        """Make a pass over the file, if something was wiped since the last one and it is time for it."""
         with self._store.view() as view:
             when = overwriting_due(view)
         if not when or not (self._urgent or monotonic() >= self._next_pass) or self._to_wipe:
@@ -274,7 +275,7 @@ class Retention:
         overwriting = await asyncio.to_thread(self._store.overwriting)
         with overwriting:
             more = True
-            # What is forgotten meanwhile needs another pass: this one has gone by its pages. Rules wait for no reader.
+            # Rollouts forgotten meanwhile need another pass: this one is past their pages. Rules wait for no reader.
             while more and not (self._stopping.is_set() or self._to_wipe):
                 if overwriting.waits and monotonic() >= self._next_look:
                     return
@@ -289,7 +290,7 @@ class Retention:
             self._next_pass = monotonic() + SHARE * (monotonic() - began)
 
     async def _look(self) -> None:
-        """Looks for rollouts whose time is over."""
+        """Look for rollouts whose time is over, and take them off the tape."""
         if monotonic() < self._next_look or self._stopping.is_set():
             return
         self._looking = 0.0
@@ -304,7 +305,7 @@ class Retention:
             self._next_look = monotonic() + max(EVERY_S, SHARE * self._looking)
 
     async def _retire(self, found: Iterator[Due | None], wanted: Callable[[], int]) -> None:
-        """Takes rollouts off the tape, and wipes them. `wanted`: how many now; 0 ends it."""
+        """Take rollouts off the tape, and wipe them. `wanted`: returns how many may go now; 0 ends it."""
         more = True
         while more and not self._stopping.is_set() and (most := wanted()):
             began = monotonic()
@@ -330,7 +331,7 @@ class Retention:
             if len(names) == 1:
                 self._leave(names[0], error)
                 return []
-        # Which of them it is shows one by one.
+        # One of them is damaged: one by one, they show which.
         return [made for name in names for made in await self._taken_off([name], why)]
 
     def _leave(self, rollout: str, error: TapeError) -> None:
@@ -339,10 +340,10 @@ class Retention:
         self._unreadable[rollout] = str(error)
 
     def _over(self, now: int) -> Iterator[Due | None]:
-        """For each rollout that may be old enough, by which rule its time is over; None where by none."""
+        """Yield for each rollout that may be old enough the rule by which its time is over; None for no rule."""
         youngest = now - min(rule.after_ns for rule, _ in self._rules)
         for _, rollout in self._store.oldest_first():
-            # One of a clock that was wrong says nothing of those that follow.
+            # A rollout with the time of a wrong clock tells nothing about those that follow.
             if youngest < rollout.created_ns <= now:
                 return
             try:
@@ -366,7 +367,7 @@ class Retention:
             return view.get(HELD, keys.rollout_key(rollout.id)) is None
 
     def _too_many(self, keep_bytes: int) -> int:
-        """About how many rollouts are too many, at most those of one transaction."""
+        """Return about how many rollouts are too many, at most those of one transaction."""
         used = self._store.live_bytes()
         with self._store.view() as view:
             share = (used - keep_bytes) * view.count("rollouts") / used

@@ -1,4 +1,4 @@
-"""Training runs: what a trainer reports, how it is kept on the tape, and how it is read.
+"""Training runs: the reports of trainers, their storage on the tape, and reading them.
 
 It may import every layer from `queue`, `upstreams` and `display` down. Begin with `operations`.
 """

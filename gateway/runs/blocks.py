@@ -43,7 +43,7 @@ _BOUNDS = struct.Struct(">QQ")
 
 
 class Block:
-    """A record, read as far as it is asked for."""
+    """A record whose columns are decoded when they are needed."""
 
     def __init__(self, record: bytes) -> None:
         """Raises one of `codec.UNREADABLE` when it is no block."""
@@ -55,21 +55,21 @@ class Block:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Rising."""
+        """The steps of its rows, rising."""
         return list(accumulate(self._steps))
 
     @cached_property
     def times(self) -> list[int]:
-        """When each was reported; ns since the epoch."""
+        """The time of each report; ns since the epoch."""
         return list(accumulate(self._times))
 
     @cached_property
     def _unpacker(self) -> zstandard.ZstdDecompressor:
-        """A block's own: one must not be used by two threads at once."""
+        """The decompressor of this block alone: one must not be used by two threads at once."""
         return zstandard.ZstdDecompressor()
 
     def column(self, name: str) -> tuple[Sequence[int], Sequence[float]]:
-        """(places in `steps`, values) of a metric; empty when the block has none of it."""
+        """Return (places in `steps`, values) of a metric; empty when the block has none of it."""
         return self._read(name, *self._columns[self.names.index(name)]) if name in self.names else ((), ())
 
     def _read(self, name: str, places: bytes, stored: bytes) -> tuple[Sequence[int], Sequence[float]]:
@@ -81,7 +81,7 @@ class Block:
         return rows, values
 
     def rows(self) -> list[Row]:
-        """All of it."""
+        """Return all rows of the block."""
         found = [Row(step, at, {}) for step, at in zip(self.steps, self.times, strict=True)]
         for name, column in zip(self.names, self._columns, strict=True):
             for place, value in zip(*self._read(name, *column), strict=True):
@@ -90,8 +90,8 @@ class Block:
 
 
 def readable_block(record: bytes, whole: bool = True) -> Block | None:
-    """A block; None of one that is damaged, so that others need not wait for it. `whole`: whether all its values are
-    looked at."""
+    """Return a block; None for a damaged one, so that others need not wait for it. `whole`: True to decode all its
+    values as a check."""
     try:
         block = Block(record)
         for name in block.names if whole else ():
@@ -102,12 +102,12 @@ def readable_block(record: bytes, whole: bool = True) -> Block | None:
 
 
 def bounds(record: bytes) -> tuple[int, int]:
-    """The lowest and the highest step of a record."""
+    """Return the lowest and the highest step of a record."""
     return _BOUNDS.unpack_from(record)
 
 
 def record(rows: Sequence[Row], packed: bool) -> bytes:
-    """The block of these rows, whose steps rise."""
+    """Return the block of these rows, whose steps rise."""
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     columns = [_column(rows, name, packed) for name in names]
     steps, times = _differences(row.step for row in rows), _differences(row.time_ns for row in rows)
@@ -115,7 +115,8 @@ def record(rows: Sequence[Row], packed: bool) -> bytes:
 
 
 def merged(rows: Iterable[Row]) -> list[Row]:
-    """One row for each step, rising; of the same metric at the same step the later value, and the later time."""
+    """Return one row for each step, rising; of the same metric at the same step the later value counts, and the later
+    time."""
     found: dict[int, Row] = {}
     for row in rows:
         before = found.get(row.step)

@@ -26,7 +26,8 @@ class Series(NamedTuple):
 
 
 def series(blocks: Iterable[Block], name: str) -> Series:
-    """A metric from the blocks of a run in the order of their writing: where they overlap the later holds."""
+    """Return a metric from the blocks of a run in the order of their writing: where they overlap the later one
+    counts."""
     steps: list[int] = []
     values: list[float] = []
     rising = True
@@ -34,7 +35,7 @@ def series(blocks: Iterable[Block], name: str) -> Series:
         try:
             places, found = block.column(name)
         except UNREADABLE:
-            continue  # what can be read is shown
+            continue  # readable blocks are shown
         if not found:
             continue
         at = [block.steps[place] for place in places] if len(places) < len(block.steps) else block.steps
@@ -49,13 +50,13 @@ def series(blocks: Iterable[Block], name: str) -> Series:
 
 
 def curve(name: str, found: Series, since: int, until: int | None, most: int) -> Curve:
-    """The points from step `since` to step `until`, both included, in at most so many buckets."""
+    """Return the points from step `since` to step `until`, both included, in at most `most` buckets."""
     begin = bisect_left(found.steps, since)
     end = len(found.steps) if until is None else bisect_right(found.steps, until)
     steps, values = found.steps[begin:end], found.values[begin:end]
     exact = len(steps) <= most
     cuts = range(len(steps) + 1) if exact else list(_cuts(steps, most))
-    # The sum of many is a number only if all of them are; counting is slow.
+    # A sum is a number only if all its values are; to count the others is slow.
     nulls = sum(map(math.isnan, values)) if math.isnan(sum(values)) else 0
     buckets = [_bucket(steps[low:high], values[low:high], bool(nulls)) for low, high in pairwise(cuts)]
     columns = list(zip(*buckets, strict=True)) or [()] * 6
@@ -76,7 +77,7 @@ def curve(name: str, found: Series, since: int, until: int | None, most: int) ->
 
 
 def _cuts(steps: Sequence[int], most: int) -> Iterator[int]:
-    """Where buckets begin in `steps`, and the end; none is empty."""
+    """Yield the indices in `steps` at which buckets begin, and the end; no bucket is empty."""
     width = -(-(steps[-1] - steps[0] + 1) // most)
     at = 0
     while at < len(steps):
@@ -93,7 +94,7 @@ def _bucket(steps: Sequence[int], values: Sequence[float], holed: bool) -> Bucke
     if not finite:
         return steps[0], steps[-1], 0, None, None, None
     low, high = min(finite), max(finite)
-    # Rounding must not put the mean outside what it is the mean of.
+    # Rounding must not put the mean outside the range of its values.
     return steps[0], steps[-1], len(finite), low, high, min(max(_mean(finite), low), high)
 
 

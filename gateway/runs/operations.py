@@ -33,11 +33,11 @@ from penstock.gateway.store.operation import Refused
 from penstock.gateway.store.transaction import Transaction
 
 FOLD = 256
-"""Rows of small blocks from which they are folded."""
+"""Number of rows of small blocks at which they are folded."""
 
 
 class Book(BaseModel):
-    """A run as it is stored, without its configuration."""
+    """A stored run, without its configuration."""
 
     run: RunHead
     next: int = 1
@@ -49,13 +49,13 @@ class Book(BaseModel):
 
 
 class RunOperations:
-    """What can be done to training runs in one transaction."""
+    """The operations on training runs in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
 
     def start(self, new: NewRun, now: int) -> Run:
-        """Starts a run; the same again is the one that is there."""
+        """Start a run; starting an existing run with the same settings returns that one."""
         hidden = {"config": self._tape.secrets.json(new.config), "name": self._tape.secrets.text(new.name)}
         new = new.model_copy(update=hidden)
         config = json.dumps(new.config, ensure_ascii=False).encode()
@@ -88,7 +88,7 @@ class RunOperations:
         return f"{kind}-{number}"
 
     def change(self, name: str, said: RunChange, now: int) -> RunHead:
-        """Keeps what a trainer says of its run."""
+        """Apply a trainer's change of its run."""
         book = self._book(name)
         for made in said.made:
             if self._tape.get("resources", keys.attempt_key(made.name, made.version)) is None:
@@ -108,7 +108,7 @@ class RunOperations:
         return self._heard(book, now)
 
     def finish(self, name: str, end: RunEnd, now: int) -> RunHead:
-        """Ends a run; the same end may be said again."""
+        """End a run; the same end may be repeated."""
         book = self._book(name)
         run = book.run
         _fence(run, end.resumed)
@@ -124,7 +124,7 @@ class RunOperations:
     # -- points ------------------------------------------------------------------------------------------------------
 
     def add_points(self, name: str, asked: PointsRequest, now: int) -> RunHead:
-        """Keeps points, after cutting off what is superseded."""
+        """Add points, after cutting off superseded ones."""
         book = self._book(name)
         resumes = self._resumes(book.run, asked)
         if book.run.status != "running" and not resumes:
@@ -139,7 +139,7 @@ class RunOperations:
         return self._heard(book, now)
 
     def _resumes(self, run: RunHead, asked: PointsRequest) -> bool:
-        """Whether this cuts anything off; refuses a trainer that another one has taken over from."""
+        """True if this request cuts points off; refuses a trainer that another one has replaced."""
         said, since = asked.resumed, asked.since_step
         if since is None or said is None:
             _fence(run, said)
@@ -153,7 +153,7 @@ class RunOperations:
         return False
 
     def _name(self, run: RunHead, points: Iterable[Point]) -> None:
-        """Adds the metrics that are new."""
+        """Add the metrics that are new."""
         names = list(dict.fromkeys([*run.metrics, *(name for point in points for name in point.values)]))
         if len(names) > MOST_METRICS:
             message = f"points: {names[MOST_METRICS]!r} is one metric too many; a run has at most {MOST_METRICS}"
@@ -168,7 +168,7 @@ class RunOperations:
         self._put_event(run.id, RunEvent(step=since, text=f"resumed from step {since}"), now)
 
     def _cut(self, book: Book, since: int) -> int | None:
-        """Removes points of this step and later; the highest step that is left."""
+        """Remove points of this step and later; return the highest step that is left."""
         highest, prefix = -1, keys.rollout_key(book.run.id)
         book.rows = 0
         for key, stored in list(self._tape.scan("run_metrics", prefix)):
@@ -194,10 +194,10 @@ class RunOperations:
             self._fold(book)
 
     def _fold(self, book: Book) -> None:
-        """The small blocks become one, in the place of the last of them."""
+        """Fold the small blocks into one, in the place of the last of them."""
         wanted = [keys.numbered_key(book.run.id, number) for number in range(book.small, book.next)]
         found = [(key, readable_block(self._tape.get("run_metrics", key) or b"")) for key in wanted]
-        # One that is damaged stays as it is: `check` reports it.
+        # A damaged block stays as it is: `check` reports it.
         stored = [(key, block) for key, block in found if block is not None]
         rows = merged(row for _, block in stored for row in block.rows())
         for key, _ in stored[:-1]:
@@ -208,7 +208,8 @@ class RunOperations:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def add_events(self, name: str, events: Iterable[RunEvent], now: int) -> int:
-        """Keeps events; how many were new. One that is there already, with its time, is not doubled."""
+        """Add events and return the number of new ones. An event that is there already, with its time, is not added
+        again."""
         book = self._book(name)
         kept = sum([self._put_event(name, event, now) for event in events])
         self._heard(book, now)
@@ -236,7 +237,7 @@ class RunOperations:
         return book.run
 
     def _write(self, book: Book) -> int:
-        """The run, and its place in the change feed."""
+        """Write the run, and tell of it in the change feed; return the cursor."""
         self._tape.put("runs", keys.rollout_key(book.run.id), book.model_dump_json(exclude_defaults=True).encode())
         return self._tape.append(b"t" + keys.rollout_key(book.run.id))
 
@@ -245,14 +246,14 @@ class RunOperations:
 
 
 def _fence(run: RunHead, said: int | None) -> None:
-    """Refuses a trainer that another one has taken over from."""
+    """Refuse a trainer that another one has replaced."""
     if said is not None and said != run.resumed:
         message = f"run {run.id!r} was resumed {run.resumed} times, not {said}: another trainer has taken it over"
         raise Refused("conflict", message, "resumed", str(said))
 
 
 def event_key(run: str, event: RunEvent, now: int) -> bytes:
-    """Where an event is kept: by its time, and apart from others of that time."""
+    """Return the key of an event: its time, and a hash that tells it from others of that time."""
     said = json.dumps([event.step, event.level, event.text]).encode()
     at = now if event.time_ns is None else event.time_ns
     return keys.rollout_key(run) + keys.number(at) + blake2b(said, digest_size=7).digest()

@@ -1,4 +1,4 @@
-"""Reading training runs. Each read is one short transaction in which records are taken; they are decoded after it."""
+"""Reading training runs. Each read copies records in one short transaction and decodes them after it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from penstock.gateway.store.reader import Reader, downwards
 _SLICE = 256
 _HASH = 7
 Place = tuple[int, int]
-"""Of an event: its time in ns and a hash of what it says."""
+"""The place of an event: its time in ns and a hash of its content."""
 
 
 class RunReader:
-    """Training runs of a tape."""
+    """The training runs of a tape."""
 
     def __init__(self, tape: Reader) -> None:
         self._tape = tape
 
     def run_heads(self, before: int | None = None) -> Iterator[tuple[int, RunHead]]:
-        """All runs, newest first, with a position that `before` takes."""
+        """Yield all runs, newest first, each with a position that `before` takes."""
         start = None if before is None else keys.number(before)
         while True:
             with self._tape.view() as view, view.cursor("run_order") as cursor:
@@ -38,13 +38,13 @@ class RunReader:
             start = found[-1][0]
 
     def run_head(self, name: str) -> RunHead | None:
-        """One run without its configuration; None when there is none."""
+        """Return a run without its configuration; None when there is none."""
         with self._tape.view() as view:
             book = view.get("runs", keys.rollout_key(name))
         return None if book is None else Book.model_validate_json(book).run
 
     def run(self, name: str) -> Run | None:
-        """One run."""
+        """Return a run with its configuration and candidates; None when there is none."""
         with self._tape.view() as view:
             parts = ("runs", "run_configs", "run_trees")
             book, config, tree = (view.get(database, keys.rollout_key(name)) for database in parts)
@@ -54,7 +54,7 @@ class RunReader:
         return Run(**dict(Book.model_validate_json(book).run), config=json.loads(config or b"null"), tree=candidates)
 
     def run_whole(self, key: bytes) -> tuple[Book, list[tuple[int, Block]]]:
-        """A run as it is stored, and its blocks by number in the order of their writing, as of one moment."""
+        """Return a stored run, and its blocks by number in the order of their writing, as of one moment."""
         with self._tape.view() as view:
             book = view.get("runs", key)
             stored = list(view.scan("run_metrics", key))
@@ -62,19 +62,19 @@ class RunReader:
         return Book.model_validate_json(book or b"{}"), blocks
 
     def _records(self, name: str, since: int, until: int | None) -> list[bytes]:
-        """Its blocks that reach into these steps, in the order of their writing."""
+        """Return its blocks that reach into these steps, in the order of their writing."""
         with self._tape.view() as view:
             found = (record for _, record in view.scan("run_metrics", keys.rollout_key(name)))
             return [it for it in found if bounds(it)[1] >= since and (until is None or bounds(it)[0] <= until)]
 
     def run_series(self, name: str, metrics: Sequence[str], since: int = 0, until: int | None = None) -> list[Series]:
-        """Metrics of a run, in this order, at every step from `since` to `until`, and at some others."""
+        """Return metrics of a run, in this order, at every step from `since` to `until`, and at some others."""
         found = (readable_block(record, whole=False) for record in self._records(name, since, until))
         blocks = [block for block in found if block is not None]
         return [series(blocks, metric) for metric in metrics]
 
     def run_points(self, name: str, since: int, limit: int) -> list[Row]:
-        """Points of a run from this step on, by step."""
+        """Return points of a run from this step on, by step."""
         records = self._records(name, since, None)
         chosen: dict[int, Block] = {}
         steps: set[int] = set()
@@ -90,7 +90,7 @@ class RunReader:
         return [row for row in rows if row.step >= since][:limit]
 
     def run_events(self, name: str, before: Place | None, limit: int) -> list[tuple[Place, RunEvent]]:
-        """Events of a run, newest first, with the places that `before` takes."""
+        """Return events of a run, newest first, each with the place that `before` takes."""
         prefix = keys.rollout_key(name)
         start = prefix + (b"\xff" * 16 if before is None else keys.number(before[0]) + before[1].to_bytes(_HASH))
         with self._tape.view() as view, view.cursor("run_events") as cursor:
@@ -102,6 +102,6 @@ class RunReader:
 
 
 def event_of(key: bytes, value: bytes) -> RunEvent:
-    """An event from its record."""
+    """Return the event of a record."""
     said = json.loads(value)
     return RunEvent(time_ns=keys.to_number(key[-15:-7]), **said)

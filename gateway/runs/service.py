@@ -1,4 +1,4 @@
-"""Takes trainers' reports: operations on the tape, and the parts that reading them needs."""
+"""Takes trainers' reports: operations on the tape, and the parts that reads of them need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class RunService:
-    """The training runs of a gateway. What changes one is durable when it is answered, and raises `Refused`."""
+    """The training runs of a gateway. A change is durable when it is answered; a refused one raises `Refused`."""
 
     def __init__(self, tape: Store, recorder: Recorder, now_ns: Callable[[], int]) -> None:
         self.reader = RunReader(tape)
@@ -22,6 +22,6 @@ class RunService:
         self._recorder = recorder
 
     async def do(self, operation: Callable[[RunOperations, int], T]) -> T:
-        """Does an operation, which is given the time."""
+        """Run an operation, which is called with the time."""
         now = self.now_ns()
         return await self._recorder.submit(lambda transaction: operation(RunOperations(transaction), now))

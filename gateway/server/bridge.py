@@ -5,8 +5,8 @@ keep-alive connection. A request that changes something or wants a transcript is
 (`gateway.api.operations`). Every other goes to aiohttp unchanged, on a connection that nobody else uses until it is
 answered. Neither is recorded.
 
-Of several workers (`server.workers`) the first answers control requests, and some calls (`server.passing`): the others
-pass them on to it in the same way, by a Unix socket.
+With several workers (`server.workers`) the first one answers control requests, and some calls (`server.passing`): the
+others pass them on to it in the same way, by a Unix socket.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.gateway.upstreams.pool import Connector, connect_inside
 _READS = frozenset({"GET", "HEAD"})
 _AGENT_PATHS = frozenset({"/rewards", "/events", WRAPPED, *TELEMETRY, *BASES})
 _OWN_PATHS = (b"/healthz", b"/readyz")
-"""What each of several workers answers itself."""
+"""Paths that each of several workers answers itself."""
 _PATHS = (b"/api", b"/metrics", *_OWN_PATHS)
 
 
@@ -53,9 +53,8 @@ def is_own(target: bytes) -> bool:
 
 
 def agent_target(request: Request, call: Admitted) -> bytes | None:
-    """The control API's path for what an agent says of itself; None for a call. The path contains the checked scope,
-    and no client can ask for such paths itself. Telemetry is no call whatever its method.
-    """
+    """Return the control API's path for an agent's report about itself; None for a call. The path contains the checked
+    scope, and no client can ask for such paths itself. Telemetry is no call whatever its method."""
     path = call.path.partition("?")[0]
     if path not in _AGENT_PATHS or (request.method != "POST" and path not in TELEMETRY):
         return None
@@ -78,7 +77,7 @@ def agent_target(request: Request, call: Admitted) -> bytes | None:
 
 
 class Plane(Connector):
-    """Passes requests on to a server that is ours."""
+    """Passes requests on to a server of the gateway's own."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -86,11 +85,12 @@ class Plane(Connector):
         self._changed = asyncio.Event()
 
     def serve(self, client: ClientConnection, request: Request, target: bytes | None = None) -> None:
-        """Begins a request; `target` replaces its own target if the dispatch has checked it."""
+        """Begin a request; `target` replaces its own target if the dispatch has checked it."""
         self.pass_on(client, request, request.target if target is None else target)
 
     def pass_on(self, client: ClientConnection, request: Request, target: bytes, told: bytes | None = None) -> None:
-        """Sends a request to the server. `told`: what the dispatch has found out about a call (`server.passing`)."""
+        """Send a request to the server. `told`: the facts that the dispatch has found out about a call
+        (`server.passing`)."""
         client.served = call = ControlCall(client, request)
         call.plane, call.target, call.told = self, target, told
         if self._idle:
@@ -101,18 +101,17 @@ class Plane(Connector):
             call.connecting = self.connect(call)
 
     def put_back(self, connection: UpstreamConnection) -> None:
-        """Keeps a connection for the next request: making one costs as much as serving one."""
+        """Keep a connection for the next request: making one costs as much as serving one."""
         self._idle.append(connection)
         self._changed.set()
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """The connection is gone."""
         if connection in self._idle:
             self._idle.remove(connection)
         self._changed.set()
 
     async def finish(self, seconds: float) -> None:
-        """Waits for requests that are under way, but not for long."""
+        """Wait for requests that are under way, at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.connections > len(self._idle):
@@ -121,16 +120,16 @@ class Plane(Connector):
 
 
 class ControlPlane(Plane):
-    """The embedded server, and operations."""
+    """The plane of the embedded server, which also begins operations."""
 
     def __init__(self, server: Callable[[], asyncio.Protocol], operations: Operations) -> None:
-        """`server` makes its protocols."""
+        """`server` makes the protocols of the embedded server."""
         super().__init__("control plane")
         self._server = server
         self._operations = operations
 
     def serve(self, client: ClientConnection, request: Request, target: bytes | None = None) -> None:
-        """As `Plane.serve`; operations are begun here."""
+        """Begin a request as `Plane.serve` does, or an operation."""
         found = self._operations.find(request.method, request.target if target is None else target)
         if found is None:
             super().serve(client, request, target)
@@ -138,12 +137,12 @@ class ControlPlane(Plane):
             self._operations.serve(client, request, *found, trusted=target is not None)
 
     async def open(self, connection: UpstreamConnection) -> None:
-        """Connects by a socket pair."""
+        """Connect by a socket pair."""
         await connect_inside(self._server, connection)
 
 
 class LeaderPlane(Plane):
-    """The first of several workers, as the others reach it."""
+    """The plane of the first of several workers, for the others."""
 
     def __init__(self, data: Path) -> None:
         """`data`: the directory of the tape."""
@@ -151,13 +150,14 @@ class LeaderPlane(Plane):
         self._data = data
 
     async def open(self, connection: UpstreamConnection) -> None:
-        """Connects by its socket. While another one is being started in its place, that is where the request waits."""
+        """Connect by the first worker's socket. While its successor is being started, the request waits at that
+        socket."""
         with short(self._data, f"{WRITERS}/{RELAY}") as path:
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, path)
 
 
 class ControlCall(Relay):
-    """One request of the control plane."""
+    """One request to the control API, or one that is passed on to the first worker."""
 
     __slots__ = ("plane", "target", "told")
 
@@ -166,25 +166,22 @@ class ControlCall(Relay):
     told: bytes | None
 
     def on_client_gone(self) -> None:
-        """Cancels the handler."""
+        """Cancel the handler that serves the request."""
         self.cancel_upstream()
 
     def on_connected(self, connection: UpstreamConnection) -> None:
-        """Sends the request."""
         head = control_head(self.request, self.target, self.told)
         self.send(connection, head, framed(self.request, self.request.body()))
 
     def on_unreachable(self, reason: str, detail: str) -> None:
-        """Out of file descriptors, or stopping."""
+        """Break off: the gateway is out of file descriptors, or stopping."""
         self.connecting = None
         self.break_off()
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Passes on the head."""
         self._pass_on(connection, self.begin_answer(connection, head, raw))
 
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
-        """Passes on a read."""
         self._pass_on(connection, self.continue_answer(connection, raw))
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
@@ -195,8 +192,8 @@ class ControlCall(Relay):
             self.end_answer()
 
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
-        """The handler was cancelled, or the worker has died that was to answer. What reads is asked again, of the one
-        that is started in its place; of what changes something nobody knows whether it was done."""
+        """The handler was cancelled, or the worker that was to answer has died. A read is sent again, to the worker
+        that is started in its place; a change is not, because nobody knows whether it was done."""
         self.connection = None
         if connection.reused and not self.started and self.request.method in _READS:
             self.connecting = self.plane.connect(self)

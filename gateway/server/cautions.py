@@ -1,4 +1,4 @@
-"""What a configuration allows and hardly anybody wants: a warning of each, when a gateway starts."""
+"""Warnings, when a gateway starts, about settings that are allowed and hardly ever intended."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _log = logging.getLogger("penstock.app")
 
 
 def warn(config: Config, prices: Prices) -> None:
-    """Logs them."""
+    """Log a warning for each such setting."""
     old = prices.stale(time.time_ns())
     for problem in (*([old] if old else []), *_unpriced(config, prices), *_keys_of_others(config)):
         _log.warning("%s", problem)
 
 
 def _unpriced(config: Config, prices: Prices) -> Iterator[str]:
-    """Models of routes that a budget in money refuses, because they have no price."""
+    """Yield models of routes that a budget in money refuses, because they have no price."""
     now = time.time_ns()
     money = [Limit(one) for one in config.budget if one.unit == "usd" and one.unpriced == "refuse"]
-    # Patterns tell nothing.
+    # A pattern names no model.
     routes = [route for route in config.route if "*" not in route.model and "?" not in route.model]
     for route in routes if money else ():
         names = [route.model, *_aliases(route)]
@@ -47,7 +47,7 @@ def _aliases(route: Route) -> list[str]:
 
 
 def _keys_of_others(config: Config) -> Iterator[str]:
-    """Upstreams that get the key that an agent has brought for another one of their route, at somebody else's."""
+    """Yield upstreams that would get an agent's key for another upstream of their route, at another owner's site."""
     known = {one.name: one for one in config.upstreams()}
     told = set[str]()
     for route in config.route:
@@ -62,7 +62,7 @@ def _keys_of_others(config: Config) -> Iterator[str]:
 
 
 def _site(upstream: Upstream) -> str | None:
-    """The last two names of a public host; None for one of a network of one's own."""
+    """Return the last two names of a public host; None for a host of a private network."""
     host = urlsplit(upstream.base_url).hostname or ""
     try:
         return None if ipaddress.ip_address(host).is_private else host

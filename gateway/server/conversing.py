@@ -1,6 +1,6 @@
 """Conversations of several workers: the first keeps them for all (`calls.joining`), the others ask it.
 
-An answer stays with the worker that has passed it on. The first one asks for what it says where only that tells equal
+An answer stays with the worker that has passed it on. The first one asks for its content where only that tells equal
 conversations apart. Stories are numbers that all workers of a gateway make alike (`server.workers` gives them one seed
 for hashes).
 """
@@ -26,21 +26,21 @@ from penstock.gateway.server.link import Handler, Link, LinkLost
 from penstock.gateway.server.team import PATIENCE_S, Member
 
 _CONNECTIONS: Final = 20_000
-"""Of each worker, of which the first one knows which conversations they have carried."""
+"""Connections of each worker whose conversations the first one remembers."""
 _UNDER_WAY: Final = 20_000
-"""Calls of each worker that were found and of whose end nothing was heard: nothing is when a client has left
-meanwhile."""
+"""Calls of each worker that were found and have not ended; the end of a call is never reported if its client has
+left."""
 _NUMBERS: Final = "q"
 
 
 class Asked(msgspec.Struct):
-    """What is said of a call."""
+    """The facts of a call that the first worker is asked about."""
 
     connection: int
-    """On which it came: a number of the worker that asks."""
+    """Number of its connection, given by the worker that asks."""
     peer: str
     last: str | None
-    """See `Hints`."""
+    """As in `Hints`."""
     beginnings: bytes
     items: bytes
     previous: str | None
@@ -48,7 +48,7 @@ class Asked(msgspec.Struct):
 
 
 class Ended(msgspec.Struct):
-    """What is said of a call that was answered."""
+    """The facts of a call that was answered."""
 
     number: int
     key: int | None
@@ -62,15 +62,15 @@ class Ended(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Worker:
-    """Of one that asks."""
+    """The first worker's memory of a worker that asks."""
 
     hints: OrderedDict[int, Hints] = field(default_factory=OrderedDict[int, Hints])
-    """Of connections that have asked lately, by number."""
+    """Hints of recent connections, by number."""
     under_way: dict[int, Found] = field(default_factory=dict[int, Found])
     """Calls that were found and have not ended, by number."""
 
     def of(self, connection: int, peer: str) -> Hints:
-        """What a connection tells."""
+        """Return the hints of a connection."""
         hints = self.hints.setdefault(connection, Hints(peer))
         self.hints.move_to_end(connection)
         if len(self.hints) > _CONNECTIONS:
@@ -78,21 +78,21 @@ class _Worker:
         return hints
 
     def begin(self, number: int, found: Found) -> None:
-        """A call was found."""
+        """Remember a call that was found."""
         self.under_way[number] = found
         if len(self.under_way) > _UNDER_WAY:
             del self.under_way[next(iter(self.under_way))]
 
 
 class _Far:
-    """The answer to a call of another worker; asked for on the thread that reads answers."""
+    """The answer to a call of another worker; it is fetched on the thread that reads answers."""
 
     def __init__(self, link: Link, number: int, weight: int) -> None:
         self._link, self._number, self.weight = link, number, weight
         self._loop = asyncio.get_running_loop()
 
     def said(self) -> array[int]:
-        """What it says; raises where nobody can tell any more."""
+        """Return the content of the answer; raises `LookupError` where it is not known any more."""
         asking = asyncio.run_coroutine_threadsafe(_asked(self._link, self._number), self._loop)
         said = asking.result(PATIENCE_S)
         if said is None:
@@ -108,15 +108,15 @@ async def _asked(link: Link, number: int) -> bytes | None:
 
 
 class Keeper:
-    """The first one's end."""
+    """The first worker's end: keeps the conversations and answers the others."""
 
     def __init__(self, joining: Joining) -> None:
         self._joining = joining
-        # Not those of another first one before.
+        # Numbers begin at random, so that they are not those of an earlier first worker.
         self._numbers = count(1 + getrandbits(48))
 
     def handlers(self, link: Link) -> Mapping[str, Handler]:
-        """What another one may ask by this link."""
+        """Return the handlers for requests of another worker by this link."""
         worker = _Worker()
 
         async def find(said: Any) -> tuple[str | None, bool, int]:
@@ -149,7 +149,7 @@ class Keeper:
         return found.rollout, found.ambiguous, number
 
     def _remember(self, worker: _Worker, link: Link, said: Ended) -> None:
-        # Another first one may have found it, and has died since.
+        # An earlier first worker may have found it, and has died since.
         found = worker.under_way.pop(said.number, None) or Found()
         hints = worker.of(said.connection, said.peer)
         answer = _Far(link, said.answer, said.weight)
@@ -157,7 +157,7 @@ class Keeper:
 
 
 class Asker:
-    """Another one's end: `calls.joining.Elsewhere`."""
+    """Another worker's end: implements `calls.joining.Elsewhere`."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -166,7 +166,8 @@ class Asker:
         self._weight = 0
 
     async def find(self, story: Story, previous: str | None, answers: bool, hints: Hints) -> Found:
-        """As `Joining.found`; no rollout where nobody can tell."""
+        """Find the conversation of a call as `Joining.found` does; without a rollout where the first worker does not
+        answer."""
         beginnings, items = story.beginnings.tobytes(), story.items.tobytes()
         hints.number = hints.number or next(self._connections)
         asked = Asked(hints.number, hints.peer, hints.last, beginnings, items, previous, answers)
@@ -179,23 +180,22 @@ class Asker:
     def remember(
         self, found: Found, key: int | None, hints: Hints, rollout: str, answer: Answer, response: str | None
     ) -> None:
-        """As `Joining.answered`."""
+        """Report an answered call as `Joining.answered` does."""
         number = next(self._numbers)
         if key is not None:
             self._answers[number] = answer
             self._weight += answer.weight
-            # Of all workers the first one keeps as many.
+            # The first worker keeps as many of all workers together.
             while self._weight > UNREAD_BYTES:
                 self._weight -= self._answers.popitem(last=False)[1].weight
         ended = Ended(found.number, key, hints.number, hints.peer, rollout, number, answer.weight, response)
         self._member.tell("remember", ended)
 
     def undo(self, found: Found, key: int | None) -> None:
-        """As `calls.joining.Elsewhere.undo`."""
         self._member.tell("undo", found.number, key)
 
     async def said(self, number: int) -> bytes | None:
-        """What an answer says, for the first one; None where it was dropped."""
+        """Return the content of an answer, for the first worker; None where it was dropped."""
         answer = self._answers.pop(number, None)
         if answer is None:
             return None

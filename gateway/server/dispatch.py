@@ -1,7 +1,8 @@
-"""The port: every request that a client has sent comes here and becomes a call, or is answered at once.
+"""The port: every request of a client comes here and becomes a call, or is answered at once.
 
-Control requests are handed on, and so is what an agent says of itself below its address (rewards, events, telemetry).
-Bytes that are no request, and requests that may not pass, are refused. Every other request is a `gateway.proxy.call`.
+Control requests are handed on, and so are an agent's reports about itself below its address (rewards, events,
+telemetry). Bytes that are no request, and requests that may not pass, are refused. Every other request is a
+`gateway.proxy.call`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ _log = logging.getLogger("penstock.proxy")
 
 
 class Dispatch:
-    """Calls and control requests, as the connections of clients see them."""
+    """The handler of the requests that connections of clients receive."""
 
     def __init__(
         self, proxy: Shared, control: ControlPlane, mcp: Mcp, wanted: WantedHosts, first: LeaderPlane | None = None
     ) -> None:
-        """`first`: the first of several workers, None where this is that one."""
+        """`first`: the plane of the first of several workers; None in that one."""
         self.clients: set[ClientConnection] = set()
         self.request_bytes = proxy.config.limits.request_bytes
         self.epoch_ns = proxy.epoch_ns
@@ -51,17 +52,17 @@ class Dispatch:
         self._mcp = mcp
         self._wanted = wanted
         self.leaving = False
-        """Whether clients are told that their next request goes to another connection."""
+        """True if clients are told to send their next request on another connection."""
 
     def leave(self) -> None:
-        """From now on the next request of a client is its last here. A WebSocket ends when nothing is under way."""
+        """Make the next request of each client its last here. A WebSocket ends when nothing is under way."""
         self.leaving = True
         for client in list(self.clients):
             if client.switched is not None:
                 client.switched.drain()
 
     def serve(self, client: ClientConnection, request: Request) -> None:
-        """Serves a whole request: a refusal, a request of the control plane, or a call."""
+        """Serve a whole request: refuse it, pass it to the control plane, or begin a call."""
         began = monotonic()
         if self.leaving:
             request.keep_alive = False
@@ -106,7 +107,7 @@ class Dispatch:
             self.run(client, request, admitted, began)
 
     def _enter(self, client: ClientConnection, request: Request) -> None:
-        """A sidecar says whose calls follow on its connection, and what host they are for."""
+        """Note the agent and the host of the calls that follow on a sidecar's connection."""
         target = request.target.decode("latin-1")
         host = host_of(target) if client.tunnel is None else None
         if host is None:
@@ -120,7 +121,7 @@ class Dispatch:
         client.enter(self._proxy.admission.open_tunnel(request, wanted))
 
     def run(self, client: ClientConnection, request: Request, admitted: Admitted, began: float) -> None:
-        """Begins a call that may pass."""
+        """Begin a call that may pass."""
         if self._first is not None and not request.websocket and only_first(self._proxy, admitted):
             self._first.pass_on(client, request, request.target, told_of(client, admitted))
             return
@@ -136,7 +137,7 @@ class Dispatch:
         return make_call(self._proxy, client, request, admitted)
 
     def _refuse(self, client: ClientConnection, request: Request, refusal: Refusal) -> None:
-        """Answers a request that does not become a call: it belongs to no rollout, or is no request at all."""
+        """Answer a request that does not become a call: it belongs to no rollout, or is no request at all."""
         if is_control(request.target):
             said = guard.ApiError(refusal.status, refusal.message, refusal.field)
             body = guard.refusal(said)[3]
@@ -151,7 +152,7 @@ class Dispatch:
 
 
 def _spoken(request: Request) -> Family:
-    """The API that a request speaks which has not become a call."""
+    """Return the API family of a request that has not become a call."""
     path = request.target.decode("latin-1").partition("?")[0]
     try:
         path = from_path(path)[1]

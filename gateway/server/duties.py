@@ -1,5 +1,5 @@
-"""What only one of the processes that write a tape may do: hand out work, drive releases, look after adapters, forget,
-tell others of what happens, keep an index.
+"""The work that only one of the processes that write a tape may do: hand out work, drive releases, keep adapters,
+forget, send webhooks and telemetry, keep an index.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 RETRY_S: Final = 1.0
-"""After how long what could not begin is begun again."""
+"""Seconds until a service that could not start is started again."""
 _log = logging.getLogger("penstock.app")
 Start: TypeAlias = "Callable[[], Awaitable[None]]"
 
 
 @dataclass(slots=True)
 class Duties:
-    """Those of one process."""
+    """The services that this process runs if it is that one."""
 
     recorder: Recorder
     dispatcher: Dispatcher
@@ -44,11 +44,11 @@ class Duties:
     index: Link
     exporter: Exporter | None
     begun: bool = False
-    """Whether this process has them."""
+    """True if this process runs them."""
     _beginning: asyncio.Future[None] | None = None
 
     async def begin(self) -> None:
-        """Nobody else has them."""
+        """Start them; no other process runs them now."""
         self.begun = True
         self.index.begin()
         starts = [self.dispatcher.start, self.webhooks.start, self.releases.start]
@@ -60,15 +60,16 @@ class Duties:
             self._beginning = asyncio.ensure_future(self._begin_later(waiting))
 
     async def _begin_later(self, waiting: Sequence[Start]) -> None:
-        """Where the tape was full just then. Calls are served meanwhile: whoever has handed over to this process does
-        not serve any more."""
+        """Start the services that a full tape did not let start. Calls are served meanwhile: the process that has
+        handed over to this one does not serve any more."""
         while waiting:
             await asyncio.sleep(RETRY_S)
             waiting = await _not_started(waiting)
         _log.info("all that only one process may do has begun")
 
     async def end(self, last: bool) -> None:
-        """Lets go of them, once. `last`: nobody goes on with them at once, so the collector gets all that is there."""
+        """Stop them, once. `last`: no other process continues them at once, so the collector gets everything that is
+        left."""
         if not self.begun:
             return
         self.begun = False
@@ -84,13 +85,13 @@ class Duties:
 
 
 async def _not_started(starts: Sequence[Start]) -> list[Start]:
-    """Those that the tape did not let start."""
+    """Start services and return those that the tape did not let start."""
     left = list[Start]()
     for start in starts:
         try:
             await start()
         except TapeError as error:
-            # The recorder tells of a tape that it cannot write, once.
+            # The recorder logs once that it cannot write the tape.
             _log.debug("a part of the gateway waits for the tape: %s", error)
             left.append(start)
     return left

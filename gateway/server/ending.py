@@ -1,4 +1,4 @@
-"""How a gateway ends what has not ended by itself."""
+"""The end of a gateway: stops its parts and cuts off calls that have not ended by themselves."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.gateway.model.wording import counted
 from penstock.gateway.proxy.shared import Running
 
 _NAMED: Final = 5
-"""Rollouts that the log names."""
+"""Rollouts that are named in the log at most."""
 _log = logging.getLogger("penstock.app")
 
 
 async def first(events: Sequence[asyncio.Event], seconds: float | None = None) -> None:
-    """Waits until one of these is set, and where that is given no longer than so."""
+    """Wait until one of these events is set, or until `seconds` have passed."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for one in waiting:
@@ -24,8 +24,7 @@ async def first(events: Sequence[asyncio.Event], seconds: float | None = None) -
 
 
 async def ended(*parts: Callable[[], Awaitable[object]]) -> None:
-    """Ends one part after the other. What fails at it keeps no other from its end, and nothing that is queued from the
-    tape."""
+    """End one part after the other. If one fails, the others still end, and the queue still reaches the tape."""
     for end in parts:
         try:
             await end()
@@ -34,7 +33,7 @@ async def ended(*parts: Callable[[], Awaitable[object]]) -> None:
 
 
 def cut_off(running: Iterable[Running]) -> None:
-    """Ends calls that have not ended by themselves, and says in the log whose they are."""
+    """End calls that have not ended by themselves, and log their rollouts."""
     left = list(running)
     for call in left:
         call.give_up()

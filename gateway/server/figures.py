@@ -8,30 +8,31 @@ from typing import Any, Final, TypeAlias, cast
 from penstock.gateway.metrics import METRICS, Histogram, Metrics
 
 Dump: TypeAlias = "dict[str, Any]"
-"""Figures as they go to another process: a number, (counts, total) of a histogram, or pairs of labels and those."""
+"""Figures in the form that is sent to another process: a number, (counts, total) of a histogram, or pairs of labels and
+these."""
 _NOT_ADDED: Final = frozenset(
     {
         "tape_bytes", "certificate_expires_timestamp_seconds", "upstream_health", "resource_coverage_fell",
         "recorder_oldest_seconds",
     }
 )  # fmt: skip
-"""Gauges of what all workers have in common, or find out each by itself: the largest is shown."""
+"""Gauges of a value that all workers share, or that each finds out by itself: the largest is shown."""
 _GAUGES: Final = frozenset(name.removeprefix("penstock_") for name, one in METRICS.items() if one.kind == "gauge")
 
 
 def dump(metrics: Metrics) -> Dump:
-    """All figures of this process."""
+    """Return all figures of this process."""
     return {name: _dumped(getattr(metrics, name)) for name in metrics.__slots__}
 
 
 def counted(of: Dump) -> Dump:
-    """What is left of a worker that has died: what it has counted."""
+    """Return the counters of a worker that has died; its gauges are emptied."""
     empty = dump(Metrics())
     return {name: empty[name] if name in _GAUGES else value for name, value in of.items()}
 
 
 def together(dumps: Iterable[Dump]) -> Metrics:
-    """The figures of several as those of one."""
+    """Return the figures of several processes as those of one."""
     made = Metrics()
     for one in dumps:
         for name in made.__slots__:

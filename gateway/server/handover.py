@@ -1,16 +1,16 @@
 """One process hands over to the next: the port, the Unix socket and the tape, so that no connection is refused.
 
     the next process                    the one that serves
-    connects to its socket in <data>    sends what it listens on, and the tape's lock, as descriptors
-    starts; then says `ready`           accepts no more, stops what only one may do, and when every call that has ended
-                                        is on the tape, says `go on`
+    connects to its socket in <data>    sends its sockets, and the tape's lock, as descriptors
+    starts; then says `ready`           accepts no more, stops the work that only one may do, and when every call that
+                                        has ended is on the tape, says `go on`
     accepts, and does the rest          serves the calls that it has to their end, and ends
 
-Clients that connect in between wait in the system's queue. Where the next process cannot start, the first one has
-given nothing away and goes on.
+Clients that connect in between wait in the system's queue. If the next process cannot start, the first one has given
+nothing away and goes on.
 
-Where several processes serve one port (`server.workers`), their parent stands between: it hands over for all of them,
-and says the same to each of its own, on a channel that it has given it.
+If several processes serve one port (`server.workers`), their parent stands between: it hands over for all of them, and
+sends each of them the same messages on a channel of its own.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ _NAME: Final = f"{WRITERS}/handover.sock"
 READY: Final = b"ready"
 GO_ON: Final = b"go on"
 _DESCRIPTORS: Final = 253
-"""The most that Linux sends at once."""
+"""The most descriptors that Linux sends at once."""
 _PATIENCE_S: Final = 60.0
-"""How long the next process waits for the one that serves."""
+"""Seconds that the next process waits for the one that serves."""
 KEEPS_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""Options of a server on a Unix socket whose file the loop leaves alone: it belongs to whoever takes over. Python 3.12
-knows no others."""
+"""Options of a server on a Unix socket whose file the loop leaves alone: it belongs to the process that takes over.
+Before Python 3.13 there is no option, and the loop always leaves it alone."""
 _log = logging.getLogger("penstock.handover")
 
 
 @dataclass(slots=True)
 class Held:
-    """What a gateway listens on."""
+    """The sockets of a gateway."""
 
     host: str
-    """As it was configured."""
+    """The host as configured."""
     port: int
     sockets: list[int]
     """Descriptors of the port: one for each address of the host."""
     path: str | None = None
-    """Of the Unix socket."""
+    """Path of the Unix socket."""
     unix: int | None = None
-    """Its descriptor."""
+    """Descriptor of the Unix socket."""
 
     @property
     def handles(self) -> list[int]:
-        """All descriptors."""
+        """All descriptors: those of the port, and that of the Unix socket."""
         return [*self.sockets, *([] if self.unix is None else [self.unix])]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which of the processes that serve one port this is."""
+    """The place of this process among those that serve one port."""
 
     number: int
-    """From 0. That one has what only one may do."""
+    """From 0. Process 0 does the work that only one may do."""
     of: int
-    """How many there are."""
+    """Number of processes."""
     epoch_ns: int = 0
-    """Where the clock of all of them begins, whatever has become of the machine's since the first one was started; 0
-    where there are no others."""
+    """Start of the clock that all of them share, whatever has happened to the machine's clock since the first one was
+    started; 0 where there are no others."""
     inside: tuple[int, int] | None = None
-    """The first one's: descriptors of the sockets by which the others reach it (`server.team`)."""
+    """Descriptors, for the first process, of the sockets by which the others reach it (`server.team`)."""
 
     def share(self, most: int) -> int:
-        """How many of so many places this one has."""
+        """Return this process's share of `most` places."""
         return most // self.of + (self.number < most % self.of)
 
 
@@ -88,20 +88,21 @@ ALONE: Final = Place(0, 1)
 
 @dataclass(slots=True)
 class Taken:
-    """What the process that serves has sent, or a parent; `ready` ends the time of that process."""
+    """The descriptors that the serving process, or a parent, has sent; `ready` ends the service of that process."""
 
     held: Held
     lock: int
     pid: int
-    """The process that serves, or the parent."""
+    """Process id of the process that serves, or of the parent."""
     channel: socket.socket
     place: Place = ALONE
     used: set[int] = field(default_factory=set[int])
-    """Descriptors that are listened on here."""
+    """Descriptors that this process listens on."""
 
     async def ready(self) -> None:
-        """All is started but what only one may do: returns when the other does that no more. What is not in `used` is
-        closed, and so is the channel, unless a parent has the other end. Raises `ConfigError`."""
+        """Report that everything is started except the work that only one may do; return when the other process has
+        stopped that work. Descriptors that are not in `used` are closed, and so is the channel, unless a parent has the
+        other end. Raises `ConfigError`."""
         self._close_rest()
         loop = asyncio.get_running_loop()
         self.channel.setblocking(False)
@@ -119,13 +120,13 @@ class Taken:
         raise ConfigError(f"worker {self.place.number} ends: its parent (process {self.pid}) ended before they served")
 
     def _close_rest(self) -> None:
-        """Closes what was sent and is not listened on here."""
+        """Close the descriptors that this process does not listen on."""
         for handle in set(self.held.handles) - self.used:
             os.close(handle)
 
 
 def take(data: Path) -> Taken | None:
-    """What the gateway that writes this tape hands over; None where there is none. Raises `ConfigError`."""
+    """Take over from the gateway that writes this tape; None where there is none. Raises `ConfigError`."""
     channel = socket.socket(socket.AF_UNIX)
     channel.settimeout(_PATIENCE_S)
     try:
@@ -142,10 +143,10 @@ def take(data: Path) -> Taken | None:
 
 
 def received(channel: socket.socket) -> Taken:
-    """What comes on a channel, from `send`; raises `OSError` or `ValueError`."""
+    """Return the message of `send` that comes on a channel; raises `OSError` or `ValueError`."""
     told, handles, _, _ = socket.recv_fds(channel, 1 << 16, _DESCRIPTORS)
     for handle in handles:
-        # What this process starts must not hold the port or the tape's lock.
+        # Children of this process must not hold the port or the tape's lock.
         os.set_inheritable(handle, False)
     found = json.loads(told)
     place = ALONE if found["place"] is None else Place(*found["place"])
@@ -157,7 +158,7 @@ def received(channel: socket.socket) -> Taken:
 
 
 def send(channel: socket.socket, held: Held, lock: int, place: Place = ALONE) -> None:
-    """Sends to another process what it needs to serve; raises `OSError`."""
+    """Send another process the descriptors that it needs to serve; raises `OSError`."""
     told = {"host": held.host, "port": held.port, "path": held.path, "pid": os.getpid()}
     told |= {
         "place": None if place is ALONE else [place.number, place.of, place.epoch_ns],
@@ -169,10 +170,10 @@ def send(channel: socket.socket, held: Held, lock: int, place: Place = ALONE) ->
 
 
 class Offer:
-    """The end of the process that serves."""
+    """The serving process's end of a handover."""
 
     def __init__(self, data: Path, lock: int, held: Held, let_go: Callable[[], Awaitable[None]]) -> None:
-        """`let_go`: stops what only one may do; called once, when the next process is ready."""
+        """`let_go`: stops the work that only one may do; called once, when the next process is ready."""
         self._data, self._lock, self._held, self._let_go = data, lock, held, let_go
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
@@ -184,10 +185,10 @@ class Offer:
         self._listener.listen(1)
         self._task: asyncio.Future[None] = asyncio.ensure_future(self._serve())
         self.taken = asyncio.Event()
-        """Another process serves now."""
+        """Set when another process has taken over."""
 
     async def close(self) -> None:
-        """Hands over nothing any more."""
+        """Withdraw the offer and its socket."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -215,7 +216,7 @@ class Offer:
             _log.error("the process that was to take over has not started: this one goes on as it is")
             return
         await self._let_go()
-        # The next one has its own.
+        # The next process has its own descriptors.
         self._withdraw()
         self.taken.set()
         await loop.sock_sendall(channel, GO_ON)
@@ -223,7 +224,8 @@ class Offer:
 
 @contextmanager
 def short(data: Path, name: str) -> Generator[str]:
-    """A path of a socket in the directory of the tape that fits into an address, which has room for a hundred bytes."""
+    """Yield a path of a socket in the directory of the tape that fits into an address, which has room for a hundred
+    bytes."""
     path = str(data / name)
     if len(os.fsencode(path)) < 100 or not os.path.isdir("/proc/self/fd"):
         yield path

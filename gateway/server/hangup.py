@@ -1,5 +1,5 @@
-"""SIGHUP, also before a gateway listens: it would kill the process. The settings may have been read before the change
-that it tells of, so it is remembered, and the reload is made then.
+"""SIGHUP before the loop handles it: it would kill the process. The settings may have been read before the change that
+it reports, so the signal is remembered and the reload is made later.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from types import FrameType
 
 
 class _Seen:
-    """What this process has seen of it."""
+    """The SIGHUP and the terminal that this process has seen."""
 
     came = False
     terminal = False
-    """Whether there was a terminal in the beginning."""
+    """True if the process had a terminal in the beginning."""
 
 
 def remember() -> None:
-    """From now on, until the loop handles it."""
+    """Remember SIGHUP from now on, until the loop handles it."""
     _Seen.terminal = _terminal()
     if threading.current_thread() is threading.main_thread():  # no other can
         signal.signal(signal.SIGHUP, _remember)
 
 
 def came() -> bool:
-    """Whether it has come before the loop handled it."""
+    """True if SIGHUP has come before the loop handled it."""
     return _Seen.came
 
 
 def terminal_closed() -> bool:
-    """Whether it was the end of the terminal: nobody can stop this process from there any more."""
+    """True if the signal meant the end of the terminal: nobody can stop this process from there any more."""
     return _Seen.terminal and not _terminal()
 
 
@@ -40,7 +40,7 @@ def _remember(_: int, __: FrameType | None) -> None:
 
 
 def _terminal() -> bool:
-    """Whether there is a terminal whose end would be told by SIGHUP."""
+    """True if there is a terminal, whose end would send SIGHUP."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

@@ -1,4 +1,4 @@
-"""What the health endpoints tell."""
+"""The state behind the health endpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.gateway.store.recorder import Recorder
 
 @dataclass(slots=True)
 class State:
-    """What the health endpoints tell."""
+    """The state that the health endpoints report."""
 
     recorder: Recorder
     started: bool = False
@@ -17,7 +17,7 @@ class State:
 
     @property
     def not_ready(self) -> str | None:
-        """Why it takes no calls or cannot record them; None while it does both."""
+        """The reason why the gateway takes no calls or cannot record them; None while it does both."""
         if self.draining:
             return "the gateway is draining: it stops soon"
         if not self.started:

@@ -1,8 +1,7 @@
-"""The planes of connections that other workers make to the first one: control requests, and some calls
-(`server.passing`).
+"""Serves the connections that other workers make to the first one: control requests, and some calls (`server.passing`).
 
-Whoever passes a request on has checked it and knows whose it is. Only the user that runs the gateway can connect to the
-socket on which these are listened for.
+The worker that passes a request on has checked it and knows its rollout. Only the user that runs the gateway can
+connect to the socket for these requests.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from penstock.gateway.upstreams.pool import Pool
 from penstock.gateway.upstreams.wanted import WantedHosts
 
 _AGENTS: Final = b"/agent/"
-"""How the path of a control request begins that only a dispatch can ask for (`bridge.agent_target`)."""
+"""Prefix of control requests that only a dispatch can send (`bridge.agent_target`)."""
 
 
 class Inside:
-    """As `Dispatch`, for them."""
+    """The counterpart of `Dispatch` for connections of other workers."""
 
     def __init__(self, dispatch: Dispatch, mcp: Mcp, wanted: WantedHosts) -> None:
         self._dispatch, self._mcp, self._wanted = dispatch, mcp, wanted
@@ -39,7 +38,7 @@ class Inside:
         self.epoch_ns = dispatch.epoch_ns
 
     def serve(self, client: ClientConnection, request: Request) -> None:
-        """Serves a request that another worker has checked."""
+        """Serve a request that another worker has checked."""
         told = next((value for low, _, value in request.headers if low == TOLD), None)
         if told is not None:
             request.headers = [one for one in request.headers if one[0] != TOLD]

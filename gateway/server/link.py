@@ -1,7 +1,7 @@
-"""What the workers of a gateway ask each other, over a Unix socket: messages of msgpack, each with its length in front.
+"""Messages between the workers of a gateway, over a Unix socket: msgpack, each with its length in front.
 
-Both ends ask and answer. An answer may take its time, others go on meanwhile. What one end tells or asks comes to the
-other in this order, so whoever asks knows that what it told before is done.
+Both ends ask and answer. An answer may take its time, others go on meanwhile. Messages arrive in the order in which
+they were sent, so an end that asks knows that its earlier messages were handled.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _LENGTH: Final = 4
 _log = logging.getLogger("penstock.workers")
 
 Handler: TypeAlias = "Callable[..., Any]"
-"""Takes what was said; returns the answer, or what will give it."""
+"""Takes the arguments of a message; returns the answer, or a future of it."""
 _NOTHING: Final[Mapping[str, Handler]] = {}
 
 
 class LinkLost(ConnectionError):
-    """The other end has died, or has left."""
+    """The other end has died, or has closed the link."""
 
 
 class Link(asyncio.Protocol):
-    """One end. For the event loop."""
+    """One end of a link. For the event loop."""
 
     def __init__(
         self, made: Callable[[Link], None], lost: Callable[[Link], None], handlers: Mapping[str, Handler] = _NOTHING
     ) -> None:
-        """`made`, `lost`: told when it is there, and no more."""
+        """`made`, `lost`: called when the link is made, and when it is lost."""
         self.handlers = handlers
-        """What the other end may ask, by name."""
+        """Handlers of the other end's messages, by name."""
         self._made, self._lost = made, lost
         self._transport: asyncio.Transport
         self._buffer = bytearray()
@@ -44,17 +44,16 @@ class Link(asyncio.Protocol):
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._answering = set[asyncio.Future[None]]()
         self.name = ""
-        """Of the other process (`store.processes`), once it has said so."""
+        """Name of the other process (`store.processes`), once it has sent it."""
         self.pid = 0
-        """The system's id of it, for people; the same."""
+        """Process id of the other process, for people, once it has sent it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The other end is there."""
         self._transport = transport  # type: ignore[assignment] # asyncio's signature is wider than what it gives
         self._made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever waits for an answer gets none."""
+        """Fail the questions that wait for an answer."""
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(LinkLost("the other worker has died or has left"))
@@ -64,15 +63,15 @@ class Link(asyncio.Protocol):
         self._lost(self)
 
     def close(self) -> None:
-        """Leaves."""
         self._transport.close()
 
     def tell(self, name: str, *said: Any) -> None:
-        """Says something that needs no answer."""
+        """Send a message that needs no answer."""
         self._send(0, name, said)
 
     def ask(self, name: str, *said: Any) -> asyncio.Future[Any]:
-        """Asks something; fails with `LinkLost`, or with `RuntimeError` where the other end cannot answer."""
+        """Send a question; the future fails with `LinkLost`, or with `RuntimeError` where the other end cannot
+        answer."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         if self._transport.is_closing():
             answer.set_exception(LinkLost("the other worker has died or has left"))
@@ -82,7 +81,7 @@ class Link(asyncio.Protocol):
         return answer
 
     def data_received(self, data: bytes) -> None:
-        """Takes what is whole."""
+        """Handle the messages that are complete."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH:
             end = _LENGTH + int.from_bytes(self._buffer[:_LENGTH])

@@ -1,8 +1,9 @@
-"""Where the gateway listens: a port, with TLS if that is configured, and a Unix socket if one is. Whoever cannot listen
-is told why. What the process before has handed over (`server.handover`) is listened on as it is.
+"""The sockets of the gateway: a port, with TLS if that is configured, and a Unix socket if one is. Errors say why a
+socket cannot be opened. Sockets that the previous process has handed over (`server.handover`) are used unchanged.
 
-What the gateway itself starts (`gateway.mcp.own_server`) asks it by HTTP, or where the port speaks TLS, of which that
-knows nothing, by the Unix socket; if none is configured, by one in a directory that only this user can enter.
+Servers that the gateway itself starts (`gateway.mcp.own_server`) reach it by HTTP. Where the port speaks TLS, for which
+they have no trust settings, they use the Unix socket; if none is configured, one in a directory that only this user can
+enter.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ _BACKLOG: Final = 4096
 _HANDSHAKE_SECONDS: Final = 15.0
 _OWN: Final = "gateway.sock"
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-"""Addresses that stand for all of this machine, and one of them that can be reached."""
+"""Addresses that stand for all of this machine, each with one that can be reached."""
 
 
 class Listening:
-    """What clients connect to."""
+    """The open sockets of the gateway."""
 
     def __init__(self, host: str, port: list[asyncio.Server], tls: bool) -> None:
         self._host, self._port = host, port
         self._unix: asyncio.Server | None = None
         self._path: Path | None = None
         self._removes = True
-        """Whether the file of the Unix socket is removed in the end."""
+        """True if the file of the Unix socket is removed in the end."""
         self._own: TemporaryDirectory[str] | None = None
         name = port[0].sockets[0].getsockname()
         self.address: tuple[str, int] = (name[0], name[1])
@@ -48,7 +49,7 @@ class Listening:
 
     @property
     def own_url(self) -> str:
-        """Where what the gateway itself starts asks it."""
+        """URL of the gateway for servers that it starts itself."""
         if self.scheme == "https":
             return f"unix:{self._path}"
         host, port = _EVERYWHERE.get(self.address[0], self.address[0]), self.address[1]
@@ -57,7 +58,7 @@ class Listening:
     async def add_socket(
         self, path: Path | None, make: Callable[[], asyncio.Protocol], taken: Taken | None = None
     ) -> None:
-        """Listens on a Unix socket too, on one of its own where none is named; raises `OSError`."""
+        """Listen on a Unix socket too, on a private one where none is configured; raises `OSError`."""
         if path is None:
             self._own = socket_folder("penstock-", _OWN)
             path = Path(self._own.name) / _OWN
@@ -65,7 +66,7 @@ class Listening:
         if taken is not None and taken.held.unix is not None and taken.held.path == str(path):
             taken.used.add(taken.held.unix)
             options["sock"] = socket.socket(fileno=taken.held.unix)
-            # Of several workers their parent does that.
+            # The parent of several workers does that.
             self._removes = taken.place is ALONE
         else:
             options["sock"] = bound_unix(path)
@@ -73,7 +74,7 @@ class Listening:
         self._path = path
 
     async def accept(self) -> None:
-        """Clients are served from now on."""
+        """Serve clients from now on."""
         for one in self._servers:
             await one.start_serving()
 
@@ -83,7 +84,7 @@ class Listening:
 
     @property
     def held(self) -> Held:
-        """What another process may take over: all but a socket that is this one's own."""
+        """The sockets that another process may take over: all but a private Unix socket."""
         sockets = [one.fileno() for server in self._port for one in server.sockets]
         made = Held(self._host, self.address[1], sockets)
         if self._unix is not None and self._own is None:
@@ -91,14 +92,14 @@ class Listening:
         return made
 
     def accept_no_more(self) -> None:
-        """Who connects from now on is for the process that has taken over."""
+        """Stop accepting: new connections belong to the process that has taken over."""
         for one in self._servers:
             one.close()
         if self._own is None:
             self._path = None
 
     def close(self) -> None:
-        """Nobody can connect any more."""
+        """Close all sockets, and remove the file of the Unix socket if it is this process's own."""
         path = self._path
         self.accept_no_more()
         if path is not None and self._removes:
@@ -113,8 +114,7 @@ async def listen(
     tls: ssl.SSLContext | None = None,
     taken: Taken | None = None,
 ) -> Listening:
-    """Has what clients will connect to; `make` makes what serves a connection, `tls` is for the port. Raises
-    `ConfigError`."""
+    """Open the port; `make` makes the protocol of a connection, `tls` is for the port. Raises `ConfigError`."""
     made = Listening(config.host, await _port(config, make, tls, taken), tls is not None)
     if config.socket is not None or tls is not None:
         try:
@@ -129,7 +129,7 @@ async def listen(
 async def _port(
     config: Config, make: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None, taken: Taken | None
 ) -> list[asyncio.Server]:
-    """A server for each socket of the port."""
+    """Return a server for each socket of the port."""
     loop, host, port = asyncio.get_running_loop(), config.host, config.port
     options: dict[str, Any] = {"backlog": _BACKLOG, "ssl": tls, "start_serving": False}
     if tls is not None:
@@ -146,18 +146,18 @@ async def _port(
 
 
 def bound(host: str, port: int, count: int) -> list[list[socket.socket]]:
-    """For each of so many processes a socket of its own on each address of a host, with the same port: the system
-    shares connections out between those that listen (`SO_REUSEPORT`). Raises `ConfigError`."""
+    """Return for each of `count` processes a socket of its own on each address of a host, with the same port: the
+    system shares connections out between those that listen (`SO_REUSEPORT`). Raises `ConfigError`."""
     made: list[list[socket.socket]] = [[] for _ in range(count)]
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
             try:
-                # Where somebody else shares it already, the system would not say so.
+                # The system would not report that another program shares the port already.
                 _bind(family, address, port, shared=False).close()
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
-                    continue  # a name has an address of IPv6 also where there is none
+                    continue  # a name may have an IPv6 address on a machine without IPv6
                 raise
             for sockets in made:
                 sockets.append(_bind(family, address, port, shared=True))
@@ -172,15 +172,15 @@ def bound(host: str, port: int, count: int) -> list[list[socket.socket]]:
 
 
 def address_of(handle: int) -> tuple[str, int]:
-    """Host and port on which a socket listens."""
+    """Return the host and port on which a socket listens."""
     with socket.socket(fileno=os.dup(handle)) as one:
         host, port, *_ = one.getsockname()
     return host, port
 
 
 def rebound(handle: int) -> int:
-    """In place of a socket of `bound`, which is closed, another one on which nobody listens yet. One that others listen
-    on as well stays."""
+    """Replace a socket of `bound`, which is closed, by one on which nobody listens yet. A socket that others listen on
+    as well stays."""
     with socket.socket(fileno=os.dup(handle)) as old:
         if not old.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT):
             return handle
@@ -205,7 +205,7 @@ def _bind(family: int, address: tuple[Any, ...], port: int, *, shared: bool) -> 
 
 
 def bound_unix(path: Path) -> socket.socket:
-    """A Unix socket to which only this user may connect; raises `OSError`."""
+    """Return a Unix socket to which only this user may connect; raises `OSError`."""
     _vacate(path)
     made = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
@@ -220,7 +220,7 @@ def bound_unix(path: Path) -> socket.socket:
 
 
 def _vacate(path: Path) -> None:
-    """Removes the socket of a gateway that was killed, and nothing else. Raises `OSError` where it is in use."""
+    """Remove the socket of a gateway that was killed, and nothing else. Raises `OSError` where it is in use."""
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(errno.EEXIST, "there is something else at this path")
@@ -231,11 +231,11 @@ def _vacate(path: Path) -> None:
 
 
 def _no_port(host: str, port: int, error: OSError) -> str:
-    """Why not, and the way out."""
+    """Return why the port cannot be opened, and the way out."""
     if error.errno == errno.EADDRINUSE:
         who = "perhaps another gateway runs"
         return f"port {port} of {host} is taken ({who}): choose another with --port, or --port 0 for any that is free"
     if error.errno == errno.EACCES:
         return f"port {port} of {host} is not for this user (those below 1024 seldom are): choose another with --port"
-    # A name that nobody knows, or the address of another machine.
+    # An unknown name, or the address of another machine.
     return f"cannot listen on {host}: it is no address of this machine; --host 127.0.0.1 is, and 0.0.0.0 is all of them"

@@ -1,4 +1,4 @@
-"""Opens what a gateway works with before it serves."""
+"""Opens the tape and the access control of a gateway before it serves."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def open_store(
     secrets: Secrets = NONE,
     lock: int | None = None,
 ) -> Store:
-    """A tape that is written: with what the queue and releases remember of it. `lock`: of another process that hands
-    it over."""
+    """Return a tape for writing, with the followers of the queue and of releases. `lock`: the writer's lock, if another
+    process hands it over."""
     return Store(
         path,
         followers=(Waiting(), LiveReleases(audit_key()), Written()),
@@ -35,7 +35,7 @@ def open_store(
 
 
 def make_auth(store: Store, config: Config) -> Auth:
-    """Who may do what; raises `ConfigError`, and closes the tape then."""
+    """Return the access control; raises `ConfigError`, and closes the tape then."""
     named = [(one.sha256, Holder(one.name, one.role)) for one in config.key if one.role != "call"]
     callers = [(one.sha256, one.name) for one in config.key if one.role == "call"]
     try:

@@ -1,5 +1,5 @@
-"""Other processes that write the same tape: workers of one gateway, or the process that one hands over to. What they
-have written is told to those who follow the feed here, and what they change of releases and of the queue counts here.
+"""Other processes that write the same tape: workers of one gateway, or the other side of a handover. Their changes wake
+the followers of the feed here, and their changes of releases and of the queue take effect here.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _log = logging.getLogger("penstock.handover")
 
 
 class Written:
-    """Whether others have changed releases or versions since that was looked at (a `store.follower`). Any transaction
-    here follows the tape, so whoever looks now and then would not see it."""
+    """Remembers whether others have changed releases or versions since the last check (a `store.follower`). Any
+    transaction here follows the tape, so a check from time to time would miss the change."""
 
     def __init__(self) -> None:
         self.releases = False
         self._last = 0
 
     def recall(self, view: View) -> None:
-        """It is not known what has changed."""
+        """Note a change if the log has moved: its kind is unknown."""
         self._note(view, view.last("log") != self._last)
 
     def follow(self, view: View, changes: Sequence[bytes]) -> None:
-        """Others have changed this."""
+        """Note a change if others have changed releases or versions."""
         self._note(view, any(map(_RELEASES.concerns, changes)))
 
     def _note(self, view: View, changed: bool) -> None:
@@ -42,7 +42,7 @@ class Written:
 
 
 class Others:
-    """For the event loop. Costs nothing while there are none."""
+    """Follows the other processes. For the event loop; costs nothing while there are none."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class Others:
         dispatcher: Dispatcher,
         followed: Callable[[], Awaitable[None]],
     ) -> None:
-        """`followed`: has this process follow what has changed of releases and versions."""
+        """`followed`: makes this process follow changes of releases and versions."""
         self._store, self._recorder = store, recorder
         self._written = store.follower(Written)
         self._dispatcher, self._followed = dispatcher, followed
         self._living = store.living()
         self._noticing: asyncio.Future[None] | None = None
         self._unended = False
-        """Whether calls of one that has died could not be ended."""
+        """True if the calls of a dead process could not be ended."""
         self._unfollowed = False
-        """Whether what was released could not be followed."""
+        """True if changes of releases could not be followed."""
 
     def look(self, count: bool) -> None:
-        """Ten times a second: notices what they have written. `count`: whether to see which of them live."""
+        """Called ten times a second: notice new transactions of others. `count`: also check which of them live."""
         if self._noticing is not None and not self._noticing.done():
             return
         before, gone = self._living, False
@@ -75,23 +75,24 @@ class Others:
             self._noticing = asyncio.ensure_future(self._notice(frozenset(self._living) if gone else None))
 
     def soon(self) -> None:
-        """Another worker says that it has written."""
+        """Called when another worker reports that it has written."""
         self.look(count=False)
 
     async def stop(self) -> None:
-        """Waits for what is being noticed."""
+        """Wait for the check in progress."""
         if self._noticing is not None:
             await self._noticing
 
     async def _notice(self, living: frozenset[str] | None) -> None:
-        """Has the writer follow the tape. `living`: one has died, these are left; its calls have ended."""
+        """Make the writer follow the tape. `living`: set when a process has died: the open calls of all other processes
+        are ended."""
         failed = None
         try:
             await self._recorder.submit(lambda tape: None if living is None else tape.interrupt(living))
         except TapeError as error:
             failed = error
         if self._written.releases or self._unfollowed:
-            # It can be read also where it cannot be written.
+            # The tape can be read also where it cannot be written.
             self._written.releases = False
             await self._follow()
         if failed is not None:
@@ -107,7 +108,7 @@ class Others:
         try:
             await self._followed()
         except Exception:
-            # Calls would be given what was released before, for good.
+            # Otherwise calls would get the old versions for good.
             self._unfollowed = True
             _log.exception("what another process has released is not followed: that is tried again")
         else:

@@ -1,9 +1,9 @@
-"""What a process becomes that has handed over to another which it had started: the parent of that one, so that whoever
-started the gateway finds it under the same process id.
+"""The parent of a process that has taken over. A process that hands over to one which it has started becomes that one's
+parent, so that whoever started the gateway finds it under the same process id.
 
 It passes signals on, starts the next process at SIGHUP, and ends when its children have. `python -m
-penstock.gateway.server.parent CHILDREN CAUGHT COMMAND...`: process ids with commas between them, a descriptor from
-which signals are read that came earlier, and what SIGHUP starts.
+penstock.gateway.server.parent CHILDREN CAUGHT COMMAND...`: process ids separated by commas, a descriptor from which
+earlier signals are read, and the command that SIGHUP starts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _PASSED: Final = (signal.SIGTERM, signal.SIGINT)
 _AWAITED: Final = (*_PASSED, signal.SIGHUP, signal.SIGCHLD)
 GOES_ON: Final = "a process that was started to take over has ended with status %d: the gateway goes on as it is"
 TAPE: Final = "PENSTOCK_RELOADED_TAPE"
-"""The variable that tells a process which was started to take over whose tape that is. Not a word of its command: the
+"""The variable that names the tape to a process that was started to take over. It is not a word of its command: the
 version that is installed by then may be another one."""
 
 
 def start(command: list[str], variables: Mapping[str, str] = os.environ) -> int:
-    """Starts a process that gets the terminal's signals from us only; its process id."""
+    """Start a process that gets the terminal's signals only from this one; return its process id."""
     return os.posix_spawn(command[0], command, variables, setpgroup=0, setsigmask=(), setsigdef=_AWAITED)
 
 
 def hold_signals() -> int:
-    """Those that come from now on wait for the parent that this process becomes. Returns the descriptor of a pipe: the
-    system may give them to other threads of this process, which write their numbers there."""
+    """Hold signals from now on for the parent that this process becomes. Return the descriptor of a pipe: the system
+    may deliver signals to other threads of this process, which write their numbers there."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     caught, written = os.pipe()
     os.set_blocking(written, False)
@@ -41,7 +41,7 @@ def hold_signals() -> int:
 
 
 def become(children: Sequence[int], command: Sequence[str], caught: int) -> None:
-    """This process is the parent from now on; does not return. `caught`: of `hold_signals`."""
+    """Make this process the parent; does not return. `caught`: from `hold_signals`."""
     sys.stdout.flush()
     named = ",".join(map(str, children))
     words = [sys.executable, "-P", "-m", "penstock.gateway.server.parent", named, str(caught), *command]
@@ -49,7 +49,7 @@ def become(children: Sequence[int], command: Sequence[str], caught: int) -> None
 
 
 def ended(children: set[int]) -> int | None:
-    """Takes those that have ended out of the set; the exit code of one of them, None where none has."""
+    """Remove the children that have ended from the set; return the exit code of one of them, None where none has."""
     code = None
     for child in list(children):
         with suppress(ChildProcessError):
@@ -63,7 +63,7 @@ def ended(children: set[int]) -> int | None:
 
 
 def main(children: set[int], caught: int, command: list[str]) -> int:
-    """Until the last child has ended; its exit code."""
+    """Run until the last child has ended; return its exit code."""
     with open(caught, "rb") as pipe:
         earlier = pipe.read()
     signals = chain(earlier, iter(lambda: signal.sigwait(_AWAITED), None))
@@ -76,7 +76,7 @@ def main(children: set[int], caught: int, command: list[str]) -> int:
             found = ended(children)
             code = code if found is None else found
             if found and children:
-                with suppress(OSError):  # nobody may read it any more
+                with suppress(OSError):  # the output may be closed by now
                     print(f"penstock: {GOES_ON % found}", file=sys.stderr)
         else:
             for child in children:

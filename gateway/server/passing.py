@@ -1,4 +1,4 @@
-"""Which requests one worker passes on to the first, and what it tells it of a call.
+"""The requests that a worker passes on to the first one, and the facts of a call that go with them.
 
 The first one answers control requests, and calls whose state only it has: of servers of tools (their sessions, streams
 and open questions), of agents in rehearsal, and of exact routes.
@@ -18,7 +18,7 @@ from penstock.gateway.proxy.shared import Shared
 
 
 class Told(msgspec.Struct):
-    """What was found out about a call by the worker that got it."""
+    """The facts of a call that the worker which received it has found out."""
 
     address: Address
     dialect: str
@@ -30,13 +30,13 @@ class Told(msgspec.Struct):
 
 
 def told_of(client: ClientConnection, call: Admitted) -> bytes:
-    """As a header's value."""
+    """Return the facts of a call as a header's value."""
     host = client.tunnel.wanted.address if isinstance(client.tunnel, Tunnel) else None
     return msgspec.json.encode(Told(call.address, call.dialect.name, call.path, host, call.token, call.key))
 
 
 def only_first(shared: Shared, call: Admitted) -> bool:
-    """Whether only the first worker can answer a call."""
+    """True if only the first worker can answer a call."""
     if call.dialect.family is MCP:
         return True
     if shared.pins.catalog.rehearses and rehearsed(call.address.rollout):
@@ -44,7 +44,7 @@ def only_first(shared: Shared, call: Admitted) -> bool:
     if not shared.exact or not call.dialect.generates:
         return False
     if call.encodings is not None:
-        # Nobody has read yet what it asks for.
+        # Its body has not been read yet.
         return True
     route = shared.routes.find(call.model or "")
     return route is not None and route.train == "exact"

@@ -1,9 +1,8 @@
-"""What the workers of a gateway say to each other (`server.link`): the others have a link each with the first, which
-has what only one may do.
+"""The links between the workers of a gateway (`server.link`): the others have a link each with the first, which does
+the work that only one may do.
 
-A gateway that serves its port alone is the first, and has no others. The parent (`server.workers`) holds the socket
-that links are made by: where the first one dies, the others are linked with the one that is started in its place as
-soon as that listens.
+A gateway that serves its port alone is the first, and has no others. The parent (`server.workers`) holds the sockets by
+which links are made: if the first one dies, the others are linked with its successor as soon as that listens.
 """
 
 from __future__ import annotations
@@ -23,23 +22,24 @@ from penstock.gateway.store.processes import WRITERS
 RELAY: Final = "relay.sock"
 LINKS: Final = "links.sock"
 INSIDE: Final = (RELAY, LINKS)
-"""The sockets of the first one, in the directory of the tape: for requests that only it answers, and for links."""
+"""Names of the first worker's sockets, in the directory of the tape: for requests that only it answers, and for
+links."""
 PATIENCE_S: Final = 5.0
-"""How long the first one waits for an answer of another. One that is stopped must not stop all."""
+"""Seconds that the first one waits for an answer of another. One that is stopped must not stop all."""
 _AGAIN_S: Final = 0.5
 _log = logging.getLogger("penstock.workers")
 
 
 class Leader:
-    """The first one's end of all links."""
+    """The first worker's end of all links."""
 
     def __init__(self, joined: Callable[[Link, dict[str, Any]], None], left: Callable[[Link], None]) -> None:
-        """`joined`: told of another one that has come, and what it has said of itself; `left`: that it is gone."""
+        """`joined`: called with the link of a new worker and its hello; `left`: called when that is gone."""
         self.links: list[Link] = []
-        """With those that have said who they are."""
+        """Links to workers that have sent their hello."""
         self._joined, self._left = joined, left
         self.alone = asyncio.Event()
-        """Set while there are none."""
+        """Set while there are no links."""
         self.alone.set()
         self._servers: list[asyncio.Server] = []
 
@@ -50,8 +50,8 @@ class Leader:
         inside: Callable[[], asyncio.Protocol],
         handlers: Callable[[Link], Mapping[str, Handler]],
     ) -> None:
-        """Listens on two sockets. `inside`: makes what serves a request that another one passes on; `handlers`: what
-        may be asked by a link."""
+        """Listen on two sockets. `inside`: makes the protocol of a request that another worker passes on; `handlers`:
+        makes the handlers of a link's messages."""
         loop = asyncio.get_running_loop()
 
         def make() -> Link:
@@ -67,20 +67,20 @@ class Leader:
             self._servers.append(await loop.create_unix_server(makes, sock=listener, **KEEPS_FILE))
 
     async def stop(self) -> None:
-        """Leaves all."""
+        """Close all links and sockets."""
         for server in self._servers:
             server.close()
         for link in list(self.links):
             link.close()
 
     def tell(self, name: str, *said: Any) -> None:
-        """Says something to all others."""
+        """Send a message to all others."""
         for link in self.links:
             link.tell(name, *said)
 
     async def ask(self, name: str, *said: Any) -> dict[str, Any]:
-        """What the others answer, by the names of their processes. One that dies meanwhile has no answer, nor one that
-        cannot, or does not in time."""
+        """Return the answers of the others, by the names of their processes. There is none of a worker that dies
+        meanwhile, cannot answer, or does not in time."""
         asked = {link: link.ask(name, *said) for link in self.links}
         if not asked:
             return {}
@@ -102,7 +102,7 @@ class Leader:
         return answers
 
     def _hello(self, link: Link, said: dict[str, Any]) -> None:
-        # One that was started again after an upgrade may say more than this one knows, or less.
+        # A worker that was restarted after an upgrade may send more than this one knows, or less.
         link.name, link.pid = said["process"], said.get("pid", 0)
         self.links.append(link)
         self.alone.clear()
@@ -117,7 +117,7 @@ class Leader:
 
 
 class Member:
-    """Another one's end of its link. `start` before use."""
+    """Another worker's end of its link. `start` before use."""
 
     def __init__(self) -> None:
         self._hello: Callable[[], dict[str, Any]]
@@ -136,19 +136,18 @@ class Member:
         handlers: Mapping[str, Handler],
         alone: Callable[[], Awaitable[None]],
     ) -> None:
-        """Makes the link, and anew whenever it is lost. `hello`: what it says of itself to each first one that it is
-        linked with; `process` is its name. `handlers`: what that may ask. `alone`: done when it is lost, before it is
-        made anew."""
+        """Make the link, and make it again whenever it is lost. `hello` makes the first message to each first worker;
+        its `process` is this worker's name. `handlers`: of the first worker's messages. `alone`: awaited when the link
+        is lost, before it is made again."""
         self._hello, self._handlers, self._alone = hello, handlers, alone
         self._task = asyncio.ensure_future(self._run(data))
 
     def leave(self) -> None:
-        """Another gateway takes over, whose first worker knows nothing of this one: no other link is made."""
+        """Make no further link: another gateway takes over, whose first worker knows nothing of this one."""
         self._leaves = True
         self._there.set()
 
     async def stop(self) -> None:
-        """Leaves."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -157,17 +156,18 @@ class Member:
             self._link.close()
 
     def tell(self, name: str, *said: Any) -> None:
-        """Says something to the first one, where there is one."""
+        """Send a message to the first worker, if there is one."""
         if self._link is not None:
             self._link.tell(name, *said)
 
     @property
     def linked(self) -> bool:
-        """Whether there is a first one now."""
+        """True if there is a link to a first worker now."""
         return self._link is not None
 
     async def ask(self, name: str, *said: Any) -> Any:
-        """What the first one answers, once another one is there that is being started; None where nobody does."""
+        """Return the first worker's answer, after waiting for a successor that is being started; None where nobody
+        answers."""
         if self._link is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):
@@ -177,7 +177,7 @@ class Member:
         return await self.ask_now(name, *said)
 
     async def ask_now(self, name: str, *said: Any) -> Any:
-        """As `ask`, without waiting for another one."""
+        """Return the first worker's answer without waiting for a successor."""
         if self._link is None:
             return None
         try:

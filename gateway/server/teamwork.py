@@ -1,11 +1,10 @@
-"""What the workers of a gateway do for each other (`server.team`).
+"""The work that the workers of a gateway do for each other (`server.team`).
 
-The first one asks the others: to write what they have queued, before the end of an attempt is answered; to follow a
-change of a release, before that is answered; which rollouts they serve calls of, before one is forgotten; to pause an
-upstream; and for their figures. The others tell it when they have written, so that who follows the feed hears of it.
-
-Every second the first one keeps the figures of the others, and gives them what is left of those that have died: a
-counter must not fall because a worker has.
+The first one asks the others to write their queues, before the end of an attempt is answered; to follow a change of a
+release, before that is answered; which rollouts they serve calls of, before one is forgotten; to pause an upstream; and
+for their figures. The others tell it when they have written, so that followers of the feed hear of it. Every second the
+first one collects the figures of the others, and sends them the counters of those that have died: a counter must not
+fall because a worker has died.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from penstock.gateway.upstreams.pool import Pool
 
 @dataclass(slots=True)
 class Parts:
-    """What they work with."""
+    """The parts of the gateway that this work needs."""
 
     store: Store
     recorder: Recorder
@@ -46,35 +45,37 @@ class Parts:
     metrics: Metrics
     budgets: Budgets
     busy: Callable[[], set[str]]
-    """Rollouts of which this process serves a call."""
+    """Returns the rollouts of which this process serves a call."""
     wrote: Callable[[], None]
-    """Is told that another process has written."""
+    """Called when another process has written."""
     view: Callable[[Pool], UpstreamView]
 
 
 @dataclass(slots=True)
 class Teamwork:
-    """Of one worker. That of the first has no link with itself; that of a gateway that serves alone has none."""
+    """A worker's connections to the others. The first worker has no link to itself, a single-process gateway has no
+    links."""
 
     place: Place
     leads: bool = field(init=False)
-    """Whether this is the first one."""
+    """True if this is the first one."""
     leader: Leader = field(init=False)
     member: Member | None = field(init=False)
     joining: Joining = field(init=False)
-    """The conversations: of all workers, or where they are."""
+    """The conversations: those of all workers in the first one, else a client of them."""
     _asker: Asker | None = field(init=False)
     _keeper: Keeper = field(init=False)
     _keeps_adapters: Callable[[], asyncio.Future[None]] = field(init=False)
     _parts: Parts = field(init=False)
     _gone: dict[Link, Callable[[], None]] = field(default_factory=dict[Link, Callable[[], None]], init=False)
-    """What is to be done when another one is gone."""
+    """Functions to call when a worker is gone."""
     _figures: dict[str, Dump] = field(default_factory=dict[str, Dump], init=False)
-    """By process: those of the others, a moment ago."""
+    """The last figures of the others, by process."""
     _past: list[Dump] = field(default_factory=list[Dump], init=False)
-    """Of workers that have died: of all of them together, or nothing."""
+    """The added counters of workers that have died, as one entry; empty when there are none."""
     _known: tuple[float, list[Dump]] = field(default=(0.0, []), init=False)
-    """What the first one has said of the past, itself included, and when."""
+    """What a first worker that dies leaves behind: the time, and the counters of the past and of itself, as it sent
+    them last."""
     _looking: asyncio.Future[None] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -87,28 +88,28 @@ class Teamwork:
 
     @property
     def several(self) -> bool:
-        """Whether there are others."""
+        """True if the gateway has several workers."""
         return self.place.of > 1
 
     def processes(self) -> set[str]:
-        """Names of the others that have a link with this one."""
+        """Return the names of the workers that have a link with this one."""
         return {link.name for link in self.leader.links}
 
     async def ask_first(self, name: str, *said: Any) -> Any:
-        """What the first one answers; None where it does not."""
+        """Return the first worker's answer; None where it gives none."""
         return None if self.member is None else await self.member.ask_now(name, *said)
 
     def tell_first(self, name: str, *said: Any) -> None:
-        """Says something to the first one."""
+        """Send a message to the first worker."""
         if self.member is not None:
             self.member.tell(name, *said)
 
     async def ask_others(self, name: str, *said: Any) -> Mapping[str, Any]:
-        """What the others answer."""
+        """Return the answers of the other workers, by the names of their processes."""
         return await self.leader.ask(name, *said)
 
     async def start(self, parts: Parts, inside: Callable[[], asyncio.Protocol]) -> None:
-        """From now on. `inside`: makes what serves a request that another worker passes on."""
+        """Open the links. `inside`: makes the protocol of a request that another worker passes on."""
         self._parts = parts
         if self.member is not None:
             self.member.start(parts.store.path, self._hello, self._asked_of_others(), parts.budgets.bring)
@@ -120,7 +121,6 @@ class Teamwork:
             )
 
     async def stop(self) -> None:
-        """Leaves."""
         if self._looking is not None:
             await self._looking
         if self.member is not None:
@@ -128,85 +128,86 @@ class Teamwork:
         await self.leader.stop()
 
     def leave(self) -> None:
-        """Another gateway takes over."""
+        """Called when another gateway takes over: make no further link to a first worker."""
         if self.member is not None:
             self.member.leave()
 
     @property
     def alone(self) -> asyncio.Event:
-        """Set while no other one has a link with this."""
+        """Set while no other worker has a link with this one."""
         return self.leader.alone
 
     def repaired(self, keeper: AdapterKeeper) -> Callable[[], asyncio.Future[None]]:
-        """As `AdapterKeeper.repaired`, which the first one does for all."""
+        """Return `AdapterKeeper.repaired` of the first worker, which repairs for all."""
         self._keeps_adapters = keeper.repaired
         member = self.member
         return keeper.repaired if member is None else lambda: asyncio.ensure_future(member.ask("repaired"))
 
     def tick(self) -> None:
-        """Once a second."""
+        """Called once a second: report new attempts and collect figures."""
         if self.member is not None:
             self._tell_of_begun(self.member)
         if self.leader.links and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(self._look())
 
     def _tell_of_begun(self, member: Member) -> None:
-        """The first one ends attempts that nobody has claimed when they have been quiet for long."""
+        """Report new attempts that nobody has claimed: the first worker ends them when they have been quiet for
+        long."""
         waiting = self._parts.store.follower(Waiting)
         begun = waiting.newly_unclaimed()
         if begun and member.linked:
             member.tell("begun", begun)
         elif begun:
-            # The next first one reads from the tape what there is; this may come twice.
+            # A successor of the first worker reads these attempts from the tape; they may be reported twice.
             waiting.unclaimed.extendleft(reversed(begun))
 
     def wrote(self) -> None:
-        """This process has written."""
+        """Called when this process has written."""
         self.tell_first("wrote")
 
     # -- what the first one asks -------------------------------------------------------------------------------------
 
     async def written(self) -> bool:
-        """Returns once what the others have queued is durable; False where the tape does not take it."""
+        """Wait until the queues of the others are durable; False where the tape does not take them."""
         return all((await self.leader.ask("flush")).values())
 
     async def follow_releases(self) -> None:
-        """Returns once the others know what has changed of releases and versions."""
+        """Wait until the others know the changes of releases and versions."""
         _ = await self.leader.ask("releases")
 
     async def busy(self) -> set[str]:
-        """Rollouts of which any worker serves a call."""
+        """Return the rollouts of which any worker serves a call."""
         return self._parts.busy().union(*(await self.leader.ask("busy")).values())
 
     def forget(self, rollout: str) -> None:
-        """A rollout was forgotten."""
+        """Forget a rollout in all workers."""
         self._parts.pins.forget(rollout)
         self.leader.tell("forget", rollout)
 
     def gave(self, rollout: str, pins: list[dict[str, Any]]) -> None:
-        """This worker has given a rollout something of which the tape does not tell."""
+        """Tell the other workers of pins that this one has given a rollout and that are not on the tape."""
         self.tell_first("gave", rollout, pins)
         self.leader.tell("gave", rollout, pins)
 
     async def figures(self) -> Metrics:
-        """Those of all."""
+        """Return the figures of all workers together."""
         if not self.leader.links and not self._past:
             return self._parts.metrics
         await self._ask_figures()
         return together([dump(self._parts.metrics), *self._figures.values(), *self._past])
 
     async def pause(self, upstream: str, bound_s: float) -> None:
-        """Has calls to an upstream wait in every worker."""
+        """Make calls to an upstream wait in every worker."""
         self._parts.pools[upstream].gate.pause(bound_s)
         _ = await self.leader.ask("pause", upstream, bound_s)
 
     async def open(self, upstream: str) -> None:
-        """Lets them go."""
+        """Let calls to an upstream go in every worker."""
         self._parts.pools[upstream].gate.open()
         _ = await self.leader.ask("open", upstream)
 
     async def upstreams(self) -> dict[str, UpstreamView]:
-        """How they are, by name, over all workers."""
+        """Return the states of the upstreams, by name, over all workers."""
         found = {name: self._parts.view(pool) for name, pool in self._parts.pools.items()}
         for others in (await self.leader.ask("upstreams")).values():
             for other in map(UpstreamView.model_validate, others):
@@ -234,7 +235,7 @@ class Teamwork:
         assert self._asker is not None
 
         async def flush() -> bool:
-            # Whoever has been answered before goes on first.
+            # Callers that were answered before go on first.
             await asyncio.sleep(0)
             return await parts.recorder.flush()
 
@@ -264,7 +265,7 @@ class Teamwork:
         return {"process": self._parts.store.process, "pid": os.getpid(), "past": self._known, "paused": paused}
 
     def _joined(self, link: Link, said: dict[str, Any]) -> None:
-        """Another one has come: this one may have been started in the place of the first, or that one."""
+        """Called when another worker has come: either may have been started in the place of one that died."""
         gates = {name: pool.gate for name, pool in self._parts.pools.items()}
         for name, bound_s in said["paused"].items():
             if not gates[name].paused:
@@ -292,7 +293,7 @@ class Teamwork:
 
     async def _ask_figures(self) -> None:
         found, there = await self.leader.ask("figures"), self.processes()
-        # Of one that has answered and died since the past has them.
+        # The figures of a worker that has died since are in the past already.
         self._figures |= {process: figures for process, figures in found.items() if process in there}
 
     def _told_past(self, at: float, past: list[Dump]) -> None:
@@ -300,7 +301,7 @@ class Teamwork:
 
 
 def _joined(one: UpstreamView, other: UpstreamView) -> UpstreamView:
-    """How an upstream is as two workers see it."""
+    """Combine the views of an upstream of two workers."""
     worse = max(one, other, key=lambda view: STATES.index(view.health))
     return one.model_copy(
         update={

@@ -1,16 +1,16 @@
-"""TLS on the agents' side: the certificate of `[tls]`, taken anew when its files have changed, without a restart.
+"""TLS on the agents' side: the certificate of `[tls]`, read again when its files have changed, without a restart.
 
-The listener has one context for good (`ServerTls`), which is no more than the place of the current one: each connection
-asks it for its TLS, and gets that of the context which stands there then. So a new certificate, and a new `client_ca`,
-are for new connections; those that stand go on with theirs. (A second `load_cert_chain` into one context would leave a
-certificate of another kind of key in it, and its `client_ca` could only grow.)
+The listener has one context for good (`ServerTls`), which only holds the current one: each connection asks it for its
+TLS, and gets that of the context which it holds then. So a new certificate, and a new `client_ca`, are for new
+connections; existing ones go on with theirs. (A second `load_cert_chain` into one context would leave a certificate of
+another kind of key in it, and its `client_ca` could only grow.)
 
-Files are read once a second, in a thread. What has changed counts when the second look finds it the same, since files
-are often written one after the other. Then it is tried; if it is wrong, the log says why and the old one stays.
+Files are read once a second, in a thread. A change counts when the second read finds it the same, since files are often
+written one after the other. Then it is tried; if it is wrong, the log says why and the old one stays.
 
-A certificate that is out of its time stops no start: the gateway says so and serves, since whoever renews it needs no
-restart then, and the Unix socket and clients that check nothing are served meanwhile. But it never takes the place of
-another one.
+An expired or not yet valid certificate does not prevent a start: the gateway warns and serves, since its renewal needs
+no restart then, and the Unix socket and clients that check nothing are served meanwhile. But it never replaces another
+one.
 """
 
 from __future__ import annotations
@@ -30,21 +30,19 @@ from penstock.gateway.model.tls_settings import Tls
 
 _SETTINGS: Final = "tls.certificate", "tls.key"
 _PLAIN: Final = "this port of the Penstock gateway speaks HTTPS: write https:// in place of http://"
-"""What a client of plain HTTP is told."""
+"""The answer to a client of plain HTTP."""
 _log = logging.getLogger("penstock.tls")
 
 
 class _Connection(ssl.SSLObject):
-    """One connection. A handshake that fails is told to the client, which then closes: by an alert, or where it speaks
-    plain HTTP, by an answer to that. The loop would close before anything is sent; so it is told to read on, once.
-    """
+    """The TLS of one connection. A failed handshake is reported to the client, which then closes: by an alert, or to
+    plain HTTP, by an HTTP answer. The loop would close before anything is sent; so it is told to read on, once."""
 
     outgoing: ssl.MemoryBIO
-    """What goes to the client."""
+    """Bytes for the client."""
     _failed = False
 
     def do_handshake(self) -> None:
-        """Its next step."""
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -62,11 +60,10 @@ class ServerTls(ssl.SSLContext):
     """The context of the listener."""
 
     def __new__(cls, settings: Tls, certificate: Path, metrics: Metrics) -> ServerTls:
-        """As every `SSLContext` is made."""
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, settings: Tls, certificate: Path, metrics: Metrics) -> None:
-        """Reads the files; raises `ConfigError`."""
+        """Read the files; raises `ConfigError`."""
         self._settings, self._certificate, self._metrics = settings, certificate, metrics
         self._seen: list[bytes] | str = self._read()
         self._tried: list[bytes] | str = self._seen
@@ -76,19 +73,19 @@ class ServerTls(ssl.SSLContext):
             _log.warning("%s; clients that check it will refuse it, until there is another in its file", problem)
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **options: Any) -> ssl.SSLObject:
-        """TLS for a new connection."""
+        """Return the TLS of a new connection."""
         made = self._current.wrap_bio(incoming, outgoing, *args, **options)
         assert isinstance(made, _Connection)
         made.outgoing = outgoing
         return made
 
     def look(self) -> None:
-        """Begins to look whether the files have changed, unless it still does."""
+        """Begin to check the files for changes, unless a check is in progress."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(asyncio.to_thread(self._look))
 
     async def stop(self) -> None:
-        """Looks no more."""
+        """Wait for the check in progress."""
         if self._looking is not None:
             await asyncio.wait([self._looking])
 
@@ -116,13 +113,14 @@ class ServerTls(ssl.SSLContext):
         _log.info("the files of [tls] have changed: new connections get the new certificate")
 
     def _read(self) -> list[bytes]:
-        """What is in the files."""
+        """Return the contents of the files."""
         one = self._settings
         named = {"tls.certificate": self._certificate, "tls.key": one.key, "tls.client_ca": one.client_ca}
         return [file_of(setting, path) for setting, path in named.items() if path is not None]
 
     def _made(self) -> tuple[ssl.SSLContext, float, str | None]:
-        """A context of what the files hold; until when its certificate is valid; what is wrong with that."""
+        """Return a context of the files' contents, the time until which its certificate is valid, and what is wrong
+        with that."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.sslobject_class = _Connection
         made.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -148,5 +146,5 @@ def _plain() -> bytes:
 
 
 def server_tls(settings: Tls, metrics: Metrics) -> ServerTls | None:
-    """TLS of the port; None where it speaks plain HTTP. Raises `ConfigError`."""
+    """Return the TLS of the port; None where it speaks plain HTTP. Raises `ConfigError`."""
     return None if settings.certificate is None else ServerTls(settings, settings.certificate, metrics)

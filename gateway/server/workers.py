@@ -1,22 +1,22 @@
 """Several processes that serve one port: `penstock serve --workers N`. This is their parent, which serves nothing.
 
 Each worker is a gateway with a socket of its own on the port; the system shares connections out between them. All write
-one tape. The first one has what only one may do (`server.duties`); the others reach it by two sockets in the directory
-of the tape (`server.team`). The parent holds all sockets and the tape's lock, so a worker that dies loses none of
-them: another one is started in its place, and who has connected meanwhile waits in the system's queue for that.
+one tape. The first one does the work that only one may do (`server.duties`); the others reach it by two sockets in the
+directory of the tape (`server.team`). The parent holds all sockets and the tape's lock, so a worker that dies loses
+none of them: another one is started in its place, and clients that have connected meanwhile wait in the system's queue.
 
-A parent and a worker have a channel between them, on which both say what two processes say that hand over
+A parent and a worker have a channel between them, with the messages of two processes that hand over
 (`server.handover`):
 
     parent                              worker
     sends sockets, lock and place       starts; then says `ready`
     says `go on`                        accepts, and says `serves`
-    says `leave`: others take over      accepts no more, lets go of what only one may do; then says `left`, serves the
-                                        calls that it has to their end, and ends
+    says `leave`: others take over      accepts no more, stops the work that only one may do; then says `left`, serves
+                                        the calls that it has to their end, and ends
     says `stop`                         stops as at SIGTERM; the second time it ends every wait
     dies                                ends within a second: nobody could tell it to, and the next gateway waits
 
-Signals are for the parent. Whoever stops a service may send them to all of its processes at once.
+Signals are for the parent. A service manager may send them to all of its processes at once.
 """
 
 from __future__ import annotations
@@ -46,44 +46,44 @@ from penstock.gateway.store.directory import DIRECTORY_MODE, hold
 from penstock.gateway.store.processes import WRITERS
 
 MOST: Final = 64
-"""Workers of one gateway; each has descriptors in one message, which has room for some 250."""
+"""Workers of one gateway at most; their descriptors are in one message, which has room for some 250."""
 _BACKLOG: Final = 4096
 _LEAVE: Final = b"l"
 _STOP: Final = b"s"
-"""A byte each: they may come together."""
+"""`_LEAVE` and `_STOP` have one byte each: they may come together."""
 _LEFT: Final = b"left"
 _SERVES: Final = b"serves"
 _LONGEST: Final = 16
-"""Bytes of what a worker says; it does not say two things without an answer between."""
+"""Bytes of a worker's message; it sends no second one before an answer."""
 _AGAIN_S: Final = 1.0
-"""After which one is started anew that has died before it served."""
+"""Seconds after which a worker that has died before it served is started again."""
 _ORPHAN_S: Final = 0.8
-"""How long a worker may take to end after its parent has died."""
+"""Seconds that a worker may take to end after its parent has died."""
 _log = logging.getLogger("penstock.workers")
 
 
 class Worker:
-    """One of them, as its parent sees it."""
+    """A worker, as its parent sees it."""
 
     def __init__(self, place: Place, sockets: list[int]) -> None:
         self.place = place
         self.sockets = sockets
-        """What it listens on; this process holds them as well."""
+        """The sockets that it listens on; this process holds them as well."""
         self._process: Process | None = None
         self._channel: socket.socket | None = None
         self._reading: asyncio.Future[None] | None = None
         self._said: dict[bytes, asyncio.Event] = {}
-        """Whether it has said that, or has died."""
+        """An event for each message of the worker, set when it was received or the worker has died."""
         self._told = set[bytes]()
 
     async def start(self, command: Sequence[str], environment: Mapping[str, str], held: Held, lock: int) -> bool:
-        """Returns once it is ready for `go_on`; False where it has died before. Raises `ConfigError` where there is no
-        process."""
+        """Wait until the worker is ready for `go_on`; False where it has died before. Raises `ConfigError` where no
+        process can be started."""
         ours, theirs = socket.socketpair()
         with theirs:
             send(ours, Held(held.host, held.port, self.sockets, held.path, held.unix), lock, self.place)
             try:
-                # Signals of the terminal come to it by its parent only. Its number is for people who look at processes.
+                # It gets the terminal's signals by its parent only. Its number is for people who look at processes.
                 self._process = await asyncio.create_subprocess_exec(
                     *command, str(theirs.fileno()), f"worker {self.place.number} of {self.place.of}",
                     pass_fds=(theirs.fileno(),), env=environment, start_new_session=True,
@@ -101,16 +101,16 @@ class Worker:
         return not self._reading.done()
 
     async def go_on(self) -> bool:
-        """Returns when it accepts; False where it has died before."""
+        """Wait until the worker accepts; False where it has died before."""
         assert self._reading is not None
         self._say(GO_ON)
         await self._said[_SERVES].wait()
         return not self._reading.done()
 
     async def leave(self) -> None:
-        """Returns when it accepts no more, and does nothing of what only one may do."""
+        """Wait until the worker accepts no more, and has stopped the work that only one may do."""
         if GO_ON not in self._told:
-            # It was being started in the place of one that had died.
+            # The worker was being started in the place of one that had died.
             self.kill()
             return
         await self._said[_SERVES].wait()
@@ -118,20 +118,20 @@ class Worker:
         await self._said[_LEFT].wait()
 
     def stop(self) -> None:
-        """It is to end; called once more, at once."""
+        """Tell the worker to end; a second call makes it end at once."""
         if GO_ON in self._told:
             self._say(_STOP)
         else:
             self.kill()
 
     def kill(self) -> None:
-        """It has served nothing yet."""
+        """Kill a worker that has not served yet."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
     async def ended(self) -> int:
-        """Its exit status."""
+        """Wait for the worker's end and return its exit status."""
         assert self._process is not None
         assert self._reading is not None
         status = await self._process.wait()
@@ -157,27 +157,27 @@ class Workers:
     """The parent of several gateways. `start`, then `stop`."""
 
     def __init__(self, config: Config, count: int, command: Sequence[str], taken: Taken | None = None) -> None:
-        """`command` starts one of them; the descriptor of its channel is added. Raises `TapeError`."""
+        """`command` starts a worker; the descriptor of its channel is added. Raises `TapeError`."""
         config.refuse_open_door()
         _refuse_scarce_places(config, count)
         self._config, self._command, self._taken = config, command, taken
-        # All make the same numbers of what conversations say (`calls.fingerprints`), which nobody can foresee.
+        # All workers make the same fingerprints of conversations (`calls.fingerprints`), which nobody can foresee.
         self._environment = {**os.environ, "PYTHONHASHSEED": str(randbelow(1 << 32))}
         self._lock = hold(config.data) if taken is None else taken.lock
-        # An attempt must not end because the one that looks at it has another clock than the one that serves its calls.
+        # All workers share a clock: an attempt must not end because two of them have different ones.
         epoch_ns = time.time_ns() - time.monotonic_ns()
         self._workers = [Worker(Place(number, count, epoch_ns), []) for number in range(count)]
         self._held: Held
         self._inside: list[socket.socket] = []
         self._tending: list[asyncio.Future[None]] = []
         self._stopping = False
-        """Whether none is started any more: they end, or others take over."""
+        """True if no worker is started any more: they end, or others take over."""
         self._over = asyncio.Event()
         self.offer: Offer
-        """Whoever takes over from all of them."""
+        """The offer to hand all of them over."""
 
     async def start(self) -> tuple[str, int]:
-        """Starts them; returns host and port. Raises `ConfigError`."""
+        """Start the workers; return host and port. Raises `ConfigError`."""
         self._bind()
         try:
             await self._begin_all()
@@ -197,12 +197,12 @@ class Workers:
         return address_of(self._held.sockets[0])
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
-        """Ends them all, when running calls have; `hurry` ends every wait."""
+        """End all workers, when running calls have ended; `hurry` ends every wait."""
         self._stopping = True
         self._over.set()
         if not self.offer.taken.is_set():
             self._stop_all()
-        # Whoever wants to connect when the workers listen no more is turned away.
+        # Connections are refused once the workers listen no more.
         for handle in {handle for worker in self._workers for handle in worker.sockets}:
             os.close(handle)
         hurrying = asyncio.ensure_future(self._hurry(hurry or asyncio.Event()))
@@ -220,13 +220,13 @@ class Workers:
     # -- meanwhile ---------------------------------------------------------------------------------------------------
 
     def _bind(self) -> None:
-        """What they listen on."""
+        """Bind the sockets that the workers listen on."""
         config, taken, count = self._config, self._taken, len(self._workers)
         if taken is not None and config.host == taken.held.host and config.port in (0, taken.held.port):
             port = taken.held.port
             taken.used.update(taken.held.sockets)
             for worker in self._workers:
-                # Of more workers than sockets some share one, of fewer some have several: no client is turned away.
+                # Some of more workers than sockets share one, some of fewer have several: no client is turned away.
                 mine = taken.held.sockets[worker.place.number :: count]
                 worker.sockets = mine or [os.dup(taken.held.sockets[worker.place.number % len(taken.held.sockets)])]
         else:
@@ -234,7 +234,7 @@ class Workers:
             port = made[0][0].getsockname()[1]
             for worker, sockets in zip(self._workers, made, strict=True):
                 worker.sockets = [one.detach() for one in sockets]
-        # Address by address, so that others who share them out between workers do it alike.
+        # Address by address, so that a gateway that takes over shares them out in the same way.
         by_address = zip_longest(*(worker.sockets for worker in self._workers))
         self._held = Held(config.host, port, [it for it in chain.from_iterable(by_address) if it is not None])
         if config.socket is not None:
@@ -255,7 +255,7 @@ class Workers:
 
     async def _begin_all(self) -> None:
         first, *others = self._workers
-        # One makes the tape if need be, and says what is wrong with the configuration, once.
+        # The first one makes the tape if need be, and reports errors of the configuration, once.
         if not await self._begin(first) or not all(await asyncio.gather(*map(self._begin, others))):
             raise ConfigError("a worker has not started: its own words are above, unless it was killed")
 
@@ -263,7 +263,7 @@ class Workers:
         return await worker.start(self._command, self._environment, self._held, self._lock)
 
     async def _tend(self, worker: Worker, served: bool) -> None:
-        """Starts it anew whenever it has died."""
+        """Start a worker again whenever it has died."""
         while True:
             status = await worker.ended()
             if self._stopping:
@@ -288,7 +288,7 @@ class Workers:
         return False
 
     async def _wait(self, worker: Worker) -> None:
-        """Until it is tried to start it once more, unless none is started any more."""
+        """Wait until the next try to start a worker, unless none is started any more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_AGAIN_S):
                 await self._over.wait()
@@ -296,13 +296,15 @@ class Workers:
             self._rebind(worker)
 
     def _rebind(self, worker: Worker) -> None:
-        """One that cannot be started must not keep clients waiting: the others get them."""
+        """Replace the sockets of a worker that cannot be started: its clients must not wait, the other workers get
+        them."""
         made = {handle: rebound(handle) for handle in worker.sockets}
         worker.sockets = list(made.values())
         self._held.sockets[:] = [made.get(handle, handle) for handle in self._held.sockets]
 
     async def _let_go(self) -> None:
-        """Others are ready to take over from these. Who has left, or dies meanwhile, is not started again."""
+        """Called when other workers are ready to take over: each worker leaves. One that has left, or dies meanwhile,
+        is not started again."""
         self._stopping = True
         self._over.set()
         await asyncio.gather(*(worker.leave() for worker in self._workers))
@@ -317,18 +319,18 @@ class Workers:
 
 
 class Leaving:
-    """The end of a worker: as `handover.Offer`, for its parent."""
+    """The end of a worker: the counterpart of `handover.Offer` for its parent."""
 
     def __init__(self, channel: socket.socket, let_go: Callable[[], Awaitable[None]]) -> None:
         self._channel, self._let_go = channel, let_go
         self.taken = asyncio.Event()
-        """Another process serves now."""
+        """Set when another process has taken over."""
         self.stop: Callable[[], None]
-        """What is done when it is to stop; set before anything else is awaited."""
+        """Called when the worker is to stop; set before anything else is awaited."""
         self._task: asyncio.Future[None] = asyncio.ensure_future(self._serve())
 
     async def close(self) -> None:
-        """Leaves no more."""
+        """Close the channel to the parent."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -347,13 +349,13 @@ class Leaving:
                     await loop.sock_sendall(self._channel, _LEFT)
         _log.error("the parent of this worker has died: it stops")
         self.stop()
-        # Once more: no call may keep the tape from the gateway that is started next.
+        # A second stop: no call may keep the tape from the gateway that is started next.
         self.stop()
 
 
 def end_with_parent(channel: int) -> None:
-    """Ends this worker soon after its parent has died, whatever it is doing. Runs on a thread of its own. `channel`: a
-    descriptor of it that nobody else closes."""
+    """End this worker soon after its parent has died, whatever it is doing. Runs on a thread of its own. `channel`: a
+    descriptor of the channel that nobody else closes."""
     hung_up = select.poll()
     hung_up.register(channel, 0)
     hung_up.poll()
@@ -362,17 +364,17 @@ def end_with_parent(channel: int) -> None:
 
 
 def _own(name: str) -> str:
-    """What such a socket is called until its gateway has taken over."""
+    """Return the name of such a socket until its gateway has taken over."""
     return f"{name}.{os.getpid()}"
 
 
 def _inside(data: Path, name: str) -> socket.socket:
-    """A socket by which workers reach the first one. Its name is that of whoever has what only one may do: those of a
-    gateway that hands over find the next one there."""
+    """Return a socket by which workers reach the first one. Its name belongs to the gateway that does the work that
+    only one may do: workers of a gateway that hands over find the next one there."""
     (data / WRITERS).mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     made = socket.socket(socket.AF_UNIX)
     for left in (data / WRITERS).glob(f"{name}.*"):
-        # Of one that was killed before it had taken over: whoever comes here has the tape's lock.
+        # Left by a gateway that was killed before it had taken over: only the holder of the tape's lock gets here.
         left.unlink(missing_ok=True)
     with short(data, f"{WRITERS}/{_own(name)}") as path:
         made.bind(path)
@@ -382,7 +384,8 @@ def _inside(data: Path, name: str) -> socket.socket:
 
 
 def _refuse_scarce_places(config: Config, count: int) -> None:
-    """Workers share the places of an upstream out between them, and each needs one."""
+    """Refuse a configuration in which an upstream has fewer places than workers: they share its places out, and each
+    needs one."""
     for upstream in config.upstreams():
         if upstream.max_concurrent is not None and upstream.max_concurrent < count:
             raise ConfigError(

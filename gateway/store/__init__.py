@@ -1,19 +1,19 @@
 """The tape: the only package that opens LMDB. It may import `dialects`, `canary`, `client` and the layers below.
 
-`keys` has the layout, `codec` the record formats, `tables` what a transaction changes. Begin with `writer` and
+`keys` has the layout, `codec` the record formats, `tables` the changes of a transaction. Begin with `writer` and
 `reader`.
 
 *Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
-one thread, the recorder's; a write transaction never leaves it (`writer`).
+  one thread, the recorder's; a write transaction never leaves it (`writer`).
 
 *Reading.* Every read is one short transaction or a series of slices, from any thread and beside the writer (`reader`).
 
 *Dying.* LMDB is copy-on-write: after a kill the tape is as of the last commit. Calls that were announced as running and
-never finished are found in `open` when the tape is next opened for writing, and end as `interrupted`.
+  never finished are found in `open` when the tape is next opened for writing, and end as `interrupted`.
 
-*Handing over.* For a while two processes write one tape: the one that serves its last calls, and the next one. LMDB
-has one write transaction at a time; each reads back what the other has changed (`writer`, `tables`), and knows which
-calls are whose (`processes`).
+*Handing over.* For a while two processes write one tape: the one that serves its last calls, and the next one. LMDB has
+  one write transaction at a time; each reads back what the other has changed (`writer`, `tables`), and knows which
+  calls belong to which process (`processes`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ F = TypeVar("F")
 MAP_BYTES = 1 << 30
 """Initial size of the map, which doubles when needed. Address space, not disk: the file is as large as its content."""
 MEMORY_BYTES = 32 << 20
-"""What the writer keeps in memory as bases for the next bodies: those of the last hundreds of conversations."""
+"""Memory that the writer uses for bases of the next bodies: enough for the last hundreds of conversations."""
 
 
 class Store(Reader):
-    """One tape. Thread-safe for reading; writing is for one thread."""
+    """One tape. Any thread may read; one thread writes."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Store(Reader):
         secrets: Secrets = NONE,
         lock: int | None = None,
     ) -> None:
-        """Opens the tape in `path`/tape, making it if need be.
+        """Open the tape in `path`/tape, making it if need be.
 
-        `followers`, `woken`: who remembers something of the tape, and who is told of agents
-        that show themselves. `secrets`: what is taken out of all that others say. `lock`: the descriptor of the
-        writer's lock, where another process hands it over. Raises `TapeError` when it is not a tape of this format or
-        is in use.
+        `followers`: memories that the writer keeps equal to the tape. `woken`: called when an agent shows a sign of
+        life. `secrets`: known secrets, removed from all text that others supply. `lock`: the descriptor of the writer's
+        lock, if another process has handed it over. Raises `TapeError` when it is not a tape of this format or is in
+        use.
         """
         super().__init__(Environment(path, readonly=readonly, map_bytes=map_bytes, lock=lock))
         self.path = path
@@ -84,28 +84,29 @@ class Store(Reader):
             raise TapeError(f"cannot open the tape in {self.path}: {error}; run `penstock check`") from error
 
     def close(self) -> None:
-        """Closes the environment; no call may follow."""
+        """Close the tape; no call may follow."""
         if self._processes is not None:
             self._processes.close()
         self._env.close()
 
     @property
     def lock(self) -> int | None:
-        """The descriptor of the writer's lock; None where nothing is written."""
+        """The descriptor of the writer's lock; None for a tape that is opened only for reading."""
         return self._env.lock
 
     def living(self) -> set[str]:
-        """The processes that write this tape now, this one among them."""
+        """Return the names of the processes that write this tape now, including this one."""
         return set() if self._processes is None else self._processes.living()
 
     @property
     def process(self) -> str:
-        """The name of this process among those that write the tape."""
+        """The name of this process among those that write the tape; empty for a tape that is opened only for
+        reading."""
         return "" if self._processes is None else self._processes.own
 
     @property
     def behind(self) -> bool:
-        """Whether another process has written what the next transaction of this one will notice; for any thread."""
+        """True if another process has written since this one's last transaction; any thread may ask."""
         return self._writer.behind
 
     def __enter__(self) -> Self:
@@ -117,7 +118,7 @@ class Store(Reader):
         self.close()
 
     def write(self, items: Sequence[Item], between: Callable[[], object] = nothing) -> int:
-        """Commits entries and tasks durably in one transaction, in order, and returns the newest cursor. `between` is
+        """Commit entries and tasks durably in one transaction, in order, and return the newest cursor. `between` is
         called between two pieces of that work.
 
         Raises `TapeError` when the disk is full or read-only; then nothing of the batch is on the tape.
@@ -126,19 +127,20 @@ class Store(Reader):
 
     @property
     def newest(self) -> Sequence[bytes]:
-        """What the last transaction has added to the log; for the thread that writes."""
+        """The records that the last transaction has added to the log; for the thread that writes."""
         return self._writer.newest
 
     def follower(self, kind: type[F]) -> F:
-        """The follower of this type; it may be a moment ahead of the tape. Raises `KeyError` when there is none."""
+        """Return the follower of this type; it may be a moment ahead of the tape. Raises `KeyError` when there is
+        none."""
         return self._writer.follower(kind)
 
     def overwriting(self) -> Overwriting:
-        """A pass that writes zeros over what was deleted; for one thread, beside the one that writes."""
+        """Return a pass that writes zeros over deleted bytes; for one thread, beside the one that writes."""
         return Overwriting(self._env)
 
     def secret(self) -> bytes:
-        """The key that signs agent tokens; made once per tape."""
+        """Return the key that signs agent tokens; made once per tape."""
         with self.view() as view:
             found = view.get("meta", SECRET)
         if found is not None:

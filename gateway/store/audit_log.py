@@ -1,8 +1,8 @@
-"""The audit log: who changed what by the control API, in the order of the changes.
+"""The audit log: the author, the reason and the content of each change by the control API, in the order of the changes.
 
 An entry is written by the operation that makes the change, in its transaction (`write`), or right after a change that
 is not on the tape (`AuditLog.keep`). A release has a chain of its own, so an entry of a release only names its link
-(`point`), and what the link says is read from there. Entries are numbered on and are never changed.
+(`point`), and its content is read from there. Entries have consecutive numbers and are never changed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Link(BaseModel):
 
     @property
     def key(self) -> bytes:
-        """Where the link is."""
+        """The key of the link in `audit`."""
         return keys.numbered_key(self.release, self.number)
 
 
 class Change(BaseModel):
-    """What is stored of a change; its number is the key."""
+    """The stored record of a change; its key is the change's number."""
 
     at_ns: int = 0
     who: str = ""
@@ -51,17 +51,17 @@ class Change(BaseModel):
     target: str = ""
     why: str = ""
     link: Link | None = None
-    """Set for a change of a release; nothing else is then."""
+    """Set for a change of a release; all other fields are empty then."""
 
 
 def write(tape: Transaction, said: Said, action: str, target: str, now: int) -> None:
-    """Writes down a change. Known secrets are taken out of what its author says."""
+    """Write a change. Known secrets are removed from the author's name and reason."""
     who, why = map(tape.secrets.text, (said.who, said.why))
     _append(tape, Change(at_ns=now, who=who or NOBODY, key=said.key, action=action, target=target, why=why))
 
 
 def point(tape: Transaction, release: str, number: int) -> None:
-    """Writes down a change of a release that its chain has."""
+    """Write an entry that names a link of a release's audit chain."""
     _append(tape, Change(link=Link(release=release, number=number)))
 
 
@@ -71,7 +71,7 @@ def _append(tape: Transaction, change: Change) -> None:
 
 
 def entry_of(view: View, key: bytes, record: bytes) -> AuditEntry:
-    """A stored change as the noun; raises `TapeError` when the link that it names is missing."""
+    """Return a stored change as an `AuditEntry`; raises `TapeError` when the link that it names is missing."""
     change, number = Change.model_validate_json(record), keys.to_number(key)
     if change.link is None:
         return AuditEntry(number=number, **change.model_dump(exclude={"link"}))
@@ -93,8 +93,8 @@ class AuditLog:
         self._tape, self._recorder, self._now_ns = tape, recorder, now_ns
 
     async def keep(self, said: Said, action: str, target: str) -> None:
-        """Writes down what was done and is not on the tape. A tape that takes nothing must not hinder it: a server that
-        was paused must be opened also when the disk is full."""
+        """Write a change that is not itself on the tape. A tape that cannot be written must not hinder the change: a
+        paused server must be opened also when the disk is full."""
         now = self._now_ns()
         try:
             await self._recorder.submit(lambda tape: write(tape, said, action, target, now))
@@ -102,7 +102,7 @@ class AuditLog:
             _log.error("the audit log lacks %s of %s by %r: %s", action, target, said.who or NOBODY, error)
 
     def entries(self, before: int | None = None) -> Iterator[AuditEntry]:
-        """All changes, newest first; those before this number."""
+        """Yield all changes, newest first; with `before`, only those with a lower number."""
         start = None if before is None else keys.number(before)
         while True:
             with self._tape.view() as view:

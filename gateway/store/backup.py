@@ -1,9 +1,8 @@
 """A copy of a tape, made while a gateway writes it.
 
-The copy is the tape as of one commit, record by record: pages that the tape does not use any more are not in it. It is
-written and looked at in a directory of its own inside the target, and put in its place at the end. So a copy that was
-killed is never taken for a tape, and the next one takes what it has left away. Nothing else is ever deleted, and no
-tape is overwritten.
+The copy is the tape as of one commit, record by record: it has no unused pages. It is written and inspected in a
+directory of its own inside the target, and moved into place at the end. So a copy that was killed is never taken for a
+tape, and the next copy removes what the killed one has left. Nothing else is ever deleted, and no tape is overwritten.
 
 LMDB's own compacting copy is not used: in 0.9.36 it ends with a segmentation fault at `order`, whose values are sorted
 below one key.
@@ -24,23 +23,23 @@ from penstock.gateway.store.directory import TapeError, Words, hold, sync
 from penstock.gateway.store.environment import DATABASES, Environment, Txn
 
 _MAP_BYTES = 1 << 20
-"""Of a map that is opened; it is never smaller than the file, and grows."""
+"""Size of a map when it is opened; it is never smaller than the file, and grows."""
 _PARTIAL = ".penstock-partial-"
-"""How directories of copies begin that are not done."""
+"""Prefix of directories with unfinished copies."""
 _RECORDS, _BYTES = 4096, 16 << 20
-"""Of one transaction."""
+"""Limits of one transaction."""
 
 Record = tuple[bytes, bytes]
 
 
 @contextmanager
 def copied(source: Path, target: Path, way_out: str = "name another directory") -> Generator[Path]:
-    """Copies the tape of one directory into another: yields a directory in which the copy can be looked at, and puts it
-    in its place if nothing is raised there. Readers and the writer of the source go on; what is written meanwhile is
+    """Copy the tape of one directory into another: yield a directory in which the copy can be inspected, and move the
+    copy into place if nothing is raised there. Readers and the writer of the source go on; what is written meanwhile is
     not in the copy, and pages that the writer frees are not used again before the copy is done.
 
     Raises `TapeError` when there is no tape, when the target has one already, or when the disk does not take it.
-    `way_out`: what somebody can do who may not write to the target.
+    `way_out`: advice for a user who may not write to the target.
     """
     tape = Environment(source, readonly=True, map_bytes=_MAP_BYTES)
     words = Words("write a copy to", way_out)
@@ -49,7 +48,7 @@ def copied(source: Path, target: Path, way_out: str = "name another directory") 
         try:
             if (target / "tape" / "data.mdb").exists():
                 raise TapeError(f"{target} holds a tape already, which stays as it is; {way_out}")
-            for left in target.glob(f"{_PARTIAL}*"):  # by copies that were killed: nobody else holds the lock
+            for left in target.glob(f"{_PARTIAL}*"):  # left by copies that were killed: nobody else holds the lock
                 shutil.rmtree(left, ignore_errors=True)
             partial = _made(target)
             try:
@@ -86,7 +85,7 @@ def _write(tape: Environment, to: Path, target: Path, words: Words) -> None:
 
 @contextmanager
 def _named(partial: Path, target: Path) -> Generator[None]:
-    """Errors name what somebody has asked for, and not what is made for a while."""
+    """Name the directory that the user gave in errors, not the partial one."""
     try:
         yield
     except TapeError as error:
@@ -94,7 +93,7 @@ def _named(partial: Path, target: Path) -> Generator[None]:
 
 
 def _batches(txn: Txn, database: Any) -> Iterator[list[Record]]:
-    """All records of a database, some at a time."""
+    """Yield all records of a database in batches of at most `_RECORDS` records and about `_BYTES` bytes."""
     records, size = list[Record](), 0
     with txn.cursor(db=database) as cursor:
         for key, value in cursor:

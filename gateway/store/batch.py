@@ -1,4 +1,4 @@
-"""One transaction in the making."""
+"""The changes of one transaction, gathered until they are written."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from penstock.gateway.store.view import View
 
 
 def nothing() -> None:
-    """Where nothing is to be done between two pieces of work."""
+    """The default for `between`: does nothing."""
 
 
 class Packs(Protocol):
-    """What becomes a record."""
+    """A value that is packed into a record when the transaction is written."""
 
-    def packed(self) -> bytes:
-        """As it is stored."""
-        ...
+    def packed(self) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -31,31 +29,31 @@ class Batch:
     txn: Txn
     cursor: int
     alone: bool
-    """True when each body is to be compressed by itself."""
+    """True if each body is compressed by itself."""
     between: Callable[[], object]
-    """Called between two pieces of its work."""
+    """Called between two pieces of the transaction's work."""
     bodies: list[bytes] = field(default_factory=list[bytes])
     log: list[bytes] = field(default_factory=list[bytes])
     index: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
-    """Blocks of the index that have changed, by key; the last one of an attempt is not here."""
+    """Changed blocks of the index, by key; the last block of an attempt is not here."""
     dirty: list[CachedAttempt] = field(default_factory=list[CachedAttempt])
     late: dict[str, dict[bytes, Packs | None]] = field(default_factory=dict[str, dict[bytes, "Packs | None"]])
-    """Records that are written last, by database; None for one that is deleted."""
+    """Records that are written last, by database; None deletes the record."""
     wrote: bool = False
-    """Whether something was written that shows nowhere else here."""
+    """True if something was written that no other field here shows."""
     touched: bool = False
-    """Whether an attempt has changed of which the log does not tell."""
+    """True if an attempt has changed and the log does not tell of it."""
     cut: bool = False
-    """Whether shared bodies are not as they were."""
+    """True if shared bodies were cut or deleted."""
 
     @property
     def changed(self) -> bool:
         """False when the transaction leaves the tape as it was: LMDB then gives its number to the next one. So it must
-        not be true where nothing was written, such as where nothing was there to delete: what another process writes
+        not be true when nothing was written, for example when there was nothing to delete: a write of another process
         under that number would not be noticed."""
         return self.wrote or bool(self.log or self.dirty)
 
     def append(self, record: bytes) -> int:
-        """Adds to the log and returns the cursor."""
+        """Add a record to the log and return its cursor."""
         self.log.append(record)
         return self.cursor + len(self.log)

@@ -1,5 +1,4 @@
-"""What the writer remembers between transactions: attempts with their sums, and bodies that later ones are stored
-against.
+"""The writer's memory between transactions: attempts with their sums, and bodies that later ones are stored against.
 
 All of it is on the tape too and is read back when it is needed again, so it may be dropped at any time.
 """
@@ -18,49 +17,49 @@ from penstock.gateway.store.records import Origins
 
 _KEYFRAMES = 64
 SHARED_BY = 1000
-"""Rollouts that one shared body serves. Then another is made, so that no forgotten rollout has many to look at."""
+"""Rollouts that one shared body serves. Then another is made, so that forgetting a rollout looks at few others."""
 _MORE = 1024
-"""Bytes that a new shared body must spare beyond those that the one at hand does."""
+"""Bytes that a new shared body must save beyond those that the best existing one saves."""
 _ROLLOUTS = 4096
 _SIGNATURE = 160
 _WORTH = 256
 _OVERHEAD = 2048
-"""A block of the index included."""
+"""Estimated bytes of an attempt without its base, with a block of the index."""
 K = TypeVar("K")
 
 
 @dataclass(slots=True)
 class CachedAttempt:
-    """An attempt: the stored record, changed in place."""
+    """An attempt: its stored values, changed in place."""
 
     name: tuple[str, str]
     values: list[Any]
     """The values of `records.ATTEMPT`, in its order."""
     key: bytes
-    """What the keys of its summaries start with."""
+    """Prefix of the keys of its summaries."""
     origins: Origins
-    """Number and beginning of its rollout."""
+    """The number and the creation time of its rollout."""
     base: Base | None = None
-    """A body of it: the last one, where `newest` says so."""
+    """The body that its next one may be stored against: its last one if `newest` is not 0."""
     sought: bool = False
-    """Whether its base was read back, where it has one on the tape."""
+    """True if its base was read back from the tape, or if the tape has none."""
     newest: int = 0
-    """Sequence of the call whose body is the base, or of the call that it repeated; 0 where there may be later ones."""
+    """Sequence of the call whose body is the base, or of the call that it repeated; 0 if later bodies may exist."""
     dirty: bool = False
     block: int = 0
-    """Which block of the index is its last."""
+    """Number of its last block of the index."""
     cursors: list[int] = field(default_factory=list[int])
-    """That block; it is stored with the attempt."""
+    """The cursors of that block; they are stored with the attempt."""
     stored: bytes | None = None
-    """Its record, as it was written or read last."""
+    """Its record, as it was last written or read."""
     turn: int = 0
-    """Up to where it is known that this is still its record (`tables`)."""
+    """The value of `Tables._turn` up to which `stored` is known to be its record."""
     outdated: bool = False
-    """Whether it is not. Its base may still be used."""
+    """True if the tape has a newer record. Its base may still be used."""
 
     @property
     def place(self) -> bytes:
-        """Key of its record, and what the keys of its blocks start with."""
+        """Key of its record, and prefix of the keys of its blocks."""
         return keys.place_key(self.origins.number, self.name[1])
 
 
@@ -81,15 +80,15 @@ class CachedRollout:
 
 @dataclass(slots=True)
 class Shared:
-    """What several rollouts have in common, as a body."""
+    """A shared body: text that several rollouts have in common."""
 
     base: Base
     left: int = SHARED_BY
-    """How many more it may serve."""
+    """Number of further rollouts that it may serve."""
 
 
 class Memory:
-    """Recent attempts, rollouts, keyframes, and what is shared."""
+    """Recent attempts, rollouts, keyframes and shared bodies."""
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes of bodies kept between transactions; keyframes take at most as much again."""
@@ -97,12 +96,11 @@ class Memory:
         self._size = 0
         self._live: OrderedDict[tuple[str, str], CachedAttempt] = OrderedDict()
         self._keyframes: OrderedDict[bytes, tuple[str, Base]] = OrderedDict()
-        """With their rollouts."""
+        """Keyframes by signature, each with the name of its rollout."""
         self._shared: OrderedDict[bytes, Shared] = OrderedDict()
         self._rollouts: OrderedDict[str, CachedRollout] = OrderedDict()
 
     def clear(self) -> None:
-        """Forgets everything."""
         self._size = 0
         self._live.clear()
         self._keyframes.clear()
@@ -110,30 +108,28 @@ class Memory:
         self._rollouts.clear()
 
     def rollout(self, name: str) -> CachedRollout | None:
-        """A rollout that is remembered."""
+        """Return a remembered rollout and mark it as recently used; None when it is not remembered."""
         known = self._rollouts.get(name)
         if known is not None:
             self._rollouts.move_to_end(name)
         return known
 
     def add_rollout(self, known: CachedRollout) -> None:
-        """Remembers a rollout."""
         self._rollouts[known.rollout.id] = known
 
     def find(self, name: tuple[str, str]) -> CachedAttempt | None:
-        """An attempt that is remembered."""
+        """Return a remembered attempt and mark it as recently used; None when it is not remembered."""
         live = self._live.get(name)
         if live is not None:
             self._live.move_to_end(name)
         return live
 
     def add(self, live: CachedAttempt) -> None:
-        """Remembers an attempt."""
         self._live[live.name] = live
         self._size += _OVERHEAD + (0 if live.base is None else live.base.size)
 
     def shed(self) -> None:
-        """Drops what was not used for longest; only between transactions, when everything is written."""
+        """Drop the least recently used entries; only between transactions, when everything is written."""
         while self._size > self._limit and self._live:
             self._let_go(self._live.popitem(last=False)[1])
         while len(self._rollouts) > _ROLLOUTS:
@@ -143,8 +139,8 @@ class Memory:
         self._size -= _OVERHEAD + (0 if live.base is None else live.base.size)
 
     def base(self, live: CachedAttempt, request: bytes) -> Base | Shared | bytes | None:
-        """What this request of the attempt is stored against: a body of its rollout, a shared one, or the text of a
-        shared one that is worth making."""
+        """Return the body that this request of the attempt is stored against: one of its rollout, a shared one, or the
+        text of a shared one that is worth making. None for a keyframe."""
         if live.base is not None and live.base.carries(request):
             return live.base
         known = self._alike(self._keyframes, request, lambda one: one[1])
@@ -160,43 +156,43 @@ class Memory:
         return shared
 
     def drop(self, name: tuple[str, str]) -> CachedAttempt | None:
-        """Drops an attempt, and returns it; what its rollout has besides stays."""
+        """Drop an attempt and return it; its rollout and keyframes stay."""
         live = self._live.pop(name, None)
         if live is not None:
             self._let_go(live)
         return live
 
     def outdate(self, name: tuple[str, str]) -> None:
-        """An attempt is not as it was."""
+        """Mark an attempt as changed by another process."""
         if (live := self._live.get(name)) is not None:
             live.outdated = True
 
     def drop_rollout(self, name: str) -> None:
-        """Drops a rollout with the names of its attempts; they themselves stay."""
+        """Drop a rollout with the names of its attempts; the attempts themselves stay."""
         self._rollouts.pop(name, None)
 
     def keep(self, live: CachedAttempt, base: Base) -> None:
-        """Keeps this body as the base of the attempt's next one."""
+        """Keep this body as the base of the attempt's next one."""
         self._size += base.size - (0 if live.base is None else live.base.size)
         live.base = base
         if not base.depth and base.size <= self._limit // _KEYFRAMES:
             _remember(self._keyframes, base.request, (live.name[0], base))
 
     def share(self, base: Base) -> Shared:
-        """Keeps a body for all who begin or end alike."""
+        """Keep a shared body for all requests that begin or end as it does."""
         made = Shared(base)
         _remember(self._shared, base.request, made)
         return made
 
     def serve(self, shared: Shared) -> Base:
-        """Has it serve one more."""
+        """Count one more use of a shared body and return it as a base; it is dropped after its last use."""
         shared.left -= 1
         if not shared.left:
             self.forget_shared({shared.base.number})
         return shared.base
 
     def forget(self, rollout: str, attempts: Iterable[str]) -> None:
-        """Drops a rollout with all that is its own; these are its attempts."""
+        """Drop a rollout, these attempts of it and its keyframes."""
         for attempt in attempts:
             self.drop((rollout, attempt))
         self.drop_rollout(rollout)
@@ -204,7 +200,7 @@ class Memory:
             del self._keyframes[key]
 
     def attempts_of(self, rollouts: Container[str]) -> Mapping[str, Sequence[str]]:
-        """The attempts of these that are remembered; looks at all that are."""
+        """Return the remembered attempts of these rollouts, by rollout; it scans all remembered attempts."""
         found = defaultdict[str, list[str]](list)
         for rollout, attempt in self._live:
             if rollout in rollouts:
@@ -212,16 +208,15 @@ class Memory:
         return found
 
     def forget_shared(self, numbers: Container[int]) -> None:
-        """Drops these shared bodies."""
+        """Drop the shared bodies with these numbers."""
         for key in [key for key, one in self._shared.items() if one.base.number in numbers]:
             del self._shared[key]
 
     def clear_shared(self) -> None:
-        """Drops all shared bodies."""
         self._shared.clear()
 
     def _alike(self, known: OrderedDict[bytes, K], request: bytes, base: Callable[[K], Base]) -> K | None:
-        """One that shares enough with the request to store it against."""
+        """Return a remembered body that shares enough with the request to store it against; None when there is none."""
         for signature in _signatures(request):
             found = known.get(signature)
             if found is not None and _alike(base(found).request, request):

@@ -1,16 +1,16 @@
-"""How nouns and bodies become bytes on the tape, and come back.
+"""The formats of nouns and bodies on the tape: encoding and decoding.
 
 Nouns are positional msgpack: the order of fields is the format. Trailing defaults are cut off, and missing fields are
 filled in when read, so fields may be appended. The value does not repeat what the key says.
 
-Agents resend the whole conversation with every call, so a body is stored as what is new. The request body is stored
-without the longest common prefix and suffix that it shares with its *base* (an earlier body, usually the attempt's
-previous call). Everything else of the exchange is compressed by zstd, with the neighbourhood of the cut and the base's
-own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact: nothing is
-parsed. A body without a base is a keyframe. What the first calls of several rollouts have in common (system prompts,
-definitions of tools) is a *shared* body of its own, which they are stored against: so a rollout never stands on the
-bytes of another, and each can be forgotten (`forgetting`). `DEPTH` and `_CHAIN` bound the chain that a read has to
-follow.
+Agents resend the whole conversation with every call, so only the new part of a body is stored. The request body is
+stored without the longest common prefix and suffix that it shares with its *base* (an earlier body, usually the
+attempt's previous call). Everything else of the exchange is compressed by zstd, with the neighbourhood of the cut and
+the base's own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact:
+nothing is parsed. A body without a base is a keyframe. The text that the first calls of several rollouts have in common
+(system prompts, definitions of tools) is a *shared* body of its own, which they are stored against: so a rollout never
+depends on the bytes of another, and each can be forgotten (`forgetting`). `DEPTH` and `_CHAIN` bound the chain that a
+read has to follow.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from penstock.gateway.model.span import Usage
 
 DEPTH = 32
 UNREADABLE = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
-"""What decoding raises when the bytes are not what they should be."""
+"""Errors that decoding raises when the bytes are damaged."""
 TORN: tuple[type[Exception], ...] = tuple(error for error in UNREADABLE if error is not MemoryError)
-"""Those of them that it raises whenever it is tried."""
+"""Those of `UNREADABLE` that occur at every try."""
 
 _CHAIN = 8 << 20
 _NEAR = 16384
 _FAR, _FAR_OF_STREAM = 32768, 4096
-"""Of the base's remainder. A long answer comes back in the next request; in a stream it is in pieces, so that only how
-an event looks is worth keeping."""
+"""Bytes of the base's remainder in the dictionary. A long answer comes back in the next request; a stream has it in
+pieces, so that only the form of its events is worth keeping."""
 _STEPS = (16384, 1024, 128)
 _INLINE = 700
-"""Five to a page of 4 KB: larger ones would leave more of it empty, and beyond half a page take pages of their own."""
+"""Bytes of a small segment: five fit into a page of 4 KB. Larger ones would leave more of it empty, and beyond half a
+page take pages of their own."""
 _FRAME = 3
-"""What msgpack puts before a record."""
+"""Bytes that msgpack puts before a record."""
 _SEGMENT = 131072
 _SHARED = (b"\1", b"\2")
-"""Bytes that stand for the rollout, and for the rollout and the attempt, of the record before. No id begins so."""
+"""Bytes that stand for the rollout, and for the rollout and the attempt, of the record before. No id begins with
+them."""
 _OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LEVEL = 6
@@ -58,11 +60,11 @@ _alone = zstandard.ZstdCompressor(level=_LEVEL)
 _some = zstandard.ZstdCompressor(level=6)
 _many = zstandard.ZstdCompressor(level=1)
 _MANY = 64
-"""From so many records on, CPU is scarcer than disk."""
+"""From this number of records on, CPU is scarcer than disk."""
 
 
 def encode(values: list[Any], defaults: list[Any]) -> bytes:
-    """A positional record without its trailing defaults."""
+    """Return a positional record without its trailing defaults."""
     end = len(values)
     while end and values[end - 1] == defaults[end - 1]:
         end -= 1
@@ -70,17 +72,17 @@ def encode(values: list[Any], defaults: list[Any]) -> bytes:
 
 
 def decode(record: bytes) -> list[Any]:
-    """The positions of a record."""
+    """Return the positions of a record."""
     return _unpack(record)
 
 
 def fields(model: type[BaseModel], skip: tuple[str, ...] = ()) -> list[str]:
-    """The stored positions of a model: its fields in order, less those that the key holds."""
+    """Return the stored positions of a model: its fields in order, without those that the key holds."""
     return [name for name in model.model_fields if name not in skip]
 
 
 def defaults(model: type[BaseModel], names: list[str]) -> list[Any]:
-    """What each position is when it is missing, as it is stored."""
+    """Return the default of each position, in its stored form."""
     found = [model.model_fields[name].get_default(call_default_factory=True) for name in names]
     return [None if value is PydanticUndefined else _storable(value) for value in found]
 
@@ -92,12 +94,12 @@ def _storable(value: Any) -> Any:
 
 
 def values(noun: BaseModel, names: list[str]) -> list[Any]:
-    """A noun as positions; nested nouns become lists."""
+    """Return a noun as positions; nested nouns become lists."""
     return [_storable(getattr(noun, name)) for name in names]
 
 
 def usage_values(usage: Usage | None) -> list[Any] | None:
-    """Usage as positions; a number that no provider can mean is dropped."""
+    """Return usage as positions; a number that no provider can mean is dropped."""
     if usage is None:
         return None
     u = usage
@@ -108,7 +110,7 @@ def usage_values(usage: Usage | None) -> list[Any] | None:
 
 @dataclass(slots=True)
 class Body:
-    """The bytes of one call on their way to the tape; header blocks are `name: value CRLF` lines, already masked."""
+    """The bytes of one call for the tape; header blocks are `name: value CRLF` lines, already masked."""
 
     url: str
     request_headers: bytes
@@ -119,7 +121,7 @@ class Body:
     marks: list[int]
     """Arrival of the response, read by read: microseconds since the start, then size, in turn."""
     sides: list[Side] = field(default_factory=list[Side])
-    """Parties that were spoken with in another wire format."""
+    """Exchanges with parties in another wire format."""
 
 
 @dataclass(slots=True)
@@ -130,22 +132,23 @@ class Base:
     depth: int
     request: bytes
     rest: bytes
-    """The beginning of what else its record holds."""
+    """The beginning of the rest of its record, used as a dictionary."""
     sides: tuple[bytes, ...] = ()
-    """The requests of its sides."""
+    """The request bodies of its sides."""
 
     @property
     def size(self) -> int:
-        """Memory it holds; bytes."""
+        """Bytes that it holds in memory."""
         return len(self.request) + len(self.rest) + sum(map(len, self.sides))
 
     def carries(self, request: bytes) -> bool:
-        """False when the chain would become too long to be read back quickly."""
+        """True if the request may be stored against it; False when the chain would become too long to be read back
+        quickly."""
         return self.depth < DEPTH and self.depth * len(request) < _CHAIN
 
 
 def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[bytes, Base]:
-    """(record, itself as a base) of the body with this number.
+    """Return (record, the body as a base) of the body with this number.
 
     `alone`: the record is compressed by itself, with the base as dictionary. Otherwise it is left as it is: records of
     one segment are each other's dictionary and are compressed together, at a third of the cost (`pack_segments`).
@@ -164,32 +167,34 @@ def pack_body(body: Body, number: int, base: Base | None, alone: bool) -> tuple[
 
 
 def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, Base]:
-    """(record, itself as a base) of a shared body: a request, and nothing else."""
+    """Return (record, the body as a base) of a shared body, which is only a request."""
     return pack_body(Body("", b"", text, b"", b"", b"", []), number, None, alone)
 
 
 def _dictionary_of(rest: bytes, body: Body, base: Base | None) -> bytes:
-    """What of a body's rest is a dictionary. A shared body, which has no URL, is none beyond its text: that may be cut
-    where nobody uses it any more, and what was compressed with it must still be read."""
+    """Return the part of a body's rest that serves as a dictionary. A shared body, which has no URL, offers only its
+    text: the text may be cut where nobody uses it any more, and bodies that were compressed with it must still be
+    readable."""
     if not body.url and base is None:
         return b""
     return rest[: _FAR_OF_STREAM if b"text/event-stream" in body.response_headers else _FAR]
 
 
 def in_common(one: bytes, other: bytes) -> tuple[int, int]:
-    """(length of the prefix, of the suffix that two requests share)."""
+    """Return the lengths of (the prefix, the suffix) that two requests share."""
     prefix, suffix, _ = _cut(one, other)
     return prefix, suffix
 
 
 def use_of(record: bytes) -> tuple[int, int, int]:
-    """(number of the base, length of the prefix, of the suffix that a record takes of its request)."""
+    """Return (number of the base, length of the prefix, length of the suffix that a record takes of its base's
+    request)."""
     base, _, prefix, suffix, *_ = _unpack(record)
     return base, prefix, suffix
 
 
 def _cut(base: bytes | None, request: bytes) -> tuple[int, int, bytes]:
-    """(length of the prefix, of the suffix that a request shares with its base's, what lies between)."""
+    """Return (length of the prefix, length of the suffix that a request shares with its base, the middle)."""
     if base is None:
         return 0, 0, request
     prefix = common_prefix(base, request)
@@ -198,12 +203,12 @@ def _cut(base: bytes | None, request: bytes) -> tuple[int, int, bytes]:
 
 
 def _joined(base: bytes, prefix: int, suffix: int, middle: bytes) -> bytes:
-    """The inverse."""
+    """Put a request together again: the inverse of `_cut`."""
     return b"".join((base[:prefix], middle, base[len(base) - suffix :]))
 
 
 def _pack_sides(sides: list[Side], bases: tuple[bytes, ...]) -> list[Any]:
-    """Requests of sides grow like those of calls: each is stored against the one in its place in the base."""
+    """Pack sides. Their requests grow like those of calls: each is stored against the one at its place in the base."""
     under = [*bases[: len(sides)], *[None] * (len(sides) - len(bases))]
     return [
         (side.who, side.dialect, side.path, *_cut(base, side.request_body), side.response_body)
@@ -226,12 +231,12 @@ def _unpack_sides(packed: list[Any], bases: tuple[bytes, ...]) -> list[Side]:
 
 
 def base_of(record: bytes) -> int:
-    """Number of the body that this one is stored against; 0 for a keyframe."""
+    """Return the number of the body that this one is stored against; 0 for a keyframe."""
     return _unpack(record)[0]
 
 
 def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Base]:
-    """The body, and itself as a base for the next one in the chain."""
+    """Return the body, and the body as a base for the next one in the chain."""
     _, depth, prefix, suffix, compressed, rest = _unpack(record)
     if compressed:
         rest = _decompress(rest, base, prefix)
@@ -243,7 +248,7 @@ def unpack_body(record: bytes, base: Base | None, number: int) -> tuple[Body, Ba
 
 
 def _compress(rest: bytes, base: Base | None, prefix: int) -> bytes:
-    """A zstd frame without its magic number, which is the same in every record."""
+    """Return a zstd frame without its magic number, which is the same in every record."""
     compressor = _alone
     if base is not None:
         compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
@@ -263,7 +268,8 @@ def _dictionary(base: Base, prefix: int) -> zstandard.ZstdCompressionDict:
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """Length of the longest common prefix: memcmp in steps that become smaller, then the first byte that differs."""
+    """Return the length of the longest common prefix: memcmp in ever smaller steps, then the first byte that
+    differs."""
     done, most = 0, min(len(a), len(b))
     for step in _STEPS:
         while done + step <= most and b.startswith(a[done : done + step], done):
@@ -273,7 +279,7 @@ def common_prefix(a: bytes, b: bytes) -> int:
 
 
 def common_suffix(a: bytes, b: bytes, most: int) -> int:
-    """Length of the longest common suffix of at most `most` bytes, found in the same way."""
+    """Return the length of the longest common suffix of at most `most` bytes, found in the same way."""
     done, end_a, end_b = 0, len(a), len(b)
     for step in _STEPS:
         while done + step <= most and b.endswith(a[end_a - done - step : end_a - done], 0, end_b - done):
@@ -283,13 +289,14 @@ def common_suffix(a: bytes, b: bytes, most: int) -> int:
 
 
 def _agreeing(a: bytes, b: bytes, order: Literal["big", "little"]) -> int:
-    """How many bytes of two pieces of one length agree, from the first on (`big`) or from the last back (`little`)."""
+    """Count the bytes at which two pieces of equal length agree, from the first on (`big`) or from the last back
+    (`little`)."""
     differing = int.from_bytes(a, order) ^ int.from_bytes(b, order)
     return len(a) - (differing.bit_length() + 7) // 8
 
 
 def pack_small(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """(place of its first record, how many they are, segment) of segments that fit into the pages of the tree.
+    """Yield (place of its first record, number of records, segment) for segments that fit into the pages of the tree.
 
     A larger value takes pages of its own and leaves the rest of the last one empty: of a few KB that is much.
     """
@@ -297,41 +304,40 @@ def pack_small(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
 
 
 def pack_segments(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """(place of its first record, how many they are, segment) of segments that are each compressed as a whole.
+    """Yield (place of its first record, number of records, segment) for segments that are each compressed as a whole.
 
-    A read decompresses the whole segment: it is bounded.
+    A read decompresses the whole segment, so its size is bounded.
     """
     compressor = _some if len(records) < _MANY else _many
     return ((first, len(run), compressor.compress(_pack(run))) for first, run in _runs(records, _SEGMENT))
 
 
 def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """The same for the records of the log; many are one segment, which costs least. A rollout, its attempt and its
-    calls often follow each other, and names are most of a short rollout. So a byte (`_SHARED`) replaces names that
-    the record before has too.
-    """
+    """Yield (place of its first record, number of records, segment) for records of the log; many are one segment, which
+    costs least. A rollout, its attempt and its calls often follow each other, and names are most of a short rollout. So
+    a byte (`_SHARED`) replaces names that the record before has too."""
     shared = _share(records)
     if len(records) >= _MANY:
         yield 0, len(records), _pack(shared)
         return
     for first, run in _runs(shared, _INLINE):
-        # The first of a segment has nothing before it.
+        # The first record of a segment has none before it.
         yield first, len(run), _pack([records[first], *run[1:]])
 
 
 def repack_log(records: list[bytes]) -> bytes:
-    """A segment of records, few or many."""
+    """Return a segment of records, few or many."""
     return _pack([records[0], *_share(records)[1:]])
 
 
 def repack_segment(records: list[bytes], segment: bytes) -> bytes:
-    """A segment of these bodies, packed as `segment` is."""
+    """Return a segment of these bodies, compressed if `segment` is."""
     packed = _pack(records)
     return _some.compress(packed) if segment[:4] == _ZSTD else packed
 
 
 def unpack_log(segment: bytes) -> list[bytes]:
-    """The inverse."""
+    """The inverse of `pack_log` and `repack_log`."""
     found: list[bytes] = []
     names: tuple[bytes, ...] = ()
     for record in cast(list[bytes], _unpack(segment)):
@@ -356,7 +362,8 @@ def _share(records: list[bytes]) -> list[bytes]:
 
 
 def _names(record: bytes) -> tuple[bytes, ...]:
-    """The rollout that a record of the log is about, and the attempt, each with its NUL; none of other records."""
+    """Return the names of the rollout and of the attempt that a record of the log is about, each with its NUL; none for
+    other records."""
     if record[:1] not in _OF_ROLLOUTS:
         return ()
     end = record.find(0, 1) + 1
@@ -366,7 +373,7 @@ def _names(record: bytes) -> tuple[bytes, ...]:
 
 
 def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Runs of records of at most so many bytes together, or of one that is larger."""
+    """Yield runs of records that have at most `most` bytes together, or of one record that is larger."""
     first = size = 0
     for at, record in enumerate(records):
         if at > first and size + len(record) > most:
@@ -378,23 +385,24 @@ def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def unpack_segment(segment: bytes) -> list[bytes]:
-    """The inverse of the first two. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
+    """The inverse of `pack_small` and `pack_segments`. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
     if segment[:4] == _ZSTD:
         segment = zstandard.ZstdDecompressor().decompress(segment)
     return cast(list[bytes], _unpack(segment))
 
 
 def pack_open(summary: bytes, body: bytes | None, process: str) -> bytes:
-    """The value of an `open` key. `process`: which one serves the call (`store.processes`)."""
+    """Return the value of an `open` key. `process`: the name of the process that serves the call
+    (`store.processes`)."""
     return _pack((summary, body, process))
 
 
 def unpack_open(value: bytes) -> tuple[bytes, bytes | None]:
-    """The inverse: summary and body."""
+    """Return the summary and the body of an `open` value."""
     summary, body, _ = _unpack(value)
     return summary, body
 
 
 def process_of(value: bytes) -> str:
-    """Which process serves an open call."""
+    """Return the name of the process that serves an open call, from its `open` value."""
     return cast(str, _unpack(value)[2])

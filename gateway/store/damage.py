@@ -1,4 +1,4 @@
-"""What is damaged on the tape, for those who go on without it."""
+"""Damage on the tape, for readers that go on without the damaged records."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from penstock.gateway.store.directory import Damaged, TapeError
 T = TypeVar("T")
 
 DAMAGE: Final[tuple[type[Exception], ...]] = (Damaged, *TORN)
-"""What reading a record raises, within a transaction, whenever it is tried."""
+"""Errors that a damaged record raises, within a transaction, at every try."""
 _TOLD: Final = 1000
-"""Damaged places that are remembered."""
+"""Damaged places that are remembered, so that each is logged once."""
 _CHECK: Final = "; run `penstock check`"
 _log = logging.getLogger("penstock.tape")
 
 
 class PassedOver:
-    """What those who read very much leave out of it, because it is damaged. The log is told of each once."""
+    """Damaged records that long reads leave out. Each is logged once."""
 
     def __init__(self) -> None:
         self._told = set[str]()
 
     def __call__(self, what: str, error: Exception) -> None:
-        """`what` is left out: reading it has failed so."""
+        """Log once that `what` is left out, because reading it raised `error`."""
         if what in self._told or len(self._told) >= _TOLD:
             return
         self._told.add(what)
@@ -35,12 +35,12 @@ class PassedOver:
 
 
 def is_damage(error: TapeError) -> bool:
-    """Whether it would fail again whenever it is tried: a record makes no sense, while the tape can be read."""
+    """True if the error would occur at every try: a record makes no sense, while the tape can be read."""
     return isinstance(error, Damaged) or isinstance(error.__cause__, TORN)
 
 
 def unless_damaged(read: Callable[[], T]) -> T | None:
-    """What is read; None where it is damaged."""
+    """Return the result of `read`; None if it meets damage."""
     try:
         return read()
     except TapeError as error:

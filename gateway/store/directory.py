@@ -1,4 +1,4 @@
-"""The directory of a tape: made for its owner alone, held by one writer. An error says what is in the way and the way
+"""The directory of a tape: only its owner has access, and one writer holds it. An error names the obstacle and the way
 out.
 
 LMDB makes a directory with the mode of its files, and only root can open anything in a directory of mode 0600. So this
@@ -22,7 +22,7 @@ FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ, _WRITE = os.R_OK, os.W_OK
 _ORPHANS_S: Final = 3.0
-"""How long workers may take that are left of a gateway which was killed; they end within a second."""
+"""Time that the workers of a killed gateway may take to end; they end within a second."""
 _LOOK_S: Final = 0.05
 
 
@@ -31,11 +31,11 @@ class TapeError(Exception):
 
 
 class Damaged(TapeError):
-    """What was read makes no sense, or is not there. It stops what needs it; all else can be written."""
+    """A record is missing or makes no sense. It stops whoever needs it; all else can be written."""
 
 
 class Words(NamedTuple):
-    """How it is said that a directory cannot be used."""
+    """The words of errors about a directory that cannot be used."""
 
     for_what: str
     way_out: str
@@ -45,7 +45,8 @@ OPENING: Final = Words("open the tape in", "choose another --data")
 
 
 def hold(path: Path, words: Words = OPENING) -> int:
-    """Makes the directories of a tape if need be, and locks it for one writer: the descriptor to close in the end."""
+    """Make the directories of a tape if need be, and lock it for one writer. Return the descriptor to close in the
+    end."""
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
         (path / "tape").mkdir(mode=DIRECTORY_MODE, exist_ok=True)
@@ -58,7 +59,7 @@ def hold(path: Path, words: Words = OPENING) -> int:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holders = _holders(handle)
-            # Workers whose parent has died, and nobody else: they are about to end.
+            # Only workers whose parent has died hold it: they are about to end.
             if holders and time.monotonic() < until and all(b"\0worker " in command for command in holders.values()):
                 time.sleep(_LOOK_S)
                 continue
@@ -69,10 +70,10 @@ def hold(path: Path, words: Words = OPENING) -> int:
 
 
 def _holders(lock: int) -> dict[int, bytes]:
-    """The processes that have a file open, with their commands, as far as the system tells."""
+    """Return the processes that have a file open, with their commands, as far as the system tells."""
     found, own = dict[int, bytes](), os.fstat(lock)
     for process in map(int, filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ())):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # the process has ended, or is another user's
             handles = (f"/proc/{process}/fd/{one}" for one in os.listdir(f"/proc/{process}/fd"))
             if process != os.getpid() and any(os.path.samestat(os.stat(one), own) for one in handles):
                 found[process] = Path(f"/proc/{process}/cmdline").read_bytes()
@@ -80,10 +81,9 @@ def _holders(lock: int) -> dict[int, bytes]:
 
 
 def allocate(path: Path, size: int, mode: int) -> None:
-    """Has the disk keep room for a file that is written through a map of it: a process that writes where there is no
-    room any more is killed (SIGBUS). One that is there keeps its size and what is in it. Raises `OSError` when the disk
-    is full; whatever else is in the way is for whoever opens the file to find.
-    """
+    """Reserve disk space for a file that is written through a map of it: a process that writes to a full disk through a
+    map is killed (SIGBUS). An existing file keeps its size and content. Raises `OSError` when the disk is full; any
+    other error is left to the code that opens the file."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -98,16 +98,16 @@ def allocate(path: Path, size: int, mode: int) -> None:
 
 
 def keep_from_children(path: Path) -> None:
-    """What this process starts from now on does not get the descriptors by which it has the file open."""
+    """Close the file's descriptors in processes that this one starts from now on."""
     found = path.stat()
     for handle in map(int, os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ()):
-        with suppress(OSError):  # it was closed meanwhile
+        with suppress(OSError):  # the descriptor was closed meanwhile
             if os.path.samestat(os.fstat(handle), found):
                 os.set_inheritable(handle, False)
 
 
 def sync(path: Path) -> None:
-    """Makes a file, or what was renamed in a directory, outlast a crash of the machine."""
+    """Make a file, or a rename in a directory, outlast a crash of the machine."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -116,7 +116,7 @@ def sync(path: Path) -> None:
 
 
 def refusal(path: Path, error: Exception, readonly: bool = False, words: Words = OPENING) -> str:
-    """Why the tape in `path` cannot be opened, if that can be seen, else the error; and the way out."""
+    """Return why the tape in `path` cannot be opened, if that can be seen, else the error; and the way out."""
     said = f"cannot {words.for_what} {path}: "
     for place, wanted in _needed(path.absolute(), readonly):
         if not os.path.exists(place):
@@ -131,7 +131,7 @@ def refusal(path: Path, error: Exception, readonly: bool = False, words: Words =
 
 
 def _needed(path: Path, readonly: bool) -> Iterator[tuple[Path, int]]:
-    """What is opened, from the top, and which rights that takes."""
+    """Yield the paths that are opened, from the top, each with the rights that it takes."""
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     rights = _READ if readonly else _READ | _WRITE
     yield there, rights | os.X_OK
@@ -139,7 +139,7 @@ def _needed(path: Path, readonly: bool) -> Iterator[tuple[Path, int]]:
         yield path / "lock", rights
     yield path / "tape", rights | os.X_OK
     yield path / "tape" / "data.mdb", rights
-    # Readers note in it what they read.
+    # Readers write the transaction that they read into it.
     yield path / "tape" / "lock.mdb", _READ | _WRITE
 
 

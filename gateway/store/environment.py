@@ -40,15 +40,15 @@ DATABASES = (
     "budgets", "reservations", "reservers", "background", "guesses", "batches",
 )  # fmt: skip
 ORDER = b"order"
-"""The one key of `order`."""
+"""The only key of `order`."""
 READERS = 512
 _LOCK_BYTES = (READERS + 2) * 64
-"""Of the file in which LMDB lists its readers."""
+"""Size of the file in which LMDB lists its readers."""
 _OPENINGS, _OPENING_S = 100, 0.1
-"""How often it is tried to open a tape anew that was open, and how long between."""
+"""Tries to reopen a tape, and seconds between two of them."""
 _GROW_AT = 0.8
 _LOOK_EVERY = 16
-"""Transactions between two looks at how full the map is."""
+"""Transactions between two checks of how full the map is."""
 REMAP_BYTES = 16 << 20
 """Growth of the file after which the map is made anew."""
 
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Lets in many readers, or one who resizes the map."""
+    """Admits many readers, or one thread that resizes the map."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -66,13 +66,13 @@ class Gate:
         self._closing = 0
 
     def enter(self) -> None:
-        """Waits while somebody resizes or is about to."""
+        """Begin a read; wait while another thread resizes the map or is about to."""
         with self._condition:
             self._condition.wait_for(lambda: not self._closing)
             self._readers += 1
 
     def leave(self) -> None:
-        """Ends a read."""
+        """End a read; the last one lets a waiting resize begin."""
         with self._condition:
             self._readers -= 1
             if not self._readers:
@@ -80,7 +80,7 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """Waits until nobody reads and keeps everybody out."""
+        """Wait until all reads have ended, and let no new one begin."""
         with self._condition:
             self._closing += 1
             try:
@@ -92,22 +92,23 @@ class Gate:
 
 
 class Environment:
-    """One opened tape."""
+    """An open tape and its transactions."""
 
     def __init__(
         self, path: Path, *, readonly: bool, map_bytes: int, lock: int | None = None, words: Words = OPENING
     ) -> None:
-        """`lock`: the descriptor of the writer's lock, where another process has handed it over. `words`: of errors."""
+        """`lock`: the descriptor of the writer's lock, if another process has handed it over. `words`: used in
+        errors."""
         self.path, self._words = path, words
         self.file = path / "tape" / "data.mdb"
         self._gate = Gate()
         self._writing = threading.Lock()
-        """Held by who has a write transaction, or must keep others from having one."""
+        """Held by the thread that has a write transaction, or that must keep others from having one."""
         self._map_bytes = map_bytes
         self._shut = False
-        """Whether it was closed to be opened anew, and is not open again."""
+        """True between closing and reopening (`reopen`)."""
         self.lock = None if readonly else hold(path, words) if lock is None else lock
-        """The descriptor of the writer's lock."""
+        """The descriptor of the writer's lock; None for a tape that is opened only for reading."""
         try:
             self._env = _open(path / "tape", readonly, map_bytes, words)
             self.dbs = self._databases(readonly)
@@ -119,7 +120,7 @@ class Environment:
         self._looked = 0
 
     def close(self) -> None:
-        """Closes it; no call may follow."""
+        """Close it; no call may follow."""
         self._env.close()
         self._unlock()
 
@@ -152,7 +153,7 @@ class Environment:
                 self._check_format(databases["meta"], readonly)
                 return databases
             except lmdb.MapResizedError:
-                # A gateway that is at work has made the file larger since it was opened here.
+                # A running gateway has enlarged the file since it was opened here.
                 self._env.set_mapsize(0)
 
     def _made_databases(self) -> dict[str, Any]:
@@ -161,11 +162,11 @@ class Environment:
             return {name: self._open_database(name, txn) for name in DATABASES}
 
     def _read_databases(self) -> dict[str, Any]:
-        # Each in its own: what is opened in a transaction that reads ends with it.
+        # Each in a transaction of its own: a database that is opened in a read transaction closes with it.
         return {name: self._open_database(name) for name in DATABASES}
 
     def _open_database(self, name: str, writes: Txn | None = None) -> Any:
-        # Numbers below one key take the eight bytes that they have and no more.
+        # Numbers below one key are stored in eight bytes each, without overhead.
         sorted_ = name == "order"
         create = writes is not None
         return self._env.open_db(name.encode(), writes, create=create, dupsort=sorted_, dupfixed=sorted_)
@@ -184,7 +185,7 @@ class Environment:
 
     @contextmanager
     def read(self) -> Generator[Txn]:
-        """A read transaction; keep it short. Raises `TapeError` when what is read makes no sense."""
+        """Yield a read transaction; keep it short. Raises `TapeError` when a record makes no sense."""
         txn = self._begin()
         try:
             yield txn
@@ -207,7 +208,7 @@ class Environment:
                 raise TapeError(f"cannot read the tape in {self.path}: {error}") from error
 
     def _enter(self) -> None:
-        """Lets a reader in, where it is open."""
+        """Begin a read in the gate; first reopen the environment if it is shut."""
         self._gate.enter()
         while self._shut:
             self._gate.leave()
@@ -215,7 +216,8 @@ class Environment:
             self._gate.enter()
 
     def write(self, apply: Callable[[Txn], T]) -> T:
-        """One durable transaction. `apply` is called again, in a new transaction, when the map was too small.
+        """Run `apply` in one durable transaction and return its result. `apply` is called again, in a new transaction,
+        when the map was too small.
 
         Raises `TapeError` when the disk is full or read-only; then nothing has changed.
         """
@@ -235,10 +237,9 @@ class Environment:
             raise TapeError(f"cannot write the tape in {self.path}: {error}; free or remount the disk") from error
 
     def _grow_ahead(self) -> None:
-        """Grows a nearly full map before a transaction fails and must be repeated. A new map also gives back the pages
-        that reading has mapped, which would otherwise count as the process's memory as long as it lives. So the map
-        is also made anew whenever the file has grown by a good deal.
-        """
+        """Grow a nearly full map before a transaction fails and must be repeated. A new map also gives back the pages
+        that reading has mapped, which would otherwise count as the process's memory as long as it lives. So the map is
+        also made anew whenever the file has grown by `REMAP_BYTES`."""
         self._looked += 1
         if self._looked % _LOOK_EVERY:
             return
@@ -254,8 +255,8 @@ class Environment:
 
     @contextmanager
     def exclusive(self) -> Generator[int]:
-        """Keeps everybody from writing; yields the oldest transaction that a reader of any process may see, or the last
-        possible one."""
+        """Keep everybody from writing; yield the number of the oldest transaction that a reader of any process may see,
+        or the highest possible number."""
         with self._writing:
             self._enter()
             try:
@@ -271,8 +272,8 @@ class Environment:
                 self._gate.leave()
 
     def reopen(self) -> None:
-        """Opens it anew, with no buffer of what was written before. Where that fails, whoever reads or writes next
-        tries it again."""
+        """Close and reopen the environment, to drop buffers of pages that were written before. If that fails, the next
+        read or write tries again."""
         with self._writing:
             self._open_again()
             with self._gate.alone():
@@ -283,13 +284,13 @@ class Environment:
                     try:
                         return self._open_shut()
                     except TapeError:
-                        # Somebody has taken its descriptors, or its memory, for a moment.
+                        # Descriptors or memory were short for a moment.
                         if not left:
                             raise
                         time.sleep(_OPENING_S)
 
     def _open_again(self) -> None:
-        """Opens it, where it is shut."""
+        """Reopen the environment if it is shut."""
         if self._shut:
             with self._gate.alone():
                 if self._shut:
@@ -301,12 +302,12 @@ class Environment:
         self._shut = False
 
     def _resize(self, size: int) -> None:
-        """Changes the map to this size; 0 adopts the size that another process has given it."""
+        """Resize the map; 0 adopts the size that another process has given it."""
         with self._gate.alone():
             self._env.set_mapsize(size)
 
     def last_transaction(self) -> int:
-        """The number of the newest one, whoever has made it."""
+        """Return the number of the newest transaction of any process."""
         self._enter()
         try:
             return self._env.info()["last_txnid"]
@@ -314,7 +315,7 @@ class Environment:
             self._gate.leave()
 
     def sizes(self) -> tuple[int, int]:
-        """(map, used part of the file), in bytes."""
+        """Return the sizes of (the map, the used part of the file) in bytes."""
         info = self._env.info()
         return info["map_size"], (info["last_pgno"] + 1) * self._page_bytes
 
@@ -336,11 +337,11 @@ def _open(path: Path, readonly: bool, map_bytes: int, words: Words) -> lmdb.Envi
             max_readers=READERS,
             readonly=readonly,
             readahead=False,
-            # Else what was in the memory of this process, keys and texts, would fill the unused parts of pages.
+            # Without it, unused parts of pages would hold old memory of this process: keys and texts.
             meminit=True,
             mode=FILE_MODE,
         )
-        # LMDB leaves it open for whatever a process starts, and gives it to nobody.
+        # LMDB leaves the descriptor inheritable, and does not tell it.
         keep_from_children(file)
         return opened
     except (lmdb.Error, OSError) as error:
@@ -348,19 +349,20 @@ def _open(path: Path, readonly: bool, map_bytes: int, words: Words) -> lmdb.Envi
 
 
 def _oldest_reader(readers: str) -> int:
-    """The oldest transaction of LMDB's list of readers: a line for each, with process, thread and transaction."""
+    """Return the oldest transaction of LMDB's list of readers, which has a line with process, thread and transaction
+    for each."""
     ends = (line.rsplit(None, 1)[-1] for line in readers.splitlines()[1:])
     return min((int(end) for end in ends if end.isdigit()), default=HIGHEST_NUMBER)
 
 
 def last_number(txn: Txn, database: Any) -> bytes | None:
-    """The highest key of a database, None when it is empty."""
+    """Return the highest key of a database, None when it is empty."""
     with txn.cursor(db=database) as cursor:
         return cursor.key() if cursor.last() else None
 
 
 def scan(txn: Txn, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """All records whose key starts so."""
+    """Yield all records whose key starts with `prefix`."""
     with txn.cursor(db=database) as cursor:
         found = cursor.set_range(prefix)
         while found and cursor.key().startswith(prefix):
@@ -369,7 +371,7 @@ def scan(txn: Txn, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]
 
 
 def floor(cursor: Cursor, key: bytes) -> bool:
-    """Places the cursor on the highest record that is not beyond the key; False when there is none."""
+    """Place the cursor on the highest record that is not beyond the key; return False when there is none."""
     if not cursor.set_range(key):
         return cursor.last()
     return cursor.key() == key or cursor.prev()

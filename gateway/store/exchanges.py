@@ -1,4 +1,4 @@
-"""A stored body as the noun that people and programs read."""
+"""A stored body as an `Exchange`, the noun that people and programs read."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from penstock.gateway.store.codec import Body
 
 
 def header_lines(block: bytes) -> list[tuple[str, str]]:
-    """`name: value CRLF` lines as pairs, bytes above 0x7f as latin-1 (RFC 9110 §5.5)."""
+    """Return `name: value CRLF` lines as pairs, bytes above 0x7f as latin-1 (RFC 9110 §5.5)."""
     lines = block.decode("latin-1").split("\r\n")
     pairs = (line.partition(":") for line in lines if line)
     return [(name, value.strip(" \t")) for name, _, value in pairs]
 
 
 def exchange(body: Body) -> Exchange:
-    """A stored body as the noun."""
+    """Return a stored body as an `Exchange`."""
     marks = iter(body.marks)
     return Exchange(
         url=body.url,

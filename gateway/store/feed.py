@@ -1,4 +1,4 @@
-"""The change cursor and its wake-ups: followers sleep until a commit has passed them, or has what they want."""
+"""The change cursor and its wake-ups: followers sleep until a commit has changes that they want."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.gateway.store.wanted import Wanted
 
 
 class Feed:
-    """Woken by the recorder after every commit, on the loop."""
+    """The newest cursor of the log. The recorder wakes it after every commit, on the loop."""
 
     def __init__(self, cursor: int) -> None:
         self.cursor = cursor
@@ -18,7 +18,7 @@ class Feed:
         self._watches: set[Watch] = set()
 
     def committed(self, cursor: int, records: Sequence[bytes] = ()) -> None:
-        """Everything up to `cursor` is durable: wake who waits. `records`: what the log has got since."""
+        """Wake the followers: everything up to `cursor` is durable. `records`: the records added to the log since."""
         before, self.cursor = self.cursor, cursor
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
@@ -26,14 +26,14 @@ class Feed:
             watch.note(before, cursor, records)
 
     async def wait(self, since: int) -> int:
-        """Returns the newest cursor once it is beyond `since`."""
+        """Return the newest cursor once it is beyond `since`."""
         while self.cursor <= since:
             await self._moved.wait()
         return self.cursor
 
     @contextmanager
     def watching(self, wanted: Wanted) -> Generator[Watch]:
-        """A follower of what is wanted."""
+        """Register a follower of the changes in `wanted`."""
         watch = Watch(self, wanted)
         self._watches.add(watch)
         try:
@@ -43,23 +43,23 @@ class Feed:
 
 
 class Watch:
-    """One follower. While it sleeps, commits that do not concern it only move its place."""
+    """A follower of the feed. Commits that do not concern it only move its cursor while it sleeps."""
 
     def __init__(self, feed: Feed, wanted: Wanted) -> None:
         self._feed, self._wanted = feed, wanted
         self.passed = 0
-        """It needs nothing up to here."""
+        """The cursor up to which it needs nothing."""
         self._news = asyncio.Event()
 
     def note(self, before: int, cursor: int, records: Sequence[bytes]) -> None:
-        """The feed went from one cursor to another."""
+        """Take a commit that moved the feed from the cursor `before` to `cursor`."""
         if self.passed == before and not any(map(self._wanted.concerns, records)):
             self.passed = cursor
         else:
             self._news.set()
 
     async def wait(self, since: int) -> int:
-        """The follower has seen all up to `since`. Returns where it goes on, once there may be something for it."""
+        """Wait until there may be a wanted change after `since`, and return the cursor to go on from."""
         self.passed = max(self.passed, since)
         while self._feed.cursor <= self.passed:
             self._news.clear()

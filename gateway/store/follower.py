@@ -1,4 +1,4 @@
-"""What other packages remember of the tape, so that they need not read it. The writer keeps it up to date."""
+"""Memories of the tape in other packages, which save them reads. The writer keeps them up to date."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from penstock.gateway.store.view import View
 
 
 class Follower(Protocol):
-    """Something in memory that equals what the tape has. Operations change both, so it may be a moment ahead of the
-    tape.
-    """
+    """State in memory that equals a part of the tape. Operations change both, so it may be a moment ahead of the
+    tape."""
 
     def recall(self, view: View) -> None:
-        """Starts anew with what is on the tape: it was opened, or a transaction has failed."""
+        """Read everything back from the tape: it was opened, or a transaction has failed."""
         ...
 
     def follow(self, view: View, changes: Sequence[bytes]) -> None:
-        """Reads back what others have written since. `changes`: what they have added to the log; nothing that was there
-        before has been wiped of it."""
+        """Read back what other processes have written since. `changes`: the records that they have added to the log;
+        none of these has been wiped."""
         ...

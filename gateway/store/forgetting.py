@@ -1,11 +1,11 @@
-"""Takes a rollout off the tape: first out of sight, in one transaction, then its bytes, some in each of the next.
+"""Removal of a rollout from the tape: one transaction hides it, the next ones delete its bytes, some in each.
 
-Log and bodies are segments that many rollouts share. What a segment has of a forgotten rollout is replaced by an empty
-record, so that numbers stay; a segment of which nothing is left is deleted, and its numbers are noted as a *hole*. A
-body stands only on bodies of its own rollout and on shared ones (`codec`). Of a shared body only what others still use
-is kept, and nothing once nobody does.
+Log and bodies are segments that many rollouts share. The records of a forgotten rollout in a segment are replaced by
+empty ones, so that numbers stay; a segment of which nothing is left is deleted, and its numbers are noted as a *hole*.
+A body depends only on bodies of its own rollout and on shared ones (`codec`). Of a shared body only the parts that
+others still use are kept, and nothing once nobody uses it.
 
-What is deleted here is still in free pages of the file, until `overwriting` has written zeros over them.
+The deleted bytes are still in free pages of the file, until `overwriting` has written zeros over them.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from penstock.gateway.store.tables import Tables
 from penstock.gateway.store.view import BLOCK, FORGOTTEN
 
 SPANS = 256
-"""About so many are wiped in one transaction, if there is time."""
+"""About this many spans are wiped in one transaction, if there is time."""
 STEP_S = 0.02
-"""After so long no more are wiped in a transaction."""
+"""Time after which a transaction wipes no more, in seconds."""
 _TOGETHER = 32
-"""So many at least are wiped before it is looked whether there is time."""
+"""Spans that are wiped at least before the time is checked."""
 _SWEPT = 64
 """Segments of the log that are deleted in one transaction."""
 _SPANS = records.ATTEMPT.index("spans")
 
 
 class Place(NamedTuple):
-    """Where wiping goes on: a block of the index of an attempt."""
+    """The position at which wiping goes on: a block of the index of an attempt."""
 
     attempt: bytes = b""
-    """Its key, or where the first one is."""
+    """Key of the attempt; empty for the first one."""
     block: int = 0
 
 
 class Forgetting:
-    """For the thread that writes, in an open transaction."""
+    """Removal of rollouts in an open transaction; for the thread that writes."""
 
     def __init__(self, batch: Batch, tables: Tables) -> None:
         self._batch, self._tables = batch, tables
         self._txn, self._dbs, self._view = batch.txn, tables.dbs, batch.view
 
     def hide(self, rollout: str) -> int:
-        """Takes a rollout out of sight; its number. It must have ended, and none of its calls may run."""
+        """Hide a rollout and return its number. It must have ended, and none of its calls may run."""
         key, origins = keys.rollout_key(rollout), self._view.origins(rollout)
         assert origins is not None, rollout
         self._delete("rollouts", key)
@@ -64,10 +64,10 @@ class Forgetting:
         return origins.number
 
     def wipe(self, going: Sequence[tuple[int, Place]]) -> list[Place | None]:
-        """Wipes some calls of hidden rollouts, of which the number is given and where to go on: those of the first, and
-        of as many more as there is time for. For each of them where to go on then; None when all of its calls are gone.
-        Together they cost less: the calls of rollouts that ran at the same time are in the same segments.
-        """
+        """Wipe some calls of hidden rollouts. `going` has the number of each and the position to go on from. The calls
+        of the first are wiped, and those of as many more as there is time for. Return the next position for each of
+        these; None when all of its calls are gone. Together they cost less: the calls of rollouts that ran at the same
+        time are in the same segments."""
         cursors: list[int] = []
         following: list[Place | None] = []
         for number, place in going:
@@ -79,7 +79,7 @@ class Forgetting:
         until = time.monotonic() + STEP_S
         for at, some in enumerate(self._portions(cursors)):
             if at and time.monotonic() >= until:
-                return [going[0][1]]  # the next one goes by those that are wiped
+                return [going[0][1]]  # the next call skips those that are wiped
             self._wipe_calls(some)
             self._batch.wrote = True
         for (number, _), after in zip(going, following, strict=False):
@@ -89,7 +89,8 @@ class Forgetting:
         return following
 
     def _portions(self, cursors: Iterable[int]) -> Iterator[dict[int, set[int]]]:
-        """Those that are not wiped yet, by the last cursor of their segment of the log; whole segments at once."""
+        """Yield the cursors that are not wiped yet, by the last cursor of their segment of the log; a segment is never
+        split."""
         found: dict[int, set[int]] = defaultdict(set)
         for cursor in sorted(cursors):
             if self._view.log_record(cursor) != FORGOTTEN:
@@ -115,7 +116,7 @@ class Forgetting:
             self._wipe_log(last, some)
 
     def sweep(self, below: int) -> bool:
-        """Deletes some of the log below this cursor, where nothing is named that the tape still has; whether there is
+        """Delete some of the log below this cursor, which nothing on the tape refers to. Return True if there is
         more."""
         for _ in range(_SWEPT):
             with self._txn.cursor(db=self._dbs["log"]) as cursor:
@@ -133,7 +134,7 @@ class Forgetting:
     # -- the index ---------------------------------------------------------------------------------------------------
 
     def _cursors(self, number: int, place: Place) -> tuple[list[int], Place | None]:
-        """(cursors of summaries, where to go on)."""
+        """Return (cursors of summaries, the position to go on from; None at the end)."""
         found: list[int] = []
         for key, record in self._view.scan("attempts", keys.number(number)):
             if key < place.attempt:
@@ -152,13 +153,13 @@ class Forgetting:
     # -- the log -----------------------------------------------------------------------------------------------------
 
     def _log_key(self, at: int) -> int:
-        """The last cursor of the segment that holds this one."""
+        """Return the last cursor of the segment that holds this one."""
         first, held = self._view.log_segment(at)
         return first + len(held) - 1
 
     def _wipe_log(self, last: int, cursors: set[int]) -> None:
-        """Wipes these calls of a segment, and what else it tells of their rollouts. Behind the change that took one out
-        of sight another of its name may begin."""
+        """Wipe these calls of a segment, and the segment's other changes of their rollouts. After the change that hid a
+        rollout, a new rollout of the same name may begin."""
         first, found = self._view.log_segment(last)
         names = {_rollout_of(found[cursor - first]) for cursor in cursors}
         held: list[bytes] = []
@@ -178,7 +179,7 @@ class Forgetting:
     # -- bodies ------------------------------------------------------------------------------------------------------
 
     def _shared_edits(self, gone: Iterable[int]) -> dict[int, bytes]:
-        """What becomes of the shared bodies that these stood on."""
+        """Return the new records of the shared bodies that these bodies were stored against."""
         used = set[int]()
         for number in gone:
             base = codec.use_of(self._view.body_record(number))[0]
@@ -199,7 +200,7 @@ class Forgetting:
         return edits
 
     def _restate_open(self, changing: Mapping[int, bytes]) -> None:
-        """Calls that run and stand on one of these bodies are written without it."""
+        """Rewrite calls that run and are stored against one of these bodies, so that they do not need it."""
         stored = [(key, *codec.unpack_open(value), codec.process_of(value)) for key, value in self._view.scan("open")]
         for key, summary, record, process in stored:
             if record is not None and codec.use_of(record)[0] in changing:
@@ -220,7 +221,7 @@ class Forgetting:
         self._view.renew()
 
     def _segments(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes, list[int]]]:
-        """(number of its first body, itself, those of these bodies that it holds) of each segment."""
+        """Yield (number of its first body, the segment, those of these numbers that it holds) for each segment."""
         found: dict[int, list[int]] = defaultdict(list)
         with self._txn.cursor(db=self._dbs["bodies"]) as cursor:
             for number in numbers:
@@ -235,7 +236,7 @@ class Forgetting:
     # -- records -----------------------------------------------------------------------------------------------------
 
     def _add_hole(self, database: str, first: int, last: int) -> None:
-        """Notes that these numbers are in no segment any more; neighbours become one hole."""
+        """Note that no segment holds these numbers any more; neighbours become one hole."""
         holes, prefix = self._dbs["holes"], keys.rollout_key(database)
         before = self._txn.pop(prefix + keys.number(first - 1), db=holes)
         if before is not None:

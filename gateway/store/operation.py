@@ -1,4 +1,4 @@
-"""An operation on its way to the tape, its result, and why it may be refused."""
+"""A queued operation, its result, and the reason if it is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Refused(Exception):
-    """An operation that cannot be done; nothing of it was written."""
+    """An operation is refused; nothing of it was written."""
 
     def __init__(
         self,
@@ -25,17 +25,17 @@ class Refused(Exception):
 
 
 class Task(Generic[T]):
-    """An operation on its way to the tape; `run` may be called again when the transaction was."""
+    """A queued operation; `run` is called again when its transaction is repeated."""
 
     def __init__(self, do: Callable[[Transaction], T]) -> None:
         self._do = do
         self.result: T | None = None
         self.refusal: Refused | None = None
         self.failure = ""
-        """Why it was given up: what it read makes no sense, or it has a bug."""
+        """Why it was given up: a record that it read makes no sense, or it has a bug."""
 
     def run(self, transaction: Transaction) -> None:
-        """Does it, or notes why it cannot be done."""
+        """Run the operation; keep its result, or its refusal."""
         self.result = self.refusal = None
         try:
             self.result = self._do(transaction)

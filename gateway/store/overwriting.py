@@ -1,17 +1,17 @@
-"""Writes zeros over what is left of deleted records in the file of a tape, while a gateway writes it.
+"""Writes zeros over the remains of deleted records in the file of a tape, while a gateway writes it.
 
-LMDB never writes over anything: a page that is not used any more keeps its bytes until it is used again, and so does
-the gap between the two ends of a page of the tree, from which records were deleted. A *pass* goes through the file from
-its first page to its last. It writes zeros over free pages that no reader can still see, into gaps, and behind values
-that have pages of their own. First it does so behind the last page, where a commit that failed has left something; it
-does not cut that off, because the map of a reader may reach there.
+LMDB never writes over anything: an unused page keeps its bytes until it is used again, and so does the gap between the
+two ends of a page of the tree, from which records were deleted. A *pass* goes through the file from its first page to
+its last. It writes zeros over free pages that no reader can still see, into gaps, and behind values that have pages of
+their own. First it does so behind the last page, where a failed commit may have left something; it does not cut that
+off, because the map of a reader may reach there.
 
-Each step holds LMDB's lock for writing, so that no page changes its use meanwhile; it is short. What it writes is read
-by nobody: LMDB neither reads a free page nor a gap. Before a pass the environment is opened anew, because LMDB keeps
-the buffers of written pages, with what was in them, for the next pages that it writes.
+Each step holds LMDB's lock for writing, so that no page changes its use meanwhile; it is short. Nobody reads the bytes
+that it writes: LMDB neither reads a free page nor a gap. Before a pass the environment is opened anew, because LMDB
+keeps the buffers of written pages, with their old content, for the next pages that it writes.
 
 The layout is that of LMDB 0.9 (data version 1): `struct MDB_page`, `MDB_node`, `MDB_meta` and `MDB_db` of its mdb.c. A
-file that does not look so is left alone, and `TapeError` raised.
+file with another layout is left alone, and `TapeError` raised.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.environment import Environment
 
 STEP_S: Final = 0.01
-"""How long one step may hold the lock."""
+"""Seconds that one step may hold the lock."""
 _AT_ONCE: Final = 1024
-"""Pages that are read at once."""
+"""Pages that are read in one go."""
 _HEADER: Final = 16
 _PAGE: Final = struct.Struct("<QHHHH")
-"""Number, pad, flags, and where the gap begins and ends; of a value with pages of its own the last two are their
-count."""
+"""Number, pad, flags, begin and end of the gap; a value with pages of its own has their count in place of the last
+two."""
 _NODE: Final = struct.Struct("<HHHH")
 """Size of the value (low, high), flags, size of the key."""
 _BRANCH, _LEAF, _OVERFLOW, _FIXED = 0x01, 0x02, 0x04, 0x20
@@ -43,7 +43,7 @@ _BIG: Final = 0x01
 """The flag of a node whose value has pages of its own."""
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _DBS: Final = _HEADER + 24
-"""Where in a meta the records of the two roots are, of 48 bytes each: first that of the list of free pages."""
+"""Offset in a meta page of the records of the two roots, of 48 bytes each: first that of the list of free pages."""
 _NONE: Final = 0xFFFFFFFFFFFFFFFF
 
 
@@ -58,16 +58,16 @@ class _Free(NamedTuple):
     """A record of the list of free pages."""
 
     transaction: int
-    """The one that freed them."""
+    """The transaction that freed the pages."""
     pages: array[int]
-    """Their numbers, ascending."""
+    """Numbers of the pages, ascending."""
 
 
 class Overwriting:
-    """One pass; `step` until it is done, from one thread."""
+    """One pass: call `step` until it returns False, from one thread."""
 
     def __init__(self, env: Environment) -> None:
-        """Opens the environment anew. Raises `TapeError` when the disk does not let it."""
+        """Open the environment anew. Raises `TapeError` when the disk does not let it."""
         env.reopen()
         self._env = env
         self._fd = os.open(env.file, os.O_RDWR)
@@ -80,13 +80,13 @@ class Overwriting:
         self._zeros = bytes(self._page_bytes)
         self._at = 2  # the first two are metas
         self._behind: int | None = 0
-        """Where to go on behind the last page; None when nothing is left there."""
+        """The position behind the last page at which to go on; None when nothing is left there."""
         self._seen = set[int]()
         """Free pages that a reader may still see, or that the next process would go back to."""
         self._read: tuple[int, list[_Free]] = (-1, [])
-        """The list of free pages, and the transaction that it is as of."""
+        """The list of free pages, and the transaction as of which it was read."""
         self.overwritten = 0
-        """Pages that had something in them."""
+        """Number of pages that were not empty and were overwritten."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,13 +98,13 @@ class Overwriting:
 
     @property
     def waits(self) -> bool:
-        """Whether it can only go on when a reader has ended, or when something has been committed."""
+        """True if it can only go on when a reader has ended, or when something has been committed."""
         return self._behind is None and self._at >= self._end
 
     def step(self) -> bool:
-        """Does some of it; whether there is more."""
+        """Do one step of the pass; return True if there is more."""
         if not self.waits:
-            # What the step reads is in memory then, so that nobody waits for a disk.
+            # The pages of the step are in memory then, so that nobody waits for a disk.
             os.pread(self._fd, _AT_ONCE * self._page_bytes, self._at * self._page_bytes)
         with self._env.exclusive() as oldest:
             meta = self._meta()
@@ -122,8 +122,8 @@ class Overwriting:
         return True
 
     def _rest(self, at: int, meta: _Meta) -> None:
-        """Clears some of what is behind the last page. Who writes meanwhile may use some of it, so that the pass ends
-        where the last page is then."""
+        """Clear some of the file behind the last page. A writer may use some of it meanwhile, so the pass then ends at
+        the new last page."""
         until, size = time.monotonic() + STEP_S, os.fstat(self._fd).st_size
         self._end = meta.last_page + 1
         at = max(at, self._end * self._page_bytes)
@@ -159,8 +159,8 @@ class Overwriting:
                 self._at = number + self._live(number, page)
 
     def _behind_value(self, free: set[int]) -> int:
-        """Where to go on: behind the value that covers the page. A page before it was free at the last step, and may be
-        the first of such a value now."""
+        """Return the page at which to go on: the one behind the value that covers this page. A page before it was free
+        at the last step, and may be the first of such a value now."""
         for number in range(self._at - 1, 1, -1):
             if number in free:
                 break
@@ -170,7 +170,7 @@ class Overwriting:
         return self._at
 
     def _again(self, free: list[_Free], oldest: int) -> None:
-        """Looks again at the pages that somebody saw. One that is used again was written whole."""
+        """Check again the free pages that a reader could see. A page that is used again was written whole."""
         still, until = set[int](), time.monotonic() + STEP_S
         for record in free:
             for number in self._seen.intersection(record.pages):
@@ -182,7 +182,7 @@ class Overwriting:
         self._seen = still
 
     def _live(self, number: int, page: memoryview) -> int:
-        """Clears what is not used of a page that is; how many pages it is."""
+        """Clear the unused parts of a used page; return its number of pages."""
         named, _, flags, lower, upper = _PAGE.unpack_from(page)
         if named != number:
             raise self._strange(f"page {number} says that it is page {named}")
@@ -198,7 +198,7 @@ class Overwriting:
         return 1
 
     def _clear_behind(self, first: int, size: int) -> None:
-        """Clears what is behind a value of so many bytes that has pages of its own."""
+        """Clear the bytes behind a value of `size` bytes that has pages of its own."""
         head = os.pread(self._fd, _HEADER, first * self._page_bytes)
         named, _, flags, low, high = _PAGE.unpack(head)
         if named != first or not flags & _OVERFLOW:
@@ -207,7 +207,7 @@ class Overwriting:
         self._clear(at, memoryview(os.pread(self._fd, max(0, end - at), at)))
 
     def _clear(self, at: int, held: memoryview) -> None:
-        """Writes zeros there, if there is anything else."""
+        """Write zeros there unless all bytes are zero."""
         zeros = self._zeros if len(held) <= self._page_bytes else bytes(len(held))
         if bytes(held) != zeros[: len(held)]:
             if os.pwrite(self._fd, zeros[: len(held)], at) < len(held):
@@ -219,7 +219,7 @@ class Overwriting:
     # -- what LMDB keeps ---------------------------------------------------------------------------------------------
 
     def _meta(self) -> _Meta:
-        """The newest of the two."""
+        """Return the newer of the two metas."""
         found = [self._meta_at(0)]
         found.append(self._meta_at(found[0].page_bytes))
         return max(found, key=lambda meta: meta.transaction)
@@ -235,13 +235,14 @@ class Overwriting:
         return _Meta(page_bytes, free_root, last_page, transaction)
 
     def _all_free(self, meta: _Meta) -> list[_Free]:
-        """A long list takes longer to read than the rest of a step: only where something was committed since."""
+        """Return the list of free pages. A long list takes longer to read than the rest of a step, so it is read again
+        only after a commit."""
         if self._read[0] != meta.transaction:
             self._read = meta.transaction, list(self._free(meta.free_root))
         return self._read[1]
 
     def _free(self, root: int) -> Iterator[_Free]:
-        """All records of the list of free pages."""
+        """Yield all records of the list of free pages below this root."""
         if root == _NONE:
             return
         page = memoryview(os.pread(self._fd, self._page_bytes, root * self._page_bytes))
@@ -264,12 +265,12 @@ class Overwriting:
 
 
 def _nodes(page: memoryview, lower: int) -> tuple[int, ...]:
-    """Where the nodes of a page are."""
+    """Return the offsets of the nodes of a page."""
     return struct.unpack_from(f"<{(lower - _HEADER) // 2}H", page, _HEADER)
 
 
 def _big(page: memoryview, lower: int) -> Iterator[tuple[int, int]]:
-    """(first page, bytes) of the values of a leaf that have pages of their own."""
+    """Yield (first page, bytes) of the values of a leaf that have pages of their own."""
     for at in _nodes(page, lower):
         low, high, flags, key_bytes = _NODE.unpack_from(page, at)
         if flags & _BIG:

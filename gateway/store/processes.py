@@ -1,8 +1,8 @@
-"""Which processes write a tape now.
+"""The processes that write a tape now.
 
-There is one for as long as a gateway lives, and two or more while one hands over to the next. Each holds a lock on a
-file of its own below `<data>/writers`; the system lets go of it when the process ends, however it ends. So each can
-tell which calls that are open on the tape are those of a process that is gone.
+There is one as long as a gateway lives, and two or more while one hands over to the next. Each holds a lock on a file
+of its own below `<data>/writers`; the system releases the lock when the process ends, however it ends. So each can tell
+which open calls on the tape belong to a process that is gone.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Final
 from penstock.gateway.store.directory import DIRECTORY_MODE, FILE_MODE, TapeError, refusal
 
 WRITERS: Final = "writers"
-"""The directory of those files, in that of the tape. Who hands over has its socket there too."""
+"""The directory of those files, in that of the tape. A process that hands over has its socket there too."""
 DEFERRED: Final = "-"
-"""Stands for a process where a call is open because another is to fetch its answer: it outlives processes."""
+"""Stands for a process in an open call whose answer another call is to fetch: such a call outlives processes."""
 _FILE: Final = re.compile("[0-9a-f]{8}")
 
 
 class Processes:
-    """This process among those that write a tape."""
+    """The process that made it, among those that write a tape."""
 
     def __init__(self, path: Path) -> None:
-        """Adds this one; raises `TapeError`. `path`: the directory that has the tape."""
+        """Add this process; raises `TapeError`. `path`: the directory that has the tape."""
         self._folder = path / WRITERS
         self.own = secrets.token_hex(4)
-        """What the calls that this process has open are marked with."""
+        """Name of this process; its open calls carry it."""
         try:
             self._folder.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             self._handle = self._hold()
@@ -41,7 +41,7 @@ class Processes:
     def _hold(self) -> int:
         while True:
             handle = os.open(self._folder / self.own, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-            # Somebody else who looks holds it for a moment, and may have taken it for one that is left.
+            # Another process that looks holds the lock for a moment, and may have removed the file as left behind.
             fcntl.flock(handle, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
                 if os.stat(self._folder / self.own).st_ino == os.fstat(handle).st_ino:
@@ -49,12 +49,13 @@ class Processes:
             os.close(handle)
 
     def close(self) -> None:
-        """This one writes no more."""
+        """Remove this process from those that write."""
         (self._folder / self.own).unlink(missing_ok=True)
         os.close(self._handle)
 
     def living(self) -> set[str]:
-        """Names of those that write, this one among them. What others have left is removed."""
+        """Return the names of the processes that write, including this one. Files of processes that have ended are
+        removed."""
         found = filter(_FILE.fullmatch, os.listdir(self._folder))
         return {name for name in found if name == self.own or self._lives(name)}
 

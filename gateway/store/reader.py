@@ -29,20 +29,20 @@ from penstock.gateway.store.wanted import EVERYTHING, Wanted
 A = TypeVar("A")
 T = TypeVar("T")
 SECRET = b"secret"
-"""Where the key is that signs agent tokens."""
+"""Key in `meta` of the secret that signs agent tokens."""
 _ID = re.compile(ID_PATTERN)
 _SLICE = 256
 _LOOKED = 4096
-"""Changes that are looked at for one page, or as many as it may have."""
+"""Changes that are examined for one page, or the page's limit if that is larger."""
 _SEGMENTS = 2000
-"""Segments of the log that are looked through in one transaction."""
+"""Segments of the log that are searched in one transaction."""
 _STEP = 50
 """Heads that are decoded at once: consumers often stop after a page."""
 _SPANS = Wanted(kinds=["span"])
 
 
 class Reader:
-    """Everything that can be asked of a tape; thread-safe."""
+    """All reads of a tape; thread-safe."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
@@ -51,45 +51,45 @@ class Reader:
 
     @contextmanager
     def view(self) -> Generator[View]:
-        """A short transaction."""
+        """Open a short read transaction of the tape."""
         with self._env.read() as txn:
             yield View(txn, self._env.dbs, self._styles)
 
     def cursor(self) -> int:
-        """The newest committed change."""
+        """Return the cursor of the newest committed change."""
         with self.view() as view:
             return view.last("log")
 
     def identity(self) -> str:
-        """What tells this tape from every other one, whatever is on it; empty where no gateway has served it yet. It is
-        made of the secret that each tape has, which nobody can tell from it."""
+        """Return a name that tells this tape from every other one, whatever is on it; empty where no gateway has served
+        it yet. It is a hash of the tape's secret, which cannot be computed back."""
         with self.view() as view:
             secret = view.get("meta", SECRET)
         return "" if secret is None else blake2b(secret, digest_size=16, person=b"penstock-tape").hexdigest()
 
     def rollout(self, rollout: str) -> Rollout | None:
-        """One rollout, None when the tape has none of that name."""
+        """Return a rollout; None when the tape has none of that name."""
         if not _possible(rollout):
             return None
         with self.view() as view:
             return view.rollout(rollout)
 
     def pass_over(self, what: str, error: TapeError) -> None:
-        """For those who read very much: goes on without what is damaged, and the log is told once. Raises the error
-        where it is another."""
+        """Log once that `what` is left out because it is damaged; for long reads. Raises the error if it is not
+        damage."""
         if not is_damage(error):
             raise error
         self._passed_over(what, error)
 
     def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]:
-        """Those of these rollouts that are there and can be read, newest first, with the positions that `rollouts`
+        """Return those of these rollouts that exist and can be read, newest first, with the positions that `rollouts`
         gives them."""
         with self.view() as view:
             stored = [self._whole(view.numbered_rollout, rollout) for rollout in rollouts if _possible(rollout)]
         return sorted(filter(None, stored), key=lambda one: one[0], reverse=True)
 
     def _whole(self, read: Callable[[A], T | None], rollout: A) -> T | None:
-        """What is read of a rollout by its name or number, unless it is damaged."""
+        """Return what `read` returns for a rollout's name or number; None if it meets damage."""
         try:
             return read(rollout)
         except DAMAGE as error:
@@ -97,15 +97,15 @@ class Reader:
             return None
 
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]:
-        """All rollouts that can be read, newest first, with a position that `before` takes."""
+        """Yield all readable rollouts, newest first, each with a position that `before` takes."""
         for slice_ in self._orders(before):
             with self.view() as view:
                 stored = [(number, self._whole(view.rollout_of, number)) for number in slice_]
             yield from ((number, rollout) for number, rollout in stored if rollout is not None)
 
     def at(self, cursors: Iterable[int]) -> Iterator[tuple[int, Span]]:
-        """The spans that these changes tell of, in their order, behind their positions. One that was running then and
-        has ended since is left out."""
+        """Yield the spans of these changes in order, each with its position. The change of a running call is left out
+        if the call has ended since."""
         rest = iter(cursors)
         while slice_ := list(islice(rest, _STEP)):
             with self.view() as view:
@@ -113,12 +113,12 @@ class Reader:
             yield from ((one.cursor, one.span) for one in told if one is not None and one.span is not None)
 
     def numbers(self) -> Iterator[int]:
-        """The number of every rollout, newest first."""
+        """Yield the number of every rollout, newest first."""
         for slice_ in self._orders(None):
             yield from slice_
 
     def _orders(self, before: int | None) -> Iterator[list[int]]:
-        """Numbers of rollouts, newest first, each list read in one transaction."""
+        """Yield numbers of rollouts, newest first, each list read in one transaction."""
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 found = _numbers(cursor, before)
@@ -128,7 +128,7 @@ class Reader:
             before = found[-1]
 
     def oldest_first(self, after: int = 0) -> Iterator[tuple[int, Rollout]]:
-        """All rollouts beyond this number that can be read, the oldest first, with their numbers."""
+        """Yield all readable rollouts beyond this number, oldest first, with their numbers."""
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs["order"]) as cursor:
                 numbers = _numbers_above(cursor, after)
@@ -139,7 +139,7 @@ class Reader:
             after = numbers[-1]
 
     def _segment(self, view: View, at: int) -> tuple[int, list[bytes]]:
-        """`View.log_segment`; what cannot be read of the log is as if it were forgotten."""
+        """Return `View.log_segment`; unreadable records count as forgotten."""
         try:
             return view.log_segment(at)
         except DAMAGE as error:
@@ -148,12 +148,13 @@ class Reader:
             return first, [FORGOTTEN] * (last - first + 1)
 
     def _told(self, view: View, at: int) -> Change | None:
-        """A change, unless it is damaged."""
+        """Return a change; None if it is damaged."""
         first, records = self._segment(view, at)
         return self._change(view, at, records[at - first], EVERYTHING)
 
     def _change(self, view: View, at: int, record: bytes, wanted: Wanted) -> Change | None:
-        """The same of a record of the log; None, too, of a rollout that stands elsewhere."""
+        """Return a record of the log as a change; None if it is damaged, or if its rollout has a status that is not
+        wanted."""
         try:
             if wanted.status and record[:1] == b"r" and not wanted.stands(view.status(record)):
                 return None
@@ -163,21 +164,21 @@ class Reader:
             return None
 
     def attempts(self, rollout: str) -> list[Attempt]:
-        """The attempts of a rollout, oldest first."""
+        """Return the attempts of a rollout, oldest first."""
         if not _possible(rollout):
             return []
         with self.view() as view:
             return view.attempts(rollout)
 
     def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
-        """One summary, None when there is none."""
+        """Return a span; None when there is none."""
         if not 0 < sequence <= keys.HIGHEST_SEQUENCE or not _possible(rollout, attempt):
             return None
         with self.view() as view:
             return view.span(rollout, attempt, sequence)
 
     def spans(self, rollout: str, attempt: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
-        """Heads by attempt (oldest first) and sequence; `after` is (attempt, sequence) of the last one seen."""
+        """Yield spans by attempt (oldest first) and sequence; `after` is (attempt, sequence) of the last one seen."""
         if attempt is not None and not _possible(rollout, attempt):
             return
         names = [found.id for found in self.attempts(rollout)] if attempt is None else [attempt]
@@ -198,7 +199,7 @@ class Reader:
                 return
 
     def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]:
-        """All spans that can be read, newest change first, each once, with a position that `before` takes."""
+        """Yield all readable spans, newest change first, each once, with a position that `before` takes."""
         newest = self.cursor()
         if before is not None:
             newest = min(newest, before - 1)
@@ -208,7 +209,7 @@ class Reader:
             yield from found
 
     def _spans_back(self, view: View, newest: int) -> tuple[list[tuple[int, Span]], int]:
-        """(a step of the spans that changes up to this one tell of, newest first; the change to go on with)."""
+        """Return (some spans of the changes up to this one, newest first; the change to go on with)."""
         found, least = list[tuple[int, Span]](), newest - _LOOKED
         while newest > max(0, least) and len(found) < _STEP:
             if (hole := view.hole("log", newest)) is not None:
@@ -217,17 +218,16 @@ class Reader:
             first, records = self._segment(view, newest)
             while newest >= first and len(found) < _STEP:
                 record = records[newest - first]
-                # What tells of something else is not even decoded.
+                # Other changes are not even decoded.
                 if _SPANS.concerns(record) and (change := self._change(view, newest, record, _SPANS)) is not None:
                     found += [] if change.span is None else [(change.cursor, change.span)]
                 newest -= 1
         return found, newest
 
     def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
-        """At most `limit` wanted changes after `since`, oldest first, and the cursor to go on from: a page that looked
-        at many others ends early. If a call has ended since it began, only its end is told. A rollout is told as it
-        stands now, and once in a page whose `wanted` asks where it stands. What is damaged is left out.
-        """
+        """Return at most `limit` wanted changes after `since`, oldest first, and the cursor to go on from: a page that
+        examined many unwanted changes ends early. If a call has ended since it began, only its end is told. A rollout
+        is told with its present state, and once in a page if `wanted` names statuses. Damaged changes are left out."""
         found: list[Change] = []
         told = set[bytes]()
         since = max(0, since)
@@ -252,11 +252,11 @@ class Reader:
         return found, since
 
     def exchange(self, span: Span) -> Exchange | None:
-        """The bytes of a call; None when none were kept. Of an open call the request is there."""
+        """Return the bytes of a call; None when none were kept. An open call has its request."""
         return next(exchange for _, exchange in self.exchanges([span]))
 
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
-        """The bytes of several calls. If each is stored against the one before, no chain is followed twice."""
+        """Yield the bytes of several calls. If each is stored against the one before, no chain is followed twice."""
         known = dict[int, codec.Base]()
         for span in spans:
             with self.view() as view:
@@ -270,7 +270,7 @@ class Reader:
             yield span, None if body is None else exchange(body)
 
     def figures(self) -> dict[str, int]:
-        """Sizes and counts of the tape."""
+        """Return sizes and counts of the tape."""
         with self.view() as view:
             counts = {name: view.txn.stat(self._env.dbs[name])["entries"] for name in ("rollouts", "attempts", "open")}
             cursor = view.last("log")
@@ -285,20 +285,20 @@ class Reader:
         }
 
     def live_bytes(self) -> int:
-        """Bytes of the file that are in use: what is deleted is used again."""
+        """Return the bytes of the file that are in use; space of deleted records is used again."""
         with self.view() as view:
             stats = [view.txn.stat(database) for database in self._env.dbs.values()]
         pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
         return pages * stats[0]["psize"]
 
     def note(self, name: str) -> bytes | None:
-        """What `QueueOperations.note` has kept under a name."""
+        """Return the note that `QueueOperations.note` has stored under a name; None when there is none."""
         with self.view() as view:
             return view.get("meta", b"note " + name.encode())
 
     def find_response(self, response_id: str) -> Span | None:
-        """The newest span whose response has this id. Looks through the log backwards, bytes before records: a recent
-        one is found at once, one of a million spans ago in a fraction of a second."""
+        """Return the newest span whose response has this id; None when there is none. It searches the log backwards,
+        bytes before records: a recent one is found at once, one of a million spans ago in a fraction of a second."""
         wanted, before = response_id.encode(), None
         while True:
             with self.view() as view:
@@ -311,7 +311,7 @@ class Reader:
                 return None
 
     def slices(self, database: str, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All records of a database by key, from one on, read in slices of one transaction each."""
+        """Yield all records of a database by key, from `start` on, read in slices of one transaction each."""
         while True:
             with self.view() as view, view.txn.cursor(db=self._env.dbs[database]) as cursor:
                 found = _upwards(cursor, start)
@@ -322,12 +322,12 @@ class Reader:
 
 
 def _possible(*names: str) -> bool:
-    """False when no such name can exist."""
+    """False if one of these names cannot exist."""
     return all(map(_ID.fullmatch, names))
 
 
 def _numbers(cursor: Cursor, before: int | None) -> list[int]:
-    """A slice of the numbers below this one, highest first."""
+    """Return a slice of the numbers below this one, highest first."""
     start = keys.number(min(max(0, before or 0), keys.HIGHEST_NUMBER))
     if before is not None and cursor.set_range_dup(ORDER, start):
         more = cursor.prev_dup()
@@ -341,7 +341,7 @@ def _numbers(cursor: Cursor, before: int | None) -> list[int]:
 
 
 def _numbers_above(cursor: Cursor, after: int) -> list[int]:
-    """A slice of the numbers above this one, lowest first."""
+    """Return a slice of the numbers above this one, lowest first."""
     more = cursor.set_range_dup(ORDER, keys.number(min(after + 1, keys.HIGHEST_NUMBER)))
     found: list[int] = []
     while more and len(found) < _SLICE:
@@ -351,7 +351,7 @@ def _numbers_above(cursor: Cursor, after: int) -> list[int]:
 
 
 def _upwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
-    """A slice from this key on."""
+    """Return a slice of records from this key on."""
     items: list[tuple[bytes, bytes]] = []
     more = cursor.set_range(start)
     while more and len(items) < _SLICE:
@@ -361,7 +361,7 @@ def _upwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def downwards(cursor: Cursor, start: bytes | None, most: int = _SLICE) -> list[tuple[bytes, bytes]]:
-    """Up to so many records before this key, highest first; None is the end."""
+    """Return up to `most` records before this key, highest first; None is the end."""
     items: list[tuple[bytes, bytes]] = []
     more = cursor.prev() if start is not None and cursor.set_range(start) else cursor.last()
     while more and len(items) < most:

@@ -1,16 +1,16 @@
 """Writes finished calls and operations to the tape, in batches and in order, on one thread, never delaying a byte.
 
-The loop appends calls to a queue; the thread takes what is there, reads facts out of the bodies, masks secrets and
-commits. A call that has run for a quarter of a second is put on the tape as open, so that people see it, and so that a
-crash leaves an `interrupted` span and not a hole. With `record = "strict"` every call is put on the tape before it is
-sent upstream.
+The loop appends calls to a queue; the thread takes them, reads facts out of the bodies, masks secrets and commits. A
+call that has run for a quarter of a second is put on the tape as open, so that people see it, and so that a crash
+leaves an `interrupted` span and not a hole. With `record = "strict"` every call is put on the tape before it is sent
+upstream.
 
 The queue is bounded in bytes and in time: when it is full, or when an answer that is put there would come to the tape
-late, the end of the *call* waits (`full`). So training data is never dropped to save latency, and a kill takes away no
+late, the end of the *call* waits (`full`). So training data is never dropped to save latency, and a kill loses no
 answer that is older than a second, however little of the machine this process is given. When the tape itself fails, the
 mode's `on_record_failure` decides; the summaries of unrecorded calls are kept, without bodies, until the tape takes
-them, and count as gaps. What cannot be written because of a bug, or because something on the tape is damaged, is lost
-alone: it is logged, a call counts as a gap, and others go on.
+them, and count as gaps. If an item cannot be written because of a bug, or because of damage on the tape, only that item
+is lost: the error is logged, a call counts as a gap, and others go on.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _RETRY_SECONDS = 0.5
 _SWITCH_SECONDS = 0.0002
 _BUG = "it could not be written; the gateway's log says why"
 _LATE_SECONDS = 0.4
-"""Answers that would be without their span for longer wait for it. The rest of a second is for a batch that takes
+"""An answer waits for its span if the span would be later than this. The rest of a second is for a batch that takes
 longer than those before it."""
 _BATCH_SECONDS = 0.2
-"""How long the calls of a batch may be read before it is committed."""
+"""Time for reading the calls of a batch before it is committed."""
 _GATHER_SECONDS = 0.005
-"""How long calls are gathered for one commit: about what an fsync takes, so that the disk is never idle for long."""
+"""Time for which calls are gathered for one commit: about that of an fsync, so that the disk is never idle for long."""
 
 
 class Recordable(Protocol):
@@ -56,12 +56,12 @@ class Recordable(Protocol):
 
     @property
     def weight(self) -> int:
-        """Bytes it holds in memory now."""
+        """Bytes that the call holds in memory now."""
         ...
 
     def entry(self, final: bool) -> Entry | None:
-        """What goes to the tape, called on the recorder's thread: the same object every time, or None for an
-        announcement of a call that has ended since."""
+        """Return the entry for the tape; called on the recorder's thread. It is the same object every time, or None for
+        an announcement of a call that has ended since."""
         ...
 
 
@@ -71,16 +71,16 @@ T = TypeVar("T")
 
 class _Queued(NamedTuple):
     call: Recordable | Task[Any] | None
-    """None for a mark in the queue, which writes nothing."""
+    """The call or operation; None for a mark in the queue, which writes nothing."""
     final: bool
     weight: int
     done: Done | None
     since: float
-    """When it was queued; s of the monotonic clock."""
+    """Time at which it was queued; s of the monotonic clock."""
 
 
 class Recorder:
-    """One queue, one thread, one store."""
+    """The queue and the thread that write a store."""
 
     def __init__(
         self,
@@ -91,12 +91,13 @@ class Recorder:
         tell: Callable[[Entry, bool], None] | None = None,
         others: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """`committed` is called on the loop with the newest cursor and what the log has got, after every commit,
-        never before. `tell` is called on the thread with every entry that the tape has taken, or has not. `others`: has
-        the other workers of this gateway write what they have queued; whether their tape takes it."""
+        """`committed` is called on the loop after every commit, never before, with the newest cursor and the new
+        records of the log. `tell` is called on the thread with every entry, and with whether the tape has taken it.
+        `others` makes the other workers of this gateway write their queues; it returns True if their tape takes them.
+        """
         self.store = store
         self.failing: str | None = None
-        """Why the tape cannot be written now; None while it can."""
+        """The reason why the tape cannot be written now; None while it can."""
         self._config = config
         self._metrics = metrics
         self._committed = committed
@@ -106,39 +107,40 @@ class Recorder:
         self._queue: deque[_Queued] = deque()
         self._taken: list[_Queued] = []
         self._oldest: float | None = None
-        """When the first of those that are being written was queued."""
+        """Time at which the oldest item of the batch in progress was queued; None when there is none."""
         self._pace = self._commit_seconds = 0.0
-        """How long a call of the last batch took to be read, and the batch to be committed; s."""
+        """Seconds that the last batch took per call to be read, and as a whole to be committed."""
         self._held: list[Entry] = []
         self._records: list[bytes] = []
-        """What the log has got and the loop was not told of yet."""
+        """Records of the log that the loop was not told of yet."""
         self._wake = threading.Event()
-        self._hurry, self._hurried = threading.Event(), False  # somebody waits for what is queued, for what is written
+        self._hurry, self._hurried = threading.Event(), False  # somebody waits for the queue, for the batch in progress
         self._way = GivingWay(metrics)
         self._sleeping = self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread. The loop must not wait long for the interpreter while the thread computes."""
+        """Start the thread. The switch interval is short: the loop must not wait long for the interpreter while the
+        thread computes."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread.start()
 
     @property
     def alive(self) -> bool:
-        """False when nothing is written any more: it is closed, or a bug, which was logged, ended its thread."""
+        """False when nothing is written any more: it is closed, or a bug, which was logged, has ended its thread."""
         return not self._ended
 
     def put(self, call: Recordable, done: Done | None = None) -> None:
-        """Queues a finished call; `done` is called on the loop with True once it is on disk, False when it is lost."""
+        """Queue a finished call; `done` is called on the loop with True once it is on disk, False when it is lost."""
         self._push(call, True, done)
 
     def announce(self, call: Recordable, done: Done | None = None) -> None:
-        """Queues a running call, to be seen as open; `done` as in `put`."""
+        """Queue a running call, to be seen as open; `done` as in `put`."""
         self._push(call, False, done)
 
     @property
     def idle(self) -> bool:
-        """True when all that was queued is durable, or lost."""
+        """True when everything in the queue is durable, or lost."""
         return self._metrics.recorder_queue_calls == 0
 
     @property
@@ -152,18 +154,19 @@ class Recorder:
 
     @property
     def behind(self) -> float:
-        """How long the oldest call that is not durable has been queued; s."""
+        """Time for which the oldest call that is not durable has been queued; s."""
         oldest = self._oldest
         if oldest is None:
-            with suppress(IndexError):  # the thread has just taken it
+            with suppress(IndexError):  # the thread has just taken the last one
                 oldest = self._queue[0].since
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def submit(self, do: Callable[[Transaction], T]) -> asyncio.Future[T]:
-        """Does something in the next transaction, after all that was queued before; done when it is durable.
+        """Run an operation in the next transaction, after all earlier items of the queue. Return a future that is done
+        when the operation is durable.
 
-        Fails with `Refused` when it cannot be done, with `TapeError` when the tape does not take it, and with `Damaged`
-        when only this cannot be written; nothing is written then.
+        It fails with `Refused` when the operation is refused, with `TapeError` when the tape does not take it, and with
+        `Damaged` when only this operation cannot be written; nothing is written then.
         """
         task = Task(do)
         done: asyncio.Future[T] = self._loop.create_future()
@@ -181,7 +184,7 @@ class Recorder:
                 done.set_result(cast(T, task.result))
 
         self._push(task, True, release)
-        # Somebody waits for the answer: what else comes may go with the next commit.
+        # Somebody waits for the answer: later items may go with the next commit.
         self._hurry.set()
         return done
 
@@ -197,7 +200,7 @@ class Recorder:
             self._abandon()
 
     async def flush(self) -> bool:
-        """Returns once everything queued before is durable; False when the tape does not take it."""
+        """Wait until everything queued before is durable; False when the tape does not take it."""
         done: asyncio.Future[bool] = self._loop.create_future()
 
         def release(kept: bool) -> None:
@@ -209,18 +212,19 @@ class Recorder:
         return await done
 
     async def flush_all(self) -> str | None:
-        """Returns once everything that any worker of this gateway has queued before is durable; why it is not, where
-        the tape cannot be written."""
+        """Wait until everything that any worker of this gateway has queued before is durable. Return None, or the
+        reason why the tape cannot be written."""
         if await self.flush_others() and ((self.idle and self.failing is None) or await self.flush()):
             return None
         return self.failing or "the gateway's log says why"
 
     async def flush_others(self) -> bool:
-        """The same of the other workers."""
+        """Wait until everything that the other workers have queued before is durable; False when their tape does not
+        take it."""
         return True if self._others is None else await self._others()
 
     async def close(self) -> None:
-        """Writes what is queued and stops the thread."""
+        """Write the queue and stop the thread."""
         self._closed = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
@@ -249,7 +253,7 @@ class Recorder:
             _log.error("%d calls that were answered are not on the tape: %s", len(self._held), self.failing)
 
     def _await_work(self) -> bool:
-        """False when it is time to stop. Otherwise there is work, gathered for a moment."""
+        """Wait for work, and gather it for a moment; False when it is time to stop."""
         if not self._queue:
             if self._closed:
                 return False
@@ -297,7 +301,8 @@ class Recorder:
         self._tell_of(written, lost)
 
     def _tell_of(self, items: Sequence[Item], lost: set[int]) -> None:
-        """Nobody waits for it any more. A call that began and ended within one batch is there twice."""
+        """Tell of the entries of a batch, after its callers were answered. A call that began and ended within one batch
+        is there twice."""
         if self._tell is None:
             return
         for item in dict.fromkeys(items):
@@ -308,7 +313,8 @@ class Recorder:
                     _log.exception("a call of %s cannot be told of", item.rollout)
 
     def _entries(self, batch: list[_Queued]) -> list[Item | None]:
-        """The entries of the items, None where there is nothing to write; an item that fails leaves the batch."""
+        """Return the entries of the items, None where there is nothing to write; an item that fails leaves the
+        batch."""
         entries: list[Item | None] = []
         for item in batch.copy():
             self._give_way()
@@ -323,7 +329,8 @@ class Recorder:
         return entries
 
     def _commit(self, entries: list[Item]) -> tuple[int, set[int]]:
-        """Writes the entries and those held back; returns the cursor and those that broke the writer and are lost."""
+        """Write the entries and those held back; return the cursor and the ids of those that broke the writer and are
+        lost."""
         everything: list[Item] = [*self._held, *entries]
         if not everything:
             self.failing = None
@@ -366,7 +373,9 @@ class Recorder:
                 cursor = self._store([entry])
             except Exception as error:
                 if _refused_by_disk(error):
-                    self._failed(str(error), entries[at:])  # those before are on the tape; marks (None) tell of all
+                    self._failed(
+                        str(error), entries[at:]
+                    )  # entries before it are on the tape; all marks (None) fail too
                     return cursor, lost.union(map(id, [*entries[at:], None]))
                 what = "a task" if isinstance(entry, Task) else f"a call of {entry.rollout}"
                 if isinstance(entry, Task):
@@ -403,7 +412,8 @@ class Recorder:
         self, batch: list[_Queued], cursor: int | None, spans: int, seconds: float,
         records: Sequence[bytes] = (), gone: Sequence[_Queued] = (),
     ) -> None:  # fmt: skip
-        """Releases whatever waited for the batch, and what is lost of it, at one moment; without a cursor all is."""
+        """Release everything that waits for the batch, and for the items lost from it, at one moment; without a cursor
+        all are lost."""
         if gone:
             self._after(list(gone), None, 0, 0.0)
         self._metrics.recorder_queue_calls -= len(batch)
@@ -422,7 +432,7 @@ class Recorder:
             _log.exception("the end of a call could not be passed on")
 
     def _abandon(self) -> None:
-        """The thread has ended: what is queued is lost, and nobody may wait for it."""
+        """Called when the thread has ended: the queue is lost, and nobody may wait for it."""
         lost = list(self._queue)
         self._queue.clear()
         self._metrics.recording_gaps += sum(item.final and not isinstance(item.call, Task | None) for item in lost)
@@ -430,5 +440,5 @@ class Recorder:
 
 
 def _refused_by_disk(error: Exception) -> bool:
-    """Whether nothing can be written now, and not only this."""
+    """True if nothing can be written now; False if only this item cannot."""
     return isinstance(error, TapeError) and not isinstance(error, Damaged)

@@ -1,8 +1,8 @@
-"""What is stored of a call, an attempt and a rollout, position by position: append, never reorder.
+"""The stored records of a call, an attempt and a rollout, position by position: append, never reorder.
 
-The calls of an agent resemble each other. What they have in common (`STYLE`: dialect, path, model, how they end) is
-stored once on the tape under a number, from its second appearance on. A summary names the number and holds only its own
-values (`OWN`); a summary whose style is not in the table holds it itself. The end is stored as the duration.
+The calls of an agent resemble each other. The values that they share (`STYLE`: dialect, path, model, how they end) are
+stored once on the tape under a number, from their second appearance on. A summary names the number and holds only its
+own values (`OWN`); a summary whose style is not in the table holds it itself. The end is stored as the duration.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _LISTS: dict[str, tuple[str, ...]] = {
     "mode": get_args(Mode),
     "status": tuple(RolloutStatus),
 }
-"""What of a rollout is stored as a place in a list. These lists, and `_ENDS`, are only ever appended to."""
+"""Values of a rollout that are stored as a place in a list. These lists, and `_ENDS`, are only ever appended to."""
 _NUMBERED = [(ROLLOUT.index(name), {value: at for at, value in enumerate(known)}) for name, known in _LISTS.items()]
 _USUAL = RolloutConfig()
 _ROLLOUT_DEFAULTS = [None, *codec.defaults(Rollout, ROLLOUT)]
@@ -105,7 +105,7 @@ _BODY = 1 + OWN.index("body")
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A call on its way to the tape: written when it has run for a moment (`status` open) and again when it is over.
+    """A call to be written to the tape: first when it has run for a moment (`status` open) and again when it is over.
 
     The fields are those of `Span`; `sequence` is 0 until the store has given it one.
     """
@@ -147,27 +147,28 @@ class Entry:
     attributes: dict[str, Any] | None = None
     span_id: str | None = None
     estimate: list[int | None] | None = None
-    """The values of `ESTIMATE`."""
+    """The values of `ESTIMATE`, in its order."""
     body: Body | None = None
     retried: bool = False
     """The client says that it repeats an earlier call."""
     gap: bool = False
     """The call was answered but its bytes are lost: counted, not kept."""
     ambiguous: bool = False
-    """The call could be another implicit rollout's as well."""
+    """The call could belong to another implicit rollout as well."""
     heard: int | None = None
-    """About how many tokens of its answer came, where that was broken off and budgets count it."""
+    """About how many tokens of a broken-off answer came, if budgets count it."""
     pin: Callable[[Any, Entry], None] | None = None
     settle: Callable[[Any, Entry], None] | None = None
     follow: Callable[[Any, Entry], None] | None = None
-    """What is done in the same transaction (`store.transaction`, which knows of entries) once it is written."""
+    """Functions that run in the same transaction once the entry is written (`store.transaction`, which knows of
+    entries)."""
     deferred: str | None = None
-    """The name of its answer (`dialects.retrieval`), where another call will fetch that: until then it is open."""
+    """The name of its answer (`dialects.retrieval`) if another call will fetch that: until then the call is open."""
     batch: str | None = None
-    """The name of the batch that it has made (`dialects.batches`), where it has made one."""
+    """The name of the batch that the call has made (`dialects.batches`), if any."""
 
     def style(self) -> tuple[Any, ...]:
-        """The values of `STYLE`, in its order."""
+        """Return the values of `STYLE`, in its order."""
         return (
             self.kind,
             self.status if self.deferred is None else SpanStatus.OPEN.value,
@@ -188,7 +189,7 @@ class Entry:
         )
 
     def summary(self, style: int | Style, body: int | None, usage: list[Any] | None) -> bytes:
-        """The stored summary: the style, then the values of `OWN` in its order."""
+        """Return the stored summary: the style, then the values of `OWN` in its order."""
         took = None if self.end_ns is None or self.deferred is not None else self.end_ns - self.start_ns
         return codec.encode(
             [
@@ -201,7 +202,7 @@ class Entry:
 
 
 def interrupted(summary: bytes, style_of: Callable[[int], Style], body: int | None) -> tuple[Style, list[Any]]:
-    """The style and own values of an open call whose gateway died."""
+    """Return the style and own values of an open call whose gateway died."""
     own = padded(summary, _OWN_DEFAULTS)
     style = list(style_of(own[0]) if isinstance(own[0], int) else own[0])
     style[STYLE.index("status")], style[STYLE.index("error")] = SpanStatus.INTERRUPTED.value, "gateway_died"
@@ -210,24 +211,24 @@ def interrupted(summary: bytes, style_of: Callable[[int], Style], body: int | No
 
 
 def head_of(style: int | Style, own: list[Any]) -> bytes:
-    """The stored summary of these values."""
+    """Return the stored summary of a style and own values."""
     return codec.encode([style, *own[1:]], _OWN_DEFAULTS)
 
 
 def body_of(summary: bytes) -> int | None:
-    """Number of the body that a summary names."""
+    """Return the number of the body that a summary names; None for none."""
     own = codec.decode(summary)
     return own[_BODY] if len(own) > _BODY else None
 
 
 def padded(record: bytes, defaults: list[Any]) -> list[Any]:
-    """The positions of a record, with those that were cut off because they are as usual."""
+    """Return the positions of a record, including the trailing defaults that were cut off."""
     values = codec.decode(record)
     return values + defaults[len(values) :]
 
 
 def span_from(key: bytes, summary: bytes, style_of: Callable[[int], Style]) -> Span:
-    """A summary as the noun."""
+    """Return a summary as a `Span`."""
     rollout, attempt, sequence = keys.split_head_key(key)
     style, *own = codec.decode(summary)
     found = _SPAN_DEFAULTS | dict(zip(OWN, own, strict=False))
@@ -246,8 +247,8 @@ def span_from(key: bytes, summary: bytes, style_of: Callable[[int], Style]) -> S
 
 
 def _made(kind: type[N], values: dict[str, Any]) -> N:
-    """A noun of checked values for all its fields, in their order: what `model_construct` makes, at a tenth of its
-    cost. Whatever reads the tape makes one of every span."""
+    """Return a noun of checked values for all its fields, in their order: as `model_construct` does, at a tenth of its
+    cost. Every read of a span makes one."""
     made = kind.__new__(kind)
     object.__setattr__(made, "__dict__", values)
     object.__setattr__(made, "__pydantic_fields_set__", set(values))
@@ -265,9 +266,9 @@ class Origins(NamedTuple):
 
 
 def attempt_record(values: list[Any], cursors: Sequence[int], rollout: Origins) -> bytes:
-    """The stored attempt: where the summaries of its last block are, then the values of `ATTEMPT`. Cursors are relative
-    to the rollout's number, the beginning to the rollout's, the last sign of life to the beginning.
-    """
+    """Return the stored attempt: the cursors of the summaries of its last block, then the values of `ATTEMPT`. Cursors
+    are relative to the rollout's number, the creation to the rollout's, the last sign of life and the end to the
+    creation."""
     stored = values.copy()
     stored[_STATUS] = _ENDS.index(stored[_STATUS])
     stored[_SEEN] -= stored[_CREATED]
@@ -280,7 +281,7 @@ def attempt_record(values: list[Any], cursors: Sequence[int], rollout: Origins) 
 
 
 def attempt_values(record: bytes, rollout: Origins) -> tuple[list[Any], list[int]]:
-    """The inverse: the values of `ATTEMPT` and the cursors of its last block."""
+    """The inverse of `attempt_record`: return the values of `ATTEMPT` and the cursors of its last block."""
     near, *values = padded(record, _ATTEMPT_DEFAULTS)
     values[_STATUS] = _ENDS[values[_STATUS]]
     values[_CREATED] += rollout.created_ns
@@ -293,7 +294,7 @@ def attempt_values(record: bytes, rollout: Origins) -> tuple[list[Any], list[int
 
 
 def attempt_sequence(record: bytes) -> int:
-    """The sequence of a stored attempt."""
+    """Return the sequence of a stored attempt."""
     return padded(record, _ATTEMPT_DEFAULTS)[1 + _SEQUENCE]
 
 
@@ -305,7 +306,7 @@ def _without_zeros(sums: list[int]) -> list[int]:
 
 
 def attempt_of(rollout: str, attempt: str, values: list[Any]) -> Attempt:
-    """The values of `ATTEMPT` as the noun."""
+    """Return the values of `ATTEMPT` as an `Attempt`."""
     found = dict(zip(ATTEMPT, values, strict=False))
     found["totals"] = dict(zip(TOTALS, found["totals"], strict=False))
     if found["outcome"] is not None:
@@ -315,26 +316,25 @@ def attempt_of(rollout: str, attempt: str, values: list[Any]) -> Attempt:
 
 
 def outcome_values(outcome: Outcome) -> list[Any]:
-    """An outcome as an attempt stores it. What the agent returned may be any JSON, with numbers that msgpack does not
-    have.
-    """
+    """Return an outcome as an attempt stores it. The agent's output may be any JSON, with numbers that msgpack does not
+    have."""
     *known, output = codec.values(outcome, OUTCOME)
     return [*known, None if output is None else _json(output).decode()]
 
 
 def origins_of(record: bytes) -> Origins:
-    """The values of a rollout's record that its attempts are relative to."""
+    """Return the values of a rollout's record that its attempts are relative to."""
     values = padded(record, _ROLLOUT_DEFAULTS)
     return Origins(values[0], values[1 + _MADE])
 
 
 def rollout_status(record: bytes) -> RolloutStatus:
-    """Where the rollout of a record stands."""
+    """Return the status of a rollout's record."""
     return RolloutStatus(_LISTS["status"][padded(record, _ROLLOUT_DEFAULTS)[1 + _STANDS]])
 
 
 def rollout_from(rollout: str, record: bytes, task: bytes | None) -> tuple[int, Rollout]:
-    """(number, rollout) of a rollout's record and its task."""
+    """Return (number, rollout) of a rollout's record and its task."""
     number, *values = padded(record, _ROLLOUT_DEFAULTS)
     found = dict(zip(ROLLOUT, values, strict=True))
     found |= {name: known[found[name]] for name, known in _LISTS.items()}
@@ -344,7 +344,7 @@ def rollout_from(rollout: str, record: bytes, task: bytes | None) -> tuple[int, 
 
 
 def rollout_record(number: int, rollout: Rollout) -> bytes:
-    """What changes of a rollout, behind its number."""
+    """Return the changing values of a rollout, after its number."""
     held = vars(rollout)
     stored = [held[name] for name in ROLLOUT]
     for place, places in _NUMBERED:
@@ -354,7 +354,7 @@ def rollout_record(number: int, rollout: Rollout) -> bytes:
 
 
 def task_record(said: Any, metadata: dict[str, Any] | None) -> bytes | None:
-    """What never changes of a rollout and may be large; None when there is nothing."""
+    """Return the values of a rollout that never change and may be large; None when there are none."""
     return None if said is None and metadata is None else _json([said, metadata])
 
 
@@ -363,14 +363,14 @@ def _json(value: Any) -> bytes:
 
 
 def new_attempt(sequence: int, created_ns: int) -> list[Any]:
-    """The values of `ATTEMPT` of one that begins."""
+    """Return the values of `ATTEMPT` for a new attempt."""
     made = _ATTEMPT_DEFAULTS[1:]
     made[_SEQUENCE], made[_CREATED] = sequence, created_ns
     return made
 
 
 def count(sums: list[int], entry: Entry, usage: list[Any] | None = None) -> None:
-    """Adds a finished call to the values of `TOTALS`, in its order; what is no call is not counted."""
+    """Add a finished call to the values of `TOTALS`, in its order; spans of other kinds are not counted."""
     if entry.kind != "llm":
         return
     sums[0] += 1
@@ -385,6 +385,6 @@ def count(sums: list[int], entry: Entry, usage: list[Any] | None = None) -> None
     sums[8] += entry.ambiguous
     sums[9] += refused(entry)
     if entry.status == SpanStatus.OK and by_name(entry.dialect).generates:
-        # Its agent has found another way to ask.
+        # The agent has succeeded in another way: earlier refusals are no errors.
         sums[1] -= sums[9]
         sums[9] = 0

@@ -1,12 +1,13 @@
 """Rollouts, attempts and calls as an open transaction changes them, and the numbers that they get.
 
 Sequences, body numbers, styles and change cursors are given out here, inside the transaction, so they need no other
-coordination. When a transaction has failed, `recall` reads back what is remembered between transactions. When somebody
-else has written, `follow` reads back what may have changed of it. The log names rollouts and attempts that have, and
-what was forgotten. Of two things it says nothing, so `meta/untold` counts in how many transactions they have happened:
+coordination. When a transaction has failed, `recall` reads the memory between transactions back from the tape. When
+another process has written, `follow` reads back what may have changed. The log names the rollouts and attempts that
+have changed, and those that were forgotten. It does not tell of two kinds of change, so `meta/untold` counts the
+transactions that have made them:
 
-* A lease is renewed. Attempts of which the log tells nothing are then compared with their records, when they are used.
-* A shared body is cut, because rollouts that used more of it were wiped. All of them are dropped then.
+* A lease is renewed. Attempts that the log does not name are then compared with their records, when they are used.
+* A shared body is cut, because rollouts that used more of it were wiped. Then all shared bodies in memory are dropped.
 """
 
 from __future__ import annotations
@@ -32,32 +33,32 @@ _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
 )
 _OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
 DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
-"""Attempts that a sign of life may wake."""
+"""Statuses of attempts that a sign of life may wake."""
 Heard: TypeAlias = Callable[[Batch, CachedAttempt, int], None]
-"""Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
-attempt, and when it was heard of."""
+"""Called with the attempt and the time of the sign of life (ns): for the first call of an attempt that nobody has
+claimed, and for a sign of life of a dormant one."""
 UNTOLD: Final = b"untold"
 """In `meta`: the values of `Untold`, 8 bytes each; missing while both are 0."""
 
 
 class Untold(NamedTuple):
-    """How many transactions have done what the log does not tell."""
+    """Numbers of transactions that have made changes of which the log does not tell."""
 
     touched: int = 0
-    """Changed attempts."""
+    """Transactions that have changed attempts."""
     cut: int = 0
-    """Changed shared bodies."""
+    """Transactions that have changed shared bodies."""
 
     def after(self, batch: Batch) -> Untold:
-        """With this one."""
+        """Return the numbers after this transaction."""
         return Untold(self.touched + batch.touched, self.cut + batch.cut)
 
 
 class Tables:
-    """For the thread that writes."""
+    """The tables and their memory; for the thread that writes."""
 
     def __init__(self, dbs: Mapping[str, Any], memory_bytes: int, heard: Heard | None, process: str) -> None:
-        """`process`: what the calls that it announces are marked with."""
+        """`process`: the name that marks the calls which this process announces."""
         self.dbs = dbs
         self._process = process
         self._heard = heard
@@ -68,10 +69,10 @@ class Tables:
         self._body = 0
         self._untold = Untold()
         self._turn = 0
-        """How often attempts may have changed without a word in the log."""
+        """Number of times that attempts may have changed without being named in the log."""
 
     def recall(self, view: View) -> None:
-        """Reads back what an earlier life, or anybody, has written."""
+        """Drop the memory and read the numbers back from the tape."""
         self._memory.clear()
         self._styles.clear()
         self._styles_seen.clear()
@@ -79,7 +80,7 @@ class Tables:
         self._go_on(view)
 
     def follow(self, view: View, changes: Sequence[bytes]) -> None:
-        """Reads back what others have written since. `changes`: what they have added to the log."""
+        """Read back what others have written since. `changes`: the records that they have added to the log."""
         before = self._untold
         self._go_on(view)
         self._turn += self._untold.touched != before.touched
@@ -94,7 +95,7 @@ class Tables:
                 self._memory.forget(rollout, attempts.get(rollout, ()))
 
     def _drop(self, change: bytes) -> None:
-        """What this change is of is not as it was."""
+        """Drop the memory of the rollout or attempt that this change names."""
         kind, rollout = change[:1], _rollout_of(change)
         if kind in (b"r", b"a"):
             self._memory.drop_rollout(rollout)
@@ -102,7 +103,7 @@ class Tables:
             self._memory.outdate((rollout, change.split(b"\0", 2)[1].decode("ascii")))
 
     def _go_on(self, view: View) -> None:
-        """Reads where the numbers are, and styles that are new."""
+        """Read the last numbers, and the new styles."""
         first = view.last("bodies")
         last = view.get("bodies", keys.number(first))
         self._body = 0 if last is None else first + len(codec.unpack_segment(last)) - 1
@@ -113,7 +114,7 @@ class Tables:
         self._untold = Untold(*keys.to_numbers(view.get("meta", UNTOLD) or b""))
 
     def flush(self, batch: Batch) -> None:
-        """Writes what was gathered of a transaction, before it is committed."""
+        """Write the gathered changes of a transaction, before it is committed."""
         txn, dbs = batch.txn, self.dbs
         for first, _, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
             batch.between()
@@ -140,7 +141,7 @@ class Tables:
             txn.put(keys.number(batch.cursor + first + count), segment, db=dbs["log"], append=True)
 
     def committed(self, batch: Batch) -> None:
-        """What was flushed is on the tape."""
+        """Called when the flushed changes are on the tape."""
         self._body += len(batch.bodies)
         self._untold = self._untold.after(batch)
         self._memory.shed()
@@ -148,9 +149,8 @@ class Tables:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def put(self, batch: Batch, entry: Entry, seen_ns: int | None = None) -> None:
-        """Writes a span, as it is now. `seen_ns`: when the agent was heard of by it, if that is not when it began or
-        ended, because times in spans of others may be wrong; 0 is no sign of life.
-        """
+        """Write a span in its present state. `seen_ns`: the time of the agent's sign of life, if that is not when the
+        span began or ended, because times in spans of others may be wrong; 0 is no sign of life."""
         live = self.live(batch, entry, seen_ns or None)
         announced = bool(entry.sequence)
         if not announced:
@@ -179,7 +179,7 @@ class Tables:
         key = live.key + keys.u32(entry.sequence)
         body, process = None, self._process if entry.deferred is None else DEFERRED
         if entry.body is not None:
-            # It may be gone before the call has ended, so that nothing is made for it.
+            # A base may be gone before the call has ended, so that none is made for it.
             base = self._memory.base(live, entry.body.request) if entry.deferred is None else None
             known = base.base if isinstance(base, Shared) else base if isinstance(base, Base) else None
             body, _ = codec.pack_body(entry.body, 0, known, alone=True)
@@ -203,13 +203,13 @@ class Tables:
         return number
 
     def _share(self, batch: Batch, text: bytes) -> Shared:
-        """Makes a shared body."""
+        """Make a shared body of this text."""
         record, base = codec.pack_shared(text, self._body + len(batch.bodies) + 1, batch.alone)
         self._add_body(batch, record)
         return self._memory.share(base)
 
     def _put_use(self, batch: Batch, number: int, record: bytes) -> None:
-        """Notes that a body stands on a shared one, and on how much of it."""
+        """Note that a body is stored against a shared one, and how much of it it uses."""
         base, *used = codec.use_of(record)
         batch.txn.put(keys.numbers((base, number)), keys.numbers(used), db=self.dbs["uses"])
 
@@ -228,14 +228,14 @@ class Tables:
         self.touch(batch, live)
 
     def touch(self, batch: Batch, live: CachedAttempt) -> None:
-        """The attempt's record has changed."""
+        """Mark an attempt's record as changed."""
         if not live.dirty:
             live.dirty = True
             batch.dirty.append(live)
 
     def _block(self, batch: Batch, live: CachedAttempt, block: int) -> list[int]:
-        """A block of the attempt's index, about to change. The last one is stored with the attempt, which changes with
-        every call anyway; those before it have records of their own."""
+        """Return a block of the attempt's index, about to change. The last one is stored with the attempt, which
+        changes with every call anyway; those before it have records of their own."""
         if block > live.block:
             batch.index[live.place + keys.u32(live.block)] = live.cursors
             live.block, live.cursors = block, []
@@ -247,7 +247,8 @@ class Tables:
         return batch.index[key]
 
     def _style(self, batch: Batch, style: Style) -> int | Style:
-        """The number of a style; the style itself when it appears for the first time, or when the table is full."""
+        """Return the number of a style; the style itself when it appears for the first time, or when the table is
+        full."""
         number = self._styles.get(style)
         if number is not None:
             return number
@@ -256,7 +257,7 @@ class Tables:
                 self._styles_seen.clear()
             self._styles_seen.add(style)
             return style
-        # Never another's number: whatever has that number would be read as this.
+        # Never the number of another style: summaries with that number would be read with this style.
         self._last_style += 1
         number = self._styles[style] = self._last_style
         record = codec.encode(list(style), records.STYLE_DEFAULTS)
@@ -264,7 +265,7 @@ class Tables:
         return number
 
     def interrupt(self, batch: Batch, living: Collection[str]) -> None:
-        """Ends the calls that processes have left open which are not among these."""
+        """End the open calls of all processes that are not in `living`."""
         living = {DEFERRED, *living}
         left = [(key, value) for key, value in batch.view.scan("open") if codec.process_of(value) not in living]
         for key, value in left:
@@ -283,18 +284,18 @@ class Tables:
         self._finish(batch, live, sequence, records.head_of(self._style(batch, tuple(style)), own))
 
     def forget(self, rollout: str, attempts: Iterable[str]) -> None:
-        """A rollout, with these attempts, is not on the tape any more."""
+        """Drop a forgotten rollout, with these attempts, from memory."""
         self._memory.forget(rollout, attempts)
 
     def forget_shared(self, numbers: Container[int]) -> None:
-        """These shared bodies are not as they were."""
+        """Drop changed shared bodies from memory."""
         self._memory.forget_shared(numbers)
 
     # -- attempts and rollouts ---------------------------------------------------------------------------------------
 
     def live(self, batch: Batch, entry: Entry, now_ns: int | None = None) -> CachedAttempt:
-        """The attempt that an entry belongs to; it and its rollout are made if need be. `now_ns`: given where the
-        clock that the entry began by may be wrong."""
+        """Return the attempt that an entry belongs to; it and its rollout are made if need be. `now_ns`: given where
+        the clock that the entry began by may be wrong."""
         live = self._find(batch, (entry.rollout, entry.attempt))
         if live is None:
             began = entry.start_ns if now_ns is None else min(entry.start_ns, now_ns)
@@ -311,7 +312,7 @@ class Tables:
         return live
 
     def _find(self, batch: Batch, name: tuple[str, str]) -> CachedAttempt | None:
-        """An attempt that is remembered, as it is now."""
+        """Return a remembered attempt if it still equals the tape; else None."""
         live = self._memory.find(name)
         if live is not None and live.turn != self._turn and not live.outdated:
             live.outdated = batch.view.get("attempts", live.place) != live.stored
@@ -319,8 +320,8 @@ class Tables:
         return None if live is None or live.outdated else live
 
     def peek(self, batch: Batch, name: tuple[str, str]) -> list[Any] | None:
-        """The values of an attempt as they are now, None when there is none. It is not remembered: a tenth of the time
-        that it takes to have it at hand."""
+        """Return the values of an attempt as they are now, None when there is none. It is not remembered: that takes a
+        tenth of the time of `live`."""
         live = self._find(batch, name)
         if live is not None:
             return live.values
@@ -328,7 +329,8 @@ class Tables:
         return None if stored is None else stored[1]
 
     def rollout(self, batch: Batch, name: str) -> CachedRollout | None:
-        """A rollout as the tape has it. What is changed of it must be written in the same transaction."""
+        """Return a rollout as the tape has it; None when there is none. Changes of it must be written in the same
+        transaction."""
         known = self._memory.rollout(name)
         if known is None:
             stored = batch.view.numbered_rollout(name)
@@ -339,7 +341,7 @@ class Tables:
         return known
 
     def add_rollout(self, batch: Batch, known: CachedRollout) -> int:
-        """Makes a rollout; its number, which is the cursor of the change."""
+        """Make a rollout and return its number, the cursor of the change."""
         key = keys.rollout_key(known.rollout.id)
         known.number = batch.append(b"r" + key)
         batch.txn.put(ORDER, keys.number(known.number), db=self.dbs["order"], append=True)
@@ -347,7 +349,7 @@ class Tables:
         return known.number
 
     def put_rollout(self, batch: Batch, rollout: Rollout) -> None:
-        """Writes what changes of a rollout."""
+        """Write the changing values of a rollout."""
         known = self.rollout(batch, rollout.id)
         assert known is not None, rollout.id
         record = records.rollout_record(known.number, rollout)
@@ -395,6 +397,6 @@ def _rollout_of(change: bytes) -> str:
 
 
 def _link_retry(live: CachedAttempt, entry: Entry) -> None:
-    """A client that repeats itself sends the same body; the link goes to the first of them."""
+    """Link a repeated call to the first of its kind: a client that repeats itself sends the same body."""
     if live.newest and live.base is not None and entry.body is not None and live.base.request == entry.body.request:
         entry.retry_of = live.newest

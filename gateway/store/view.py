@@ -1,4 +1,4 @@
-"""What one transaction sees: summaries, changes and bodies. It knows the layout and holds no state beyond the
+"""One transaction's view of the tape: summaries, changes and bodies. It knows the layout and holds no state beyond the
 transaction's.
 """
 
@@ -39,28 +39,28 @@ BLOCK = 32
 """Sequences in one record of the index."""
 
 FORGOTTEN = b"x"
-"""In the log, what was there of a rollout that was forgotten."""
+"""Replaces the records of a forgotten rollout in the log."""
 _HOLE = 4096
-"""Forgotten changes that are told at once where no segment holds them."""
+"""Forgotten changes that are returned at once where no segment holds them."""
 _NAMED = frozenset({b"v", b"e", b"t", b"f"})
 _RECENT = 4
 _SPANS = ATTEMPT.index("spans")
 
 
 def last_block(spans: int) -> int:
-    """The block of the index that is stored with an attempt which has given out so many sequences."""
+    """Return the block of the index that is stored with an attempt which has given out this many sequences."""
     return max(0, spans - 1) // BLOCK
 
 
 class Forgot(Damaged):
-    """Something was forgotten since its place was read."""
+    """The body was forgotten since its place was read."""
 
 
 class View:
     """One transaction's view of the tape."""
 
     def __init__(self, txn: Txn, dbs: dict[str, Any], styles: dict[int, Style]) -> None:
-        """`styles` is filled with what is looked up: a style that was committed never changes."""
+        """`styles` is filled with styles that are read: a committed style never changes."""
         self.txn = txn
         self._dbs = dbs
         self._styles = styles
@@ -69,62 +69,63 @@ class View:
         self._numbers: dict[bytes, int] = {}
 
     def get(self, database: str, key: bytes) -> bytes | None:
-        """One record."""
+        """Return a record; None when there is none."""
         return self.txn.get(key, db=self._dbs[database])
 
     def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Records whose keys begin so, by key."""
+        """Yield records whose keys begin with `prefix`, by key."""
         return scan(self.txn, self._dbs[database], prefix)
 
     def has(self, database: str, prefix: bytes) -> bool:
-        """Whether any record's key begins so."""
+        """True if the key of any record begins with `prefix`."""
         return next(self.scan(database, prefix), None) is not None
 
     def cursor(self, database: str) -> Cursor:
-        """A cursor over a database; for a `with`."""
+        """Return a cursor over a database; for a `with`."""
         return self.txn.cursor(db=self._dbs[database])
 
     def count(self, database: str) -> int:
-        """How many records a database has."""
+        """Return the number of records of a database."""
         return self.txn.stat(self._dbs[database])["entries"]
 
     def last(self, database: str) -> int:
-        """The highest number of a database that is keyed by number."""
+        """Return the highest number of a database that is keyed by number; 0 when it is empty."""
         found = last_number(self.txn, self._dbs[database])
         return 0 if found is None else keys.to_number(found)
 
     def rollout(self, rollout: str) -> Rollout | None:
-        """One rollout."""
+        """Return a rollout; None when there is none."""
         found = self.numbered_rollout(rollout)
         return None if found is None else found[1]
 
     def numbered_rollout(self, rollout: str) -> tuple[int, Rollout] | None:
-        """One rollout, behind its number."""
+        """Return a rollout with its number; None when there is none."""
         key = keys.rollout_key(rollout)
         stored = self.get("rollouts", key)
         return None if stored is None else rollout_from(rollout, stored, self.get("tasks", key))
 
     def origins(self, rollout: str) -> Origins | None:
-        """Number and beginning of a rollout."""
+        """Return the number and the creation time of a rollout; None when there is none."""
         stored = self.get("rollouts", keys.rollout_key(rollout))
         return None if stored is None else origins_of(stored)
 
     def rollout_of(self, number: int) -> Rollout | None:
-        """The rollout with this number; None when it was forgotten."""
+        """Return the rollout with this number; None when it was forgotten."""
         if self.log_record(number) == FORGOTTEN:
             return None
         found = self.numbered_rollout(self.name(number))
         return None if found is None or found[0] != number else found[1]
 
     def name(self, number: int) -> str:
-        """The name of the rollout with this number."""
+        """Return the name of the rollout with this number."""
         record = self.log_record(number)
         if record[:1] != b"r":
             raise Damaged(f"change {number} makes no rollout; run `penstock check`")
         return record[1:-1].decode("ascii")
 
     def attempt_values(self, rollout: str, attempt: str) -> tuple[Origins, list[Any], list[int]] | None:
-        """(number and beginning of its rollout, values, cursors of its last block) of an attempt."""
+        """Return (number and creation time of its rollout, values, cursors of its last block) of an attempt; None when
+        there is none."""
         origins = self.origins(rollout)
         if origins is None:
             return None
@@ -132,7 +133,7 @@ class View:
         return None if stored is None else (origins, *attempt_values(stored, origins))
 
     def attempts(self, rollout: str) -> list[Attempt]:
-        """The attempts of a rollout, oldest first."""
+        """Return the attempts of a rollout, oldest first."""
         origins = self.origins(rollout)
         if origins is None:
             return []
@@ -143,17 +144,17 @@ class View:
         return sorted(found, key=lambda attempt: attempt.sequence)
 
     def attempt_names(self, number: int) -> list[str]:
-        """The names of the attempts of the rollout with this number, oldest first."""
+        """Return the names of the attempts of the rollout with this number, oldest first."""
         found = scan(self.txn, self._dbs["attempts"], keys.number(number))
         return [name for _, name in sorted((attempt_sequence(it), keys.attempt_of_place(key)) for key, it in found)]
 
     def queue_state(self) -> QueueState:
-        """Whether work is handed out."""
+        """Return whether the queue hands out work."""
         found = (self.get("meta", b"queue") or b"open").decode()
         return cast(QueueState, found)
 
     def style(self, number: int) -> Style:
-        """What the calls that name this number have in common."""
+        """Return the values that the calls with this style number share."""
         found = self._styles.get(number)
         if found is None:
             stored = self.get("styles", keys.number(number))
@@ -163,7 +164,7 @@ class View:
         return found
 
     def cursors(self, rollout: str, attempt: str, block: int) -> list[int]:
-        """Where the summaries of a block of sequences are in the log, 0 for those that are open."""
+        """Return the cursors of the summaries of a block of sequences, 0 for those that are open."""
         found = self.attempt_values(rollout, attempt)
         if found is None:
             return []
@@ -173,24 +174,24 @@ class View:
         return keys.to_numbers(self.get("index", keys.place_key(origins.number, attempt) + keys.u32(block)) or b"")
 
     def index(self, rollout: str, attempt: str, sequence: int) -> int | None:
-        """Where the summary of this sequence is in the log, 0 while it is open, None when it was never given out."""
+        """Return the cursor of the summary of this sequence, 0 while it is open, None when it was never given out."""
         block, at = divmod(sequence - 1, BLOCK)
         cursors = self.cursors(rollout, attempt, block)
         return cursors[at] if at < len(cursors) else None
 
     def span(self, rollout: str, attempt: str, sequence: int) -> Span | None:
-        """One summary."""
+        """Return a span; None when there is none."""
         cursor = self.index(rollout, attempt, sequence)
         return None if cursor is None else self.summary(rollout, attempt, sequence, cursor)
 
     def spans(self, rollout: str, attempt: str, after: int, limit: int) -> list[Span]:
-        """At most `limit` summaries that follow this sequence in its block."""
+        """Return at most `limit` spans that follow this sequence in its block."""
         block, skip = divmod(after, BLOCK)
         cursors = self.cursors(rollout, attempt, block)[skip : skip + limit]
         return [self.summary(rollout, attempt, after + at, cursor) for at, cursor in enumerate(cursors, 1)]
 
     def summary(self, rollout: str, attempt: str, sequence: int, cursor: int) -> Span:
-        """The summary that the index finds at this cursor."""
+        """Return the span whose cursor in the index is this; 0 for an open call."""
         key = keys.summary_key(rollout, attempt, sequence)
         if not cursor:
             return span_from(key, self._open(key)[0], self.style)
@@ -206,19 +207,19 @@ class View:
         return codec.unpack_open(stored)
 
     def log_record(self, at: int) -> bytes:
-        """One record of the log."""
+        """Return one record of the log."""
         first, records = self.log_segment(at)
         return records[at - first]
 
     def log_records(self, after: int, last: int) -> Iterator[bytes]:
-        """The records of the log beyond one cursor, up to another."""
+        """Yield the records of the log after one cursor, up to another."""
         while after < last:
             first, records = self.log_segment(after + 1)
             yield from records[after + 1 - first : last + 1 - first]
             after = first + len(records) - 1
 
     def log_segment(self, at: int) -> tuple[int, list[bytes]]:
-        """(cursor of its first record, records) of the log segment that holds this cursor."""
+        """Return (cursor of its first record, records) of the log segment that holds this cursor."""
         first, records = self._segment
         if not first <= at < first + len(records):
             with self.txn.cursor(db=self._dbs["log"]) as cursor:
@@ -233,8 +234,8 @@ class View:
         return first, records
 
     def log_gap(self, at: int) -> tuple[int, int]:
-        """(first, last) of the cursors around this one whose records cannot be read, because the segment that holds
-        them is damaged or gone. A very long gap is told in pieces."""
+        """Return (first, last) of the cursors around this one whose records cannot be read, because the segment that
+        holds them is damaged or gone. A very long gap is returned in pieces."""
         first, last = 1, at
         with self.txn.cursor(db=self._dbs["log"]) as cursor:
             if cursor.set_range(keys.number(at)):
@@ -250,7 +251,7 @@ class View:
         return max(first, at - _HOLE), min(last, at + _HOLE)
 
     def _forgotten_changes(self, at: int) -> tuple[int, list[bytes]]:
-        """(cursor of the first, records) of some changes around this one, all forgotten."""
+        """Return (cursor of the first, records) of some changes around this one, all forgotten."""
         hole = self.hole("log", at)
         if hole is None:
             raise Damaged(f"change {at} is missing; run `penstock check`")
@@ -258,7 +259,8 @@ class View:
         return first, [FORGOTTEN] * (min(hole[1], at - at % _HOLE + _HOLE - 1) + 1 - first)
 
     def hole(self, database: str, at: int) -> tuple[int, int] | None:
-        """(first, last) of the numbers around this one that were forgotten, and that no segment holds any more."""
+        """Return (first, last) of the forgotten numbers around this one that no segment holds any more; None when a
+        segment may hold it."""
         with self.txn.cursor(db=self._dbs["holes"]) as cursor:
             prefix = keys.rollout_key(database)
             if not cursor.set_range(prefix + keys.number(at)) or not cursor.key().startswith(prefix):
@@ -267,9 +269,10 @@ class View:
             return (first, last) if first <= at else None
 
     def log_segments_with(self, text: bytes, before: bytes | None, most: int) -> tuple[list[Change], bytes | None]:
-        """(changes, newest first, of segments of the log that hold these bytes; where to go on, None at the end).
+        """Return (changes, newest first, of segments of the log that hold these bytes; the key to go on with, None at
+        the end).
 
-        Looks at up to `most` segments below `before`, or from the end.
+        It examines up to `most` segments below `before`, or from the end.
         """
         found: list[Change] = []
         with self.txn.cursor(db=self._dbs["log"]) as cursor:
@@ -279,7 +282,7 @@ class View:
                     return found, None
                 before = cursor.key()
                 if text in cursor.value():
-                    with suppress(*DAMAGE):  # `changes` tells of it
+                    with suppress(*DAMAGE):  # `changes` logs the damage
                         first, records = self.log_segment(keys.to_number(before))
                         told = [self.change(first + at, record) for at, record in enumerate(records) if text in record]
                         found += [change for change in reversed(told) if change is not None]
@@ -287,14 +290,14 @@ class View:
         return found, before
 
     def change(self, at: int, record: bytes) -> Change | None:
-        """A record of the log as the noun; None for a call that was open then and has ended since, and for what was
-        forgotten."""
+        """Return a record of the log as a `Change`; None for a call that was open then and has ended since, and for a
+        forgotten record."""
         kind, key = record[:1], record[1:]
         if kind == FORGOTTEN:
             return None
         if kind == b"s":
             if not 0 < self._number(key[: key.index(0)]) <= at:
-                return None  # it was forgotten, and is about to be wiped; there may be another of its name
+                return None  # its rollout was forgotten, and is about to be wiped; there may be another of its name
             span = span_from(key, key[keys.summary_key_length(key) :], self.style)
             return Change.model_construct(cursor=at, kind="span", span=span)
         if kind in _NAMED:
@@ -315,11 +318,11 @@ class View:
                 cursor=at, kind="span", span=span_from(key, codec.unpack_open(stored)[0], self.style)
             )
         found = self.numbered_rollout(name)
-        # An older one may be of another rollout of this name, which was forgotten.
+        # An older change may be of another rollout of this name, which was forgotten.
         return None if found is None or at < found[0] else Change(cursor=at, kind="rollout", rollout=found[1])
 
     def _number(self, name: bytes) -> int:
-        """The number of a rollout, 0 when there is none; read once."""
+        """Return the number of a rollout, 0 when there is none; read once."""
         found = self._numbers.get(name)
         if found is None:
             origins = self.origins(name.decode("ascii"))
@@ -327,22 +330,23 @@ class View:
         return found
 
     def status(self, record: bytes) -> RolloutStatus | None:
-        """Where the rollout of a record of the log stands now; its task is not read for that."""
+        """Return the present status of the rollout that a record of the log names, without reading its task; None when
+        it is gone."""
         stored = self.get("rollouts", record[1:])
         return None if stored is None else rollout_status(stored)
 
     def open_body(self, rollout: str, attempt: str, sequence: int) -> Body | None:
-        """What is known of a call that still runs."""
+        """Return the bytes so far of a call that still runs; None when there are none."""
         stored = self.get("open", keys.summary_key(rollout, attempt, sequence))
         record = None if stored is None else codec.unpack_open(stored)[1]
         return None if record is None else self.built(record)
 
     def body(self, number: int, known: Mapping[int, Base] = MappingProxyType({})) -> tuple[Body, Base]:
-        """A body, and itself as a base for the next one. `known`: bases that it may stand on, by their numbers."""
+        """Return a body, and the body as a base for the next one. `known`: possible bases, by number."""
         return self._build(self.body_record(number), number, known)
 
     def _build(self, record: bytes, number: int, known: Mapping[int, Base] = MappingProxyType({})) -> tuple[Body, Base]:
-        """Follows the chain of bases down to a known one or its keyframe and builds the body up again."""
+        """Follow the chain of bases down to a known one or its keyframe and build the body up again."""
         chain = [(number, record)]
         while (lower := codec.base_of(chain[-1][1])) and lower not in known:
             chain.append((lower, self.body_record(lower)))
@@ -353,15 +357,15 @@ class View:
         return body, base
 
     def built(self, record: bytes) -> Body:
-        """The body of a call that still runs."""
+        """Return the body of a call that still runs."""
         return self._build(record, 0)[0]
 
     def renew(self) -> None:
-        """Forgets the segments at hand: they were written anew."""
+        """Drop the segments at hand: they were rewritten."""
         self._segment = self._bodies = (0, [])
 
     def body_record(self, number: int) -> bytes:
-        """What is stored of a body. Raises `Forgot` when that is nothing any more."""
+        """Return the record of a body. Raises `Forgot` when it was forgotten."""
         first, records = self._bodies
         if not first <= number < first + len(records):
             first, records = self._body_segment(number)
@@ -381,7 +385,8 @@ class View:
         raise Damaged(f"body {number} is missing; run `penstock check`")
 
     def newest_body(self, rollout: str, attempt: str, spans: int) -> tuple[int, Base] | None:
-        """(sequence, base) of the attempt's newest finished call with a body; None when the last have none."""
+        """Return (sequence, base) of the attempt's newest finished call with a body; None when the last ones have
+        none."""
         for sequence in range(spans, max(0, spans - _RECENT), -1):
             cursor = self.index(rollout, attempt, sequence)
             if cursor:

@@ -1,4 +1,6 @@
-"""Which changes a follower of the feed wants. Most are told from the bytes of their record of the log, unread."""
+"""The choice of changes that a follower of the feed wants. Most are told apart by the first bytes of their record of
+the log, without decoding.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ KINDS: Final[dict[bytes, ChangeKind]] = {
     b"t": "run",
     b"f": "forgotten",
 }
-"""What a record of the log begins with. Behind it stands the name of the rollout, resource, release or run."""
+"""The first byte of a record of the log. The name of the rollout, resource, release or run follows it."""
 
 
 class Wanted:
-    """A choice of changes."""
+    """A filter of changes by kind, name and status."""
 
     def __init__(
         self,
@@ -30,8 +32,9 @@ class Wanted:
         names: Iterable[str] = (),
         status: Iterable[RolloutStatus] = (),
     ) -> None:
-        """None of a sort is all of it. `names`: of rollouts (also of what is in them), resources, releases and runs;
-        NAME* is all that begin so. `status`: rollouts that stand there when they are told, each once in a piece."""
+        """An empty argument selects all. `names`: of rollouts (with their attempts and spans), resources, releases and
+        runs; NAME* selects all that begin with NAME. `status`: only rollouts that have one of these when they are told,
+        each once a page."""
         chosen = frozenset(kinds)
         self._kinds = frozenset(begin for begin, kind in KINDS.items() if not chosen or kind in chosen)
         given = [name.encode() for name in names]
@@ -40,7 +43,7 @@ class Wanted:
         self.status = frozenset(status)
 
     def concerns(self, record: bytes) -> bool:
-        """Whether a record of the log may be of what is wanted."""
+        """True if a record of the log may be a wanted change."""
         if record[:1] not in self._kinds:
             return False
         if not self._names and not self._begins:
@@ -48,9 +51,10 @@ class Wanted:
         return record[1 : record.find(0) + 1] in self._names or record.startswith(self._begins, 1)
 
     def stands(self, status: RolloutStatus | None) -> bool:
-        """Whether a rollout is wanted that stands there; one that is gone is not, where anything is asked."""
+        """True if a rollout of this status is wanted; None, for one that is gone, is not when any status is asked
+        for."""
         return not self.status or status in self.status
 
 
 EVERYTHING: Final = Wanted()
-"""Every change."""
+"""The filter that every change passes."""

@@ -1,9 +1,9 @@
 """The one writer: a batch of entries and tasks becomes one transaction with one fsync.
 
-The writer forgets what it remembers between transactions (`tables`, and what followers hold) when one fails. When
-another process has written, it reads back what may have changed of it, by what that has added to the log, and passes
-this on as news. A batch of few calls is compressed call by call and strongly, a large one together and fast, because
-CPU is scarce under load.
+When a transaction fails, the writer drops its memory (`tables`, and that of followers) and reads it anew. When another
+process has written, it reads back what may have changed, by the records that the other has added to the log, and passes
+them on as news. A small batch is compressed call by call and strongly, a large one together and fast, because CPU is
+scarce under load.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock.gateway.store.transaction import Transaction
 from penstock.gateway.store.view import FORGOTTEN, View
 
 TOGETHER = 16
-"""From so many entries on, a batch is compressed together: of sixteen that takes a fifth to a third less of the CPU,
-and up to a fifth more of the disk."""
+"""A batch of at least this many items is compressed together: for sixteen that takes a fifth to a third less of the
+CPU, and up to a fifth more of the disk."""
 Item: TypeAlias = "Entry | Task[Any]"
 Woken: TypeAlias = Callable[[Transaction, CachedAttempt, int], None]
-"""Is told of the first call of an attempt that nobody has claimed, and of a sign of life of one that is dormant: the
-attempt, and when it was heard of."""
+"""Called with the attempt and the time of the sign of life (ns): for the first call of an attempt that nobody has
+claimed, and for a sign of life of a dormant one."""
 F = TypeVar("F")
 
 
 class Writer:
-    """Makes transactions; for one thread."""
+    """Commits transactions; for one thread."""
 
     def __init__(
         self,
@@ -44,28 +44,28 @@ class Writer:
         woken: Woken | None = None,
         secrets: Secrets = NONE,
     ) -> None:
-        """`process`: the name of this one (`store.processes`). `secrets`: what is taken out of all that others say.
-        Calls come without theirs."""
+        """`process`: the name of this process (`store.processes`). `secrets`: known secrets, removed from all text that
+        others supply; calls have theirs removed already."""
         self._env = env
         self._secrets = secrets
         self._known = -1
         self._cursor = -1
-        """The newest change that is known of; -1 before the first transaction."""
+        """The newest known change; -1 before the first transaction."""
         self._missed: list[bytes] = []
-        """What others have added to the log since the last transaction."""
+        """Records that others have added to the log since the last transaction."""
         self.newest: Sequence[bytes] = ()
-        """What the last transaction has added to the log, behind what others had."""
+        """The records that the last transaction has added to the log, after those that others had added."""
         self._followers: dict[type[Any], Follower] = {type(follower): follower for follower in followers}
         self._tables = Tables(env.dbs, memory_bytes, None if woken is None else self._heard, process)
         self._woken = woken
 
     def follower(self, kind: type[F]) -> F:
-        """The follower of this type; raises `KeyError` when there is none."""
+        """Return the follower of this type; raises `KeyError` when there is none."""
         return cast(F, self._followers[kind])
 
     def write(self, items: Sequence[Item], between: Callable[[], object] = nothing) -> int:
-        """Commits entries and tasks in order and returns the newest cursor. An entry that is there twice is written as
-        it is now. `between`: as in `Batch`."""
+        """Commit entries and tasks in order and return the newest cursor. An entry that is there twice is written once,
+        in its present state. `between`: as in `Batch`."""
         items = list(dict.fromkeys(items))
         fresh = [item for item in items if isinstance(item, Entry) and not item.sequence]
 
@@ -92,12 +92,12 @@ class Writer:
             raise
 
     def interrupt_open(self, living: Collection[str]) -> None:
-        """Ends the calls that processes have left open which are not among these."""
+        """End the open calls of all processes that are not in `living`."""
         self._transact(lambda batch: self._tables.interrupt(batch, living))
 
     @property
     def behind(self) -> bool:
-        """Whether another process has written since; for any thread."""
+        """True if another process has written since this one's last transaction; any thread may ask."""
         known = self._known
         return 0 <= known < self._env.last_transaction()
 
@@ -105,7 +105,7 @@ class Writer:
         self, apply: Callable[[Batch], None], alone: bool = True, between: Callable[[], object] = nothing
     ) -> int:
         def attempt(txn: Txn) -> tuple[int, Batch]:
-            # What is in memory is only valid once this is committed.
+            # The memory is only valid once this is committed.
             known, self._known = self._known, -1
             if txn.id() != known + 1:
                 self._catch_up(View(txn, self._env.dbs, {}), whole=known < 0)
@@ -128,11 +128,11 @@ class Writer:
         return self._cursor
 
     def _catch_up(self, view: View, whole: bool) -> None:
-        """Reads back what another or an earlier process has written. `whole`: nothing in memory is sure."""
+        """Read back what another or an earlier process has written. `whole`: nothing in memory is certain."""
         newest = view.last("log")
         missed = list(view.log_records(self._cursor, newest)) if self._cursor >= 0 else []
         self._cursor, self._missed = newest, self._missed + missed
-        # What is wiped already cannot say what has changed.
+        # A wiped record does not say what has changed.
         if whole or FORGOTTEN in missed:
             for one in (self._tables, *self._followers.values()):
                 one.recall(view)

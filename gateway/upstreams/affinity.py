@@ -1,10 +1,10 @@
-"""Which of several upstreams that share a model's calls is given those of a rollout. Pure.
+"""The choice among several upstreams that share a model's calls, by rollout. Pure.
 
 A conversation is cheapest where its beginning is in the cache. So all calls of a rollout go to the same upstream, by
 weighted rendezvous hashing of its name (Thaler and Ravishankar 1998; the weights as in Schindelhauer and Schomaker
-2005): whichever upstream comes or goes, only the rollouts that it serves move. One that already has more than 1.25
-times its share of the calls under way is passed over for the next of the rollout's own order (consistent hashing with
-bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018), so that no upstream is overrun.
+2005): whichever upstream comes or goes, only the rollouts that it serves move. An upstream that already has more than
+1.25 times its share of the running calls is passed over for the next in the rollout's own order (consistent hashing
+with bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018), so that no upstream is overrun.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from hashlib import blake2b
 from typing import Final, Protocol, TypeVar
 
 MOST: Final = 1.25
-"""How much more than its share an upstream is given."""
+"""Multiple of its share that an upstream is given at most."""
 
 
 _REMEMBERED: Final = 4096
-"""Draws that are not made again: a rollout has many calls."""
+"""Scores that are cached: a rollout has many calls."""
 
 
 class Sharing(Protocol):
-    """An upstream."""
+    """An upstream that shares calls with others."""
 
     name: str
 
     @property
     def running(self) -> int:
-        """Calls that it has."""
+        """Number of calls under way at this upstream."""
         ...
 
 
@@ -38,8 +38,8 @@ T = TypeVar("T", bound=Sharing)
 
 
 def ordered(upstreams: Sequence[T], weights: Mapping[str, float], rollout: str) -> list[T]:
-    """The order in which upstreams are asked for a call of a rollout. Those without a weight are spares and come last,
-    in their own order."""
+    """Return upstreams in the order in which they are tried for a call of a rollout. Those without a weight are spares
+    and come last, in their own order."""
     sharing = [one for one in upstreams if one.name in weights]
     sharing.sort(key=lambda one: _score(rollout, one.name, weights[one.name]), reverse=True)
     after = 1 + sum(one.running for one in sharing)

@@ -1,7 +1,8 @@
-"""Checks of upstreams that have a path for it (`health_path`): whether one can serve is known before a call finds out.
+"""Health checks of upstreams that have a path for them (`health_path`): they find out before a call does whether an
+upstream can serve.
 
-Each is asked every five seconds, and a second after a check that failed. What that changes is told by
-`upstreams.health`: one that fails is passed over, and never refused to a call that nobody else can serve.
+Each is checked every five seconds, and a second after a failed check. `upstreams.health` has the effect: an upstream
+that fails is passed over, and never refused to a call that no other one can serve.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from penstock.gateway.upstreams.pool import Pool
 EVERY_S: Final = 5.0
 AGAIN_S: Final = 1.0
 ANSWER_S: Final = 5.0
-"""How long a check may take."""
+"""Seconds that a check may take."""
 _log = logging.getLogger("penstock.upstream")
 
 
 class Checks:
-    """Those of all upstreams. `start`, then `stop`."""
+    """The health checks of all upstreams. `start`, then `stop`."""
 
     def __init__(
         self, pools: Iterable[Pool], session: Callable[[], aiohttp.ClientSession], counted: Counter[tuple[str, ...]]
     ) -> None:
-        """`counted`: how many have passed and failed, by upstream."""
+        """`counted`: the numbers of passed and failed checks, by upstream."""
         self._counted = counted
         self._pools = [pool for pool in pools if pool.config.health_path is not None]
         self._session = session
         self._tasks: list[asyncio.Future[None]] = []
 
     def start(self) -> None:
-        """From now on; the first of each is made at once."""
+        """Start the checks; the first of each upstream is made at once."""
         self._tasks = [asyncio.ensure_future(self._watch(pool)) for pool in self._pools]
 
     async def stop(self) -> None:
-        """Ends them."""
+        """Cancel the checks and wait for their end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -57,7 +58,7 @@ class Checks:
             await asyncio.sleep(EVERY_S if why is None else AGAIN_S)
 
     async def _check(self, pool: Pool) -> str | None:
-        """Why it failed; None where it passed."""
+        """Return why the check failed; None where it passed."""
         sent = {} if pool.credential is None else {pool.credential[0].decode(): pool.credential[1].decode()}
         asked = aiohttp.ClientTimeout(total=ANSWER_S)
         url = f"{pool.origin}{pool.config.health_path}"
@@ -69,12 +70,12 @@ class Checks:
         except TimeoutError:
             return "timeout"
         except (aiohttp.ClientError, OSError, ValueError):
-            # ValueError: a host name that is none (UnicodeError).
+            # ValueError: an invalid host name (UnicodeError).
             return "connect"
 
 
 def _tell(pool: Pool, why: str | None, before: State) -> None:
-    """Says in the log what has changed."""
+    """Log a change of state."""
     after = pool.health.state(monotonic())
     if before != "resting" and after == "resting":
         _log.warning("upstream %r fails its checks (%s %s): it is passed over", pool.name, pool.config.health_path, why)

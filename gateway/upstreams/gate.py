@@ -1,6 +1,6 @@
 """The gate before an upstream: while its weights change, calls wait here, at the socket, and then go on.
 
-An upstream is *open*, or *paused* until a deadline. Whoever pauses it changes the weights and opens it. Pausing again
+An upstream is *open*, or *paused* until a deadline. Whoever pauses it changes the weights and opens it. Another pause
 moves the deadline, so a long change uses many short pauses, like a lease. When the deadline passes, whoever paused it
 is taken for dead: waiting calls are refused, and new calls are refused at once, until somebody opens the upstream or
 pauses it anew. It never opens by itself: an answer from weights that are half changed would be worse than none.
@@ -26,45 +26,45 @@ from penstock.gateway.http.errors import Refusal, UpstreamFault
 from penstock.gateway.model.upstream import LONGEST_HOLD_S
 
 _AT_ONCE = 32
-"""Calls that go in one turn of the loop."""
+"""Calls that go on in one turn of the loop."""
 _log = logging.getLogger("penstock.gate")
 
 
 class Waiter(Protocol):
-    """A call that waits."""
+    """A call that waits at a gate."""
 
     def on_open(self) -> None:
-        """It may go."""
+        """Called when the call may go on."""
         ...
 
     def on_refused(self, refusal: Refusal) -> None:
-        """It has waited in vain."""
+        """Called when the deadline has passed: the call is refused."""
         ...
 
 
 @dataclass(slots=True)
 class Figures:
-    """What waited, since the start."""
+    """Counts of waiting calls since the start."""
 
     calls: int = 0
-    """Calls that have waited, or still do."""
+    """Number of calls that have waited, or still do."""
     refused: int = 0
-    """Those that were refused."""
+    """Calls that were refused after waiting."""
     seconds: float = 0.0
-    """Time that calls have waited; those that still do are not in it."""
+    """Seconds that calls have waited in all, without those that still wait."""
 
 
 class Gate:
-    """The gate of one upstream, in one process. Opened, paused and asked in the event loop's thread."""
+    """The gate of one upstream, in one process. Used in the event loop's thread."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
         self.must_wait = False
-        """True while calls must `wait`: it is paused, or some that have waited still have to go."""
+        """True while calls must `wait`: it is paused, or earlier calls have not gone on yet."""
         self.paused_since: float | None = None
-        """When it was paused; monotonic seconds. None while it is open."""
+        """Time of the pause; monotonic seconds. None while it is open."""
         self.bound_s = 0.0
-        """Seconds from when it was last paused until calls are refused."""
+        """Seconds from the last pause until calls are refused."""
         self.figures = Figures()
         self._waiting: dict[Waiter, float] = {}
         self._deadline: asyncio.TimerHandle | None = None
@@ -72,16 +72,16 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait."""
+        """Number of calls that wait."""
         return len(self._waiting)
 
     @property
     def paused(self) -> bool:
-        """True until it is opened, also when the deadline has passed."""
+        """True until it is opened, even after the deadline."""
         return self.paused_since is not None
 
     def pause(self, bound_s: float) -> None:
-        """Lets calls wait from now on, for at most `bound_s` seconds; raises `ValueError` for a useless bound."""
+        """Make calls wait from now on, for at most `bound_s` seconds; raises `ValueError` for a useless bound."""
         if not 0 < bound_s <= LONGEST_HOLD_S:
             raise ValueError(f"bound_s must be above 0 and at most {LONGEST_HOLD_S:g} seconds (found {bound_s!r})")
         self.must_wait, self._overdue, self.bound_s = True, False, bound_s
@@ -90,21 +90,21 @@ class Gate:
         self._deadline = asyncio.get_running_loop().call_later(bound_s, self._expire)
 
     def open(self) -> None:
-        """Lets all waiting and later calls go. Does nothing when it is open."""
+        """Let all waiting and later calls go on. Does nothing when it is open."""
         if self.paused:
             self.paused_since = None
             self._stop_clock()
             self._let_go()
 
     def wait(self, waiter: Waiter) -> None:
-        """Takes a call that came while calls must wait; after the deadline it refuses the call at once."""
+        """Add a call that came while calls must wait; after the deadline it is refused at once."""
         self.figures.calls += 1
         self._waiting[waiter] = monotonic()
         if self._overdue and self.paused:
             self._refuse(waiter)
 
     def leave(self, waiter: Waiter) -> None:
-        """A call does not wait any more: its client has gone, or the gateway stops."""
+        """Remove a waiting call: its client has gone, or the gateway stops."""
         self._stopped_waiting(waiter)
 
     def _stop_clock(self) -> None:
@@ -113,7 +113,7 @@ class Gate:
             self._deadline = None
 
     def _let_go(self) -> None:
-        """Lets some waiting calls go, then the others in later turns."""
+        """Let some waiting calls go on, then the others in later turns."""
         if self.paused:
             return
         for waiter in list(islice(self._waiting, _AT_ONCE)):
@@ -148,7 +148,7 @@ class Gate:
         return UpstreamFault(504, "paused", message)
 
     def _stopped_waiting(self, waiter: Waiter) -> bool:
-        """False when it did not wait: it left while others were told."""
+        """Remove a waiting call; False when it did not wait: it left while others were told."""
         since = self._waiting.pop(waiter, None)
         if since is not None:
             self.figures.seconds += monotonic() - since

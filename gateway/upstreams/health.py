@@ -1,8 +1,9 @@
-"""Which upstreams are passed over for now, because calls to them failed. Pure; times are seconds of one clock.
+"""The health of upstreams: one to which calls have failed is passed over for a time. Pure; times are seconds of one
+clock.
 
     good      calls go to it
     resting   it failed: calls that another upstream can serve go there, until its rest is over
-    probing   its rest is over: one call goes to it, others still elsewhere, until that one has shown how it is
+    probing   its rest is over: one call goes to it, others still elsewhere, until that one has a result
 
 | from    | what happens                          | to      |
 |---------|---------------------------------------|---------|
@@ -16,11 +17,10 @@
 |         | it could not be reached or a check    |         |
 |         | failed                                |         |
 
-A rest takes a second, and twice as long each time that it fails again, half a minute at most; or as long as it says
-itself (`Retry-After`), five minutes at most. Where checks fail (`upstreams.checks`) it rests until one passes, or until
-there are none any more. Passing over is never refusing: where all upstreams of a call rest, the
-first of them is asked. So a wrong judgement costs nothing where there is no other upstream, and a detour where there
-is.
+A rest takes a second, and twice as long each time that it fails again, half a minute at most; or as long as its answer
+says (`Retry-After`), five minutes at most. Where checks fail (`upstreams.checks`) it rests until one passes, or until
+there are none any more. Passing over is never refusing: if all upstreams of a call rest, the first of them is used. So
+a wrong judgement costs nothing where there is no other upstream, and a detour where there is.
 """
 
 from __future__ import annotations
@@ -33,71 +33,71 @@ from penstock.gateway.http.retry_after import retry_after
 
 State = Literal["good", "resting", "probing"]
 STATES: Final[tuple[State, ...]] = ("good", "probing", "resting")
-"""What the numbers of the metric `penstock_upstream_health` stand for."""
+"""The states in the order of the numbers of the metric `penstock_upstream_health`."""
 COSTLY: Final = frozenset({"connect", "connect_timeout", "timeout", "no_content", "http_429"})
-"""What every call would wait for in vain, or makes worse."""
+"""Faults for which every call would wait in vain, or which every call makes worse."""
 IN_A_ROW: Final = 3
-"""So many other faults make it rest: one may be the call's own."""
+"""Other faults in a row that make it rest: a single one may be the call's own."""
 FIRST_S: Final = 1.0
 LONGEST_S: Final = 30.0
 LONGEST_ASKED_S: Final = 300.0
 PROBE_S: Final = 30.0
-"""How long a probe may take before another call is given to it."""
+"""Seconds that a probe may take before another call is given to it."""
 FAILED_CHECKS: Final = 2
-"""So many in a row make it rest: a busy server misses one."""
+"""Failed checks in a row that make it rest: a busy server misses one."""
 CHECKED_S: Final = 15.0
-"""How long what a check has found counts: longer than it takes until the next has."""
+"""Seconds for which the result of a check holds: longer than it takes until the next one."""
 _UNREACHED: Final = frozenset({"connect", "connect_timeout"})
 
 
 class Health:
-    """How calls to one upstream went lately."""
+    """The recent results of calls and checks of one upstream."""
 
     __slots__ = ("_failed_checks", "_faults", "_probe_until", "_rest_s", "_until", "check", "why")
 
     def __init__(self) -> None:
         self.why = ""
-        """The last fault since it has answered."""
+        """The last fault since its last answer; empty when there is none."""
         self.check: tuple[str | None, float] | None = None
-        """What the last check has found, None where it passed, and when; None where there was none."""
+        """(The fault of the last check, None where it passed; its time). None where there was no check."""
         self._faults = self._failed_checks = 0
         self._rest_s = 0.0
-        """The last rest; 0 while it is good."""
+        """Length of the last rest; 0 while it is good."""
         self._until = self._probe_until = 0.0
 
     def state(self, now: float) -> State:
-        """How it stands."""
+        """Return its state at this time."""
         if not self._rest_s:
             return "good"
         return "resting" if now < self._until else "probing"
 
     def rests_s(self, now: float) -> float | None:
-        """How long it still rests; None where it does not."""
+        """Return the seconds that it still rests; None where it does not."""
         return self._until - now if self.state(now) == "resting" else None
 
     def passed_over(self, now: float) -> bool:
-        """Whether a call that another upstream can serve should go there."""
+        """True if a call that another upstream can serve should go there."""
         state = self.state(now)
         return state == "resting" or (state == "probing" and now < self._probe_until)
 
     def given(self, now: float) -> None:
-        """A call goes to it."""
+        """Called when a call is given to it."""
         if self.state(now) == "probing":
             self._probe_until = now + PROBE_S
 
     def left(self, since: float) -> None:
-        """The call that was given to it at this time is over. Where that has not shown how it is, because its client
-        left, another one may."""
+        """Called when the call that was given to it at this time is over. If that has not shown its state, because the
+        client left, another call may be the probe."""
         if self._probe_until == since + PROBE_S:
             self._probe_until = 0.0
 
     def answered(self, now: float) -> None:
-        """It has answered a call. While it rests that was one from before."""
+        """Called when it has answered a call. A call that it answers while it rests is from before."""
         if self._faults and now >= self._until:
             self.why, self._faults, self._rest_s, self._probe_until = "", 0, 0.0, 0.0
 
     def failed(self, why: str, now: float, asked_s: float | None = None) -> None:
-        """It has not served a call. `asked_s`: for how long it wants to be left alone."""
+        """Called when it has failed a call. `asked_s`: seconds for which it asks for no calls."""
         self._faults += 1
         self.why = why
         if now < self._until:
@@ -108,7 +108,7 @@ class Health:
             self._until = now + (self._rest_s if asked_s is None else min(asked_s, LONGEST_ASKED_S))
 
     def checked(self, why: str | None, now: float) -> None:
-        """A check has passed, or failed: `why`."""
+        """Called with the result of a check: `why` it failed, None when it passed."""
         self.check = why, now
         self._failed_checks = 0 if why is None else self._failed_checks + 1
         if why is None:
@@ -121,26 +121,26 @@ class Health:
 
 
 class Crowd(Protocol):
-    """How many calls it is given."""
+    """The load of an upstream."""
 
     @property
     def full(self) -> bool:
-        """Whether one more would have to wait."""
+        """True if one more call would have to wait."""
         ...
 
 
 class Served(Protocol):
-    """An upstream."""
+    """An upstream, as `take_next` sees it."""
 
     health: Health
 
     @property
     def places(self) -> Crowd:
-        """Those for calls."""
+        """The places that bound its concurrent calls."""
         ...
 
     def keeps_waiting(self, now: float) -> bool:
-        """Whether a connection to it has been awaited for long."""
+        """True if a connection to it has been awaited for long."""
         ...
 
 
@@ -148,10 +148,10 @@ T = TypeVar("T", bound=Served)
 
 
 def take_next(upstreams: list[T], now: float) -> T:
-    """Takes the next one to ask out of those that are left: the first that is not passed over and has a place, else the
-    first that is not passed over, else the first."""
+    """Remove and return the next upstream to use: the first that is not passed over and has a place, else the first
+    that is not passed over, else the first."""
     first = None
-    # The only one is asked however it is.
+    # A single upstream is used whatever its health.
     for at, one in enumerate(upstreams if len(upstreams) > 1 else ()):
         if one.health.passed_over(now) or one.keeps_waiting(now):
             continue
@@ -165,6 +165,6 @@ def take_next(upstreams: list[T], now: float) -> T:
 
 
 def asked_to_wait(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
-    """For how long an answer asks to leave its upstream alone; seconds. None where it does not."""
+    """Return the seconds for which an answer asks to leave its upstream alone; None where it does not."""
     said = next((value for name, value in headers if name.lower() == b"retry-after"), None)
     return None if said is None else retry_after(said.decode("latin-1"), inf)

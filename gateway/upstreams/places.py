@@ -1,7 +1,7 @@
-"""How many calls an upstream, or a server of tools, is given at a time; others wait for a place, in their order.
+"""The bound on concurrent calls to an upstream, or a server of tools; further calls wait for a place, in their order.
 
 A call that waits is an entry in a dictionary, as at the gate of an upstream (`upstreams.gate`): no task, no timer of
-its own. Whoever comes while others wait goes to the end.
+its own. A call that comes while others wait goes to the end.
 
     if places.full:
         places.wait(call.on_place)     # called when there is one; or places.leave(call.on_place)
@@ -18,40 +18,40 @@ _log = logging.getLogger("penstock.upstream")
 
 
 class Places:
-    """Those of one upstream, in one process. Asked in the event loop's thread."""
+    """The places of one upstream, in one process. Used in the event loop's thread."""
 
     def __init__(self, what: str, most: int | None) -> None:
-        """`what`: it, for the log. `most`: None where there is no bound."""
+        """`what`: the name of the upstream, for the log. `most`: the number of places; None for no bound."""
         self.most = most
         self.running = 0
-        """Calls that have a place."""
+        """Number of calls that have a place."""
         self.waited = 0
-        """Calls that have waited for one, or still do."""
+        """Number of calls that have waited for a place, or still do."""
         self._what = what
         self._waiting: dict[Callable[[], None], None] = {}
         self._handing_on = False
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a place."""
+        """Number of calls that wait for a place."""
         return len(self._waiting)
 
     @property
     def full(self) -> bool:
-        """Whether a call that comes now must wait."""
+        """True if a new call must wait."""
         return self.most is not None and (self.running >= self.most or bool(self._waiting))
 
     def wait(self, go_on: Callable[[], None]) -> None:
-        """Takes a call that came while others have all places."""
+        """Add a call that came while others have all places."""
         self.waited += 1
         self._waiting[go_on] = None
 
     def leave(self, go_on: Callable[[], None]) -> None:
-        """A call does not wait any more."""
+        """Remove a call that does not wait any more."""
         self._waiting.pop(go_on, None)
 
     def free(self) -> None:
-        """A place is free: those who wait take their turns as soon as the call that had it is over."""
+        """Give back a place: waiting calls take their turns as soon as the call that had it is over."""
         self.running -= 1
         self._hand_on_soon()
 
@@ -61,7 +61,7 @@ class Places:
             asyncio.get_running_loop().call_soon(self._hand_on)
 
     def _hand_on(self) -> None:
-        """One in each turn of the loop: a call may give its place back at once."""
+        """Let one waiting call go on in each turn of the loop: a call may give its place back at once."""
         self._handing_on = False
         if not self._waiting or (self.most is not None and self.running >= self.most):
             return

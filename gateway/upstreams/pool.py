@@ -27,41 +27,41 @@ from penstock.gateway.upstreams.places import Places
 from penstock.gateway.upstreams.reach import reach
 
 SLOW_S: Final = 1.0
-"""After which a server's machine sends the first packet of a connection once more (RFC 6298, section 2.1)."""
+"""Seconds after which the server's machine repeats the first packet of a connection (RFC 6298, section 2.1)."""
 _log = logging.getLogger("penstock.upstream")
 
 
 class Connector(ABC):
-    """Makes links."""
+    """Makes and keeps links to a server."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.connections = 0
         self._tasks: dict[asyncio.Task[None], float] = {}
-        """Connections that are being made, oldest first, and since when; monotonic seconds."""
+        """Connections that are being made, oldest first, with their begin in monotonic seconds."""
 
     @abstractmethod
     async def open(self, connection: UpstreamConnection) -> None:
-        """Connects a link; raises `OSError` or `TimeoutError`, whose text goes to the client."""
+        """Connect a link; raises `OSError` or `TimeoutError`, whose text goes to the client."""
 
     @abstractmethod
     def put_back(self, connection: UpstreamConnection) -> None:
-        """Takes a link whose answer is complete."""
+        """Take back a link whose answer is complete."""
 
     @abstractmethod
     def forget(self, connection: UpstreamConnection) -> None:
-        """The connection is gone."""
+        """Called when a connection is gone."""
 
     def connect(self, caller: Caller) -> asyncio.Task[None]:
-        """Makes a connection and hands it to the caller; the task can be cancelled."""
+        """Make a connection and hand it to the caller; the task can be cancelled."""
         task = asyncio.get_running_loop().create_task(self._connect(caller))
         self._tasks[task] = monotonic()
         task.add_done_callback(self._connected)
         return task
 
     def keeps_waiting(self, now: float, task: asyncio.Task[None] | None = None) -> bool:
-        """Whether a connection other than `task` has been awaited for so long that nobody may answer there: whoever can
-        go elsewhere need not wait as well."""
+        """True if a connection other than `task` has been awaited for so long that the server may be down: a call that
+        can go elsewhere need not wait as well."""
         oldest = next(iter(self._tasks.items()), None)
         return oldest is not None and oldest[0] is not task and now - oldest[1] > SLOW_S
 
@@ -73,7 +73,7 @@ class Connector(ABC):
             connection.give_up()
             caller.on_unreachable("connect_timeout", str(error))
         except (OSError, ValueError) as error:
-            # ValueError: a host name that is none (UnicodeError), an address the transport does not take.
+            # ValueError: an invalid host name (UnicodeError), an address the transport does not take.
             caller.on_unreachable("connect", getattr(error, "strerror", None) or str(error))
         except asyncio.CancelledError:
             connection.give_up()
@@ -95,7 +95,7 @@ class Pool(Connector):
         self, config: Upstream, own_keys: Sequence[str] = (), share: Callable[[int], int] = lambda most: most
     ) -> None:
         """`own_keys`: the gateway's own, never passed on. `config.key` is read here, so that a missing one stops the
-        start and not the first call. `share`: how many of so many places this process has."""
+        start and not the first call. `share`: returns this process's share of a number of places."""
         super().__init__(config.name)
         self.config = config
         parts = urlsplit(config.base_url)
@@ -104,10 +104,10 @@ class Pool(Connector):
         self.path = parts.path
         self.origin = f"{parts.scheme}://{parts.netloc}"
         self.credential = _credential(config)
-        """The header with its key."""
+        """The header with its key; None for none."""
         known = host_of(self.address[0])
         self.serves = frozenset({config.family, *(FAMILIES[it] for it in (known.serves if known else ()))})
-        """The families whose calls it gets."""
+        """The API families whose calls it gets."""
         self.keys = Keys.of(config.family, self.address[0])
         self.heads = RequestHeads(
             parts.netloc.encode("ascii"),
@@ -126,20 +126,20 @@ class Pool(Connector):
 
     @property
     def running(self) -> int:
-        """Connections with a call on them, and those that are being made ready for one."""
+        """Number of connections with a call, and of those that are being made for one."""
         return self.connections - len(self._idle)
 
     @property
     def idle(self) -> int:
-        """Connections that wait for a call."""
+        """Number of connections that wait for a call."""
         return len(self._idle)
 
     def url(self, path: str) -> str:
-        """The URL of a call to this path, for the record."""
+        """Return the URL of a call to this path, for the record."""
         return self.origin + self.target(path)
 
     def target(self, path: str) -> str:
-        """The path to ask the upstream for: base URL plus path, a doubled `/v1` written once."""
+        """Return the path to request: base URL plus path, with a doubled `/v1` written once."""
         root = self.config.family.root
         if root and path.startswith(root):
             return path
@@ -148,7 +148,7 @@ class Pool(Connector):
         return self.path + path
 
     def take(self) -> UpstreamConnection | None:
-        """A connection that stands; None when there is none."""
+        """Return an idle connection; None when there is none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.transport.is_closing():
@@ -157,7 +157,7 @@ class Pool(Connector):
         return None
 
     async def open(self, connection: UpstreamConnection) -> None:
-        """Connects within the configured time."""
+        """Connect within the configured time."""
         try:
             async with asyncio.timeout(self.config.connect_timeout):
                 await self.reach.connect(connection, *self.address)
@@ -165,28 +165,27 @@ class Pool(Connector):
             raise TimeoutError(f"no connection within {self.config.connect_timeout:g} s") from None
 
     def put_back(self, connection: UpstreamConnection) -> None:
-        """Keeps a connection for the next call."""
+        """Keep a connection for the next call."""
         connection.idle_since = monotonic()
         self._idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """The connection is gone."""
         if connection in self._idle:
             self._idle.remove(connection)
 
     def expire(self, now: float) -> None:
-        """Closes what has been idle for too long; the oldest are on the left."""
+        """Close connections that have been idle for too long; the oldest are on the left."""
         while self._idle and now - self._idle[0].idle_since > self.config.idle_timeout:
             self._idle.popleft().transport.abort()
 
     def close(self) -> None:
-        """Closes every idle connection."""
+        """Close every idle connection; others end with their calls."""
         while self._idle:
             self._idle.popleft().transport.abort()
 
 
 async def connect_inside(server: Callable[[], asyncio.Protocol], connection: UpstreamConnection) -> None:
-    """Connects to a server in this process by a socket pair, which nobody else can reach. `server` makes its
+    """Connect to a server in this process by a socket pair, which nobody else can reach. `server` makes its
     protocols."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()

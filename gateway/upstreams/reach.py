@@ -1,4 +1,4 @@
-"""How an upstream is reached: which certificates are good, which one it is shown, and the proxy that leads to it.
+"""The way to an upstream: the trusted certificates, the client certificate, and the proxy.
 
 A call's connection is made here (`connect`); requests that the gateway itself makes by aiohttp take `options`.
 """
@@ -21,28 +21,28 @@ from penstock.gateway.upstream_settings import Upstream
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
 _LONGEST: Final = 64 << 10
-"""Most bytes of what a proxy says before its tunnel."""
+"""Most bytes of a proxy's answer before its tunnel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy that takes CONNECT."""
+    """A proxy that supports CONNECT."""
 
     host: str
     port: int
     url: str
     context: ssl.SSLContext | None
-    """Where it speaks TLS itself."""
+    """TLS to the proxy; None for a plain one."""
     credential: str | None = field(repr=False)
-    """What it is sent as Proxy-Authorization."""
+    """The value of Proxy-Authorization."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The way to one upstream."""
+    """The way to one upstream: its TLS and its proxy."""
 
     context: ssl.SSLContext | None
-    """None for plain HTTP."""
+    """TLS to the upstream; None for plain HTTP."""
     proxy: Proxy | None
 
     @property
@@ -55,7 +55,7 @@ class Reach:
         return made
 
     async def connect(self, protocol: asyncio.Protocol, host: str, port: int) -> None:
-        """Connects a protocol to a host; raises `OSError`."""
+        """Connect a protocol to a host; raises `OSError`."""
         loop, name = asyncio.get_running_loop(), None if self.context is None else host
         if self.proxy is None:
             await loop.create_connection(lambda: protocol, host, port, ssl=self.context, server_hostname=name)
@@ -95,13 +95,14 @@ class Reach:
 
 
 class _Asking(asyncio.Protocol):
-    """What a proxy says of a tunnel: its status, 0 where it says nothing that can be read."""
+    """Reads a proxy's answer about a tunnel: its status, 0 for an answer that cannot be read."""
 
     def __init__(self, answer: asyncio.Future[int]) -> None:
         self._answer, self._head = answer, b""
 
     def data_received(self, data: bytes) -> None:
-        """Its head. A server of HTTP or TLS is silent until it is asked, so nothing comes after it."""
+        """Read the head of the answer. A server of HTTP or TLS is silent until it gets a request, so nothing comes
+        after it."""
         self._head += data
         found = _STATUS.match(self._head)
         if found is not None:
@@ -110,7 +111,6 @@ class _Asking(asyncio.Protocol):
             self._say(0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
         self._say(0)
 
     def _say(self, status: int) -> None:
@@ -119,7 +119,7 @@ class _Asking(asyncio.Protocol):
 
 
 def reach(config: Upstream) -> Reach:
-    """The way to an upstream; raises `ConfigError` where a file or a variable is missing."""
+    """Return the way to an upstream; raises `ConfigError` where a file or a variable is missing."""
     tls = urlsplit(config.base_url).scheme == "https"
     shown = (config.client_cert, config.client_key)
     if shown != (None, None) and (shown[0] is None or not tls):
@@ -133,7 +133,7 @@ def reach(config: Upstream) -> Reach:
         why = error.strerror or str(error)
         raise ConfigError(f"upstream {config.name!r}: ca_file {config.ca_file!r} cannot be read: {why}") from None
     if config.client_cert is not None:
-        # Another upstream must not be shown it.
+        # Another upstream must not see the client certificate.
         made = _new_context(config.ca_file)
         settings = f"upstream {config.name!r}: client_cert", f"upstream {config.name!r}: client_key"
         key = None if config.client_key is None else Path(config.client_key)
@@ -158,4 +158,4 @@ def _new_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 _context = lru_cache(maxsize=64)(_new_context)
-"""Reading what a machine trusts takes some milliseconds, and all upstreams trust the same."""
+"""Loading the machine's trusted certificates takes some milliseconds, and all upstreams trust the same."""

@@ -1,5 +1,5 @@
-"""Which upstream serves a call, and under which name of its model? The first matching route says; without one, the
-upstream of the API that the call is of. Nobody gets a call of an API that it does not serve.
+"""The choice of an upstream for a call, and of the model name to send. The first matching route decides; without one,
+the upstream of the call's API is used. No upstream gets a call of an API that it does not serve.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penstock.gateway.upstreams.pool import Pool
 
 
 def alias_at(route: Route, upstream: str) -> str | None:
-    """Model name to send to an upstream of a route instead; None for the one that was asked for."""
+    """Return the model name to send to an upstream of a route instead; None for the requested one."""
     return route.alias.get(upstream) if isinstance(route.alias, dict) else route.alias
 
 
 def may_serve(pool: Pool, families: tuple[Family, ...], dialect: Dialect, route: Route | None) -> bool:
-    """Whether an upstream that a route, or a release, names may be given a call: one of a family that it serves, or one
+    """True if an upstream that a route, or a release, names may be given a call: one of a family that it serves, or one
     whose format is read here and taken by engines and proxies of one's own, or translated."""
     if not families or not pool.serves.isdisjoint(families):
         return True
@@ -33,39 +33,39 @@ def may_serve(pool: Pool, families: tuple[Family, ...], dialect: Dialect, route:
 
 
 class Routes:
-    """The configured routes."""
+    """The configured routes, and the upstreams of calls without one."""
 
     def __init__(self, routes: Iterable[Route], pools: Mapping[str, Pool], configured: Set[str]) -> None:
-        """`pools` by name, in the order of the configuration. `configured`: the names of those that are no public
-        endpoint which is there by itself."""
+        """`pools` by name, in the order of the configuration. `configured`: the names of those that the configuration
+        has; others are public endpoints that always exist."""
         self._routes = tuple(routes)
         self._pools = pools
         own = [pool for pool in pools.values() if pool.name in configured]
         self._shown = ", ".join(f"{pool.name} ({pool.config.dialect})" for pool in own) or "none"
         self._first, self._own = _firsts(pools.values()), _firsts(own)
-        """By family, of all and of those that are configured."""
+        """First pools by family: of all, and of the configured ones."""
         self._only = own[0] if len({pool.config.dialect for pool in own}) == 1 else None
-        """The first upstream, where only one API's are configured."""
+        """The first configured upstream, if all of them speak one API; else None."""
         self._hosts: dict[bytes, Pool] = {}
-        """By what a Host header says of them."""
+        """Upstreams by their Host header."""
         for pool in pools.values():
             self._hosts.setdefault(pool.origin.partition("://")[2].lower().encode(), pool)
         self._along: dict[tuple[str, str, tuple[Family, ...]], list[Pool]] = {}
         """Upstreams of a route that may be given calls of a dialect and of families."""
 
     def __bool__(self) -> bool:
-        """False when the model makes no difference."""
+        """False when no route depends on the model."""
         return bool(self._routes)
 
     def find(self, model: str | None) -> Route | None:
-        """The route of a model."""
+        """Return the route of a model; None when no route matches."""
         for route in self._routes:
             if model is not None and route.matches(model):
                 return route
         return None
 
     def along(self, route: Route, families: tuple[Family, ...], dialect: Dialect) -> list[Pool]:
-        """The upstreams of a route that may serve a call, to try in turn; none where they all speak something else."""
+        """Return the upstreams of a route that may serve a call, in order; none where they all speak something else."""
         found = self._along.get((route.model, dialect.name, families))
         if found is None:
             named = [self._pools[name] for name in route.upstream]
@@ -74,7 +74,8 @@ class Routes:
         return found.copy()
 
     def first(self, model: str | None, dialect: Dialect, path: str, headers: Headers) -> tuple[Pool, str | None]:
-        """(the upstream of a request of the gateway's own, model name to send to it instead); raises `ClientFault`."""
+        """Return (the upstream of one of the gateway's own requests, the model name to send instead); raises
+        `ClientFault`."""
         route, families = self.find(model), whose(dialect, path, headers)
         if route is None:
             return self.owner(families, dialect, path, headers), None
@@ -82,9 +83,10 @@ class Routes:
         return pools[0], alias_at(route, pools[0].name)
 
     def owner(self, families: tuple[Family, ...], dialect: Dialect, path: str, headers: Headers) -> Pool:
-        """Who gets a call that no route is about: an upstream of its family. Where it may be of several, or of any, the
-        host that it names, else one that was configured, of the first of them or if only one API's are; else the public
-        endpoint of the first, but never with a key that may be another's. Raises `ClientFault`."""
+        """Return the upstream of a call without a route: one of its family. If the call may be of several families, or
+        of any, it is the one whose host the call names; else a configured one: of the first family that has one, or,
+        for a call of any family, if all configured ones speak one API; else the public endpoint of the first family,
+        but never with a key that may belong to another. Raises `ClientFault`."""
         if len(families) == 1:
             pool = self._first.get(families[0])
         else:
@@ -99,7 +101,7 @@ class Routes:
         return pool or self.refuse(families, path)
 
     def refuse(self, families: tuple[Family, ...], path: str, route: Route | None = None) -> NoReturn:
-        """Raises `ClientFault` for a call that nobody serves. `route`: the one that leads elsewhere."""
+        """Raise `ClientFault` for a call that no upstream serves. `route`: the one that leads to other APIs."""
         shown, names = redact_url(path[:80]), " or ".join(family.name for family in families)
         if GATEWAY in families:
             message = f"the path {shown!r} is the gateway's own and is sent to no provider; {_own_path(path)}"
@@ -122,7 +124,7 @@ class Routes:
 
 
 def _firsts(pools: Iterable[Pool]) -> dict[Family, Pool]:
-    """The first upstream of each family: one that speaks it, before one that serves it besides."""
+    """Return the first upstream of each family: one that speaks it, before one that serves it besides."""
     found: dict[Family, Pool] = {}
     for pool in pools:
         found.setdefault(pool.config.family, pool)
@@ -135,11 +137,11 @@ def _firsts(pools: Iterable[Pool]) -> dict[Family, Pool]:
 _OWN: Final = {
     "rewards": "rewards", "events": "events", "wrapped": "wrapped", "logs": "v1/logs", "metrics": "v1/metrics",
 }  # fmt: skip
-"""Where what an agent says of itself is taken, by the end of the path that it was sent to."""
+"""Paths for an agent's reports about itself, by the end of the path that it was sent to."""
 
 
 def _own_path(path: str) -> str:
-    """What to do instead."""
+    """Return advice for a path of the gateway's own."""
     if "/agl" in path:
         return (
             "Agent Lightning's store API is not served here: give out work by /api/queue (penstock enqueue, penstock "

@@ -1,7 +1,8 @@
-"""The hosts that agents behind a sidecar want, as upstreams: they get what the agent has sent, every header of it.
+"""Upstreams for the hosts that agents behind a sidecar call directly: these get all that the agent has sent, every
+header of it.
 
-Known are the public endpoints of the APIs and every `[[upstream]]`. A key that an upstream of that host is given
-(`key_env`) replaces the agent's, so that the agent needs none.
+Known are the public endpoints of the APIs and every `[[upstream]]`. The key that is configured for an upstream of that
+host (`key_env`) replaces the agent's, so that the agent needs none.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from penstock.gateway.upstreams.pool import Pool
 
 
 class WantedPool(Pool):
-    """The connections to a host, for calls that have named it themselves."""
+    """The connections to a host that calls have named themselves."""
 
     def __init__(self, config: Upstream, own_keys: Sequence[str]) -> None:
         super().__init__(config, own_keys)
         self.heads.verbatim = True
 
     def target(self, path: str) -> str:
-        """The path as it is."""
         return path
 
 
 class WantedHosts:
-    """All that may be wanted."""
+    """The known hosts with their pools."""
 
     def __init__(self, upstreams: Iterable[Upstream], own_keys: Sequence[str]) -> None:
         """`upstreams`: configured and public; of several on one host the first counts."""
@@ -36,14 +36,14 @@ class WantedHosts:
 
     @property
     def known(self) -> str:
-        """The hosts, for people."""
+        """The known hosts as a text for people."""
         return ", ".join(f"{host}:{port}" for host, port in self.pools)
 
     def expire(self, now: float) -> None:
-        """Closes connections that have been idle for too long."""
+        """Close connections that have been idle for too long."""
         for pool in self.pools.values():
             pool.expire(now)
 
     def find(self, address: tuple[str, int]) -> Pool | None:
-        """The pool of a host and a port."""
+        """Return the pool of a host and a port; None for an unknown one."""
         return self.pools.get(address)

@@ -1,5 +1,6 @@
-"""Webhooks: others are told what becomes of releases.
+"""Webhooks: messages to others about changes of releases.
 
 Begin with `service`, which sends deliveries. `outbox` makes them of the links of audit chains, on the tape. `message`
-says what is sent, `signing` who has sent it, `retry` when it is sent again, `views` how it goes: these are pure.
+has the content, `signing` the signature, `retry` the pauses between attempts, `views` the state of each webhook: these
+are pure.
 """

@@ -1,4 +1,4 @@
-"""What is sent: a link of a release's audit chain, in JSON. Pure."""
+"""The content of a message: a link of a release's audit chain, in JSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from penstock.gateway.model.webhook import EVENTS, Event, Message, ReleaseChange
 LONGEST: Final = 200
 """Characters of a text among the figures: receivers want small bodies."""
 _RENAMED: Final = {"rollback": "roll_back"}
-"""Actions of people that rules call otherwise."""
+"""Actions of people that have another name among the rules."""
 
 
 def event_of(entry: Entry) -> Event | None:
-    """What was done; None where no webhook can ask for it."""
+    """Return the event of an entry; None where no webhook can subscribe to it."""
     action = _RENAMED.get(entry.action, entry.action)
     return next((event for event in EVENTS if event == action), None)
 
 
 def id_of(entry: Entry) -> str:
-    """The message's id: whoever hears of the same link twice gets the same one."""
+    """Return the message's id, which is the same each time that a link is sent."""
     return f"msg_{entry.hash[:32]}"
 
 
 def body(release: Release, entry: Entry) -> bytes:
-    """The body of the message on a link of the chain."""
+    """Return the body of the message about a link of the chain."""
     data = ReleaseChanged(
         release=release.id,
         resource=release.resource,
@@ -49,7 +49,7 @@ def body(release: Release, entry: Entry) -> bytes:
 
 
 def trial(webhook: str, now_ns: int) -> bytes:
-    """The body of a test."""
+    """Return the body of a test message."""
     return _written("webhook.test", now_ns, Tested(webhook=webhook))
 
 

@@ -1,8 +1,8 @@
 """Deliveries on the tape, as operations inside a write transaction, and reading them.
 
-The audit chains say what there is to tell. `told` has the last link of each release of which deliveries were made; what
-came after it is made deliveries in one transaction. So after a crash no link is told twice or left out, whenever it
-was written. A webhook that is new is told nothing of links from before.
+Deliveries follow from the audit chains. `told` has the last link of each release of which deliveries were made; later
+links are made deliveries in one transaction. So after a crash no link is delivered twice or left out, whenever it was
+written. A new webhook gets no links from before.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from penstock.gateway.webhooks.retry import given_up
 
 DELIVERIES, TOLD = "deliveries", "told"
 KEPT: Final = 10_000
-"""Deliveries that the tape keeps: of all webhooks, the newest, and those that still wait."""
+"""Deliveries that the tape keeps: the newest of all webhooks, and those that still wait."""
 NOTE: Final = "webhooks"
-"""The note on the tape with the names of the webhooks that there were."""
+"""The note on the tape with the names of the webhooks at the last start."""
 _SLICE: Final = 256
 _log = logging.getLogger("penstock.webhooks")
 
 Wanted = Mapping[str, Collection[Event]]
-"""What each webhook is told of, by its name."""
+"""The events of each webhook, by its name."""
 
 
 class Outbox:
-    """What can be done to deliveries in one transaction."""
+    """The operations on deliveries in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
 
     def begin(self, wanted: Wanted) -> list[Delivery]:
-        """Takes up what an earlier process has not come to; webhooks that it did not have begin here."""
+        """Return the deliveries that an earlier process has left; webhooks that it did not have begin here."""
         stored = self._tape.get("meta", b"note " + NOTE.encode())
         known: list[str] = [] if stored is None else json.loads(stored)
         releases = [key.decode() for key, _ in self._tape.scan("releases")] if wanted else []
@@ -52,13 +52,13 @@ class Outbox:
         return made
 
     def _give_up(self, wanted: Wanted) -> None:
-        """Nobody sends what is for a webhook that is not configured any more."""
+        """Give up waiting deliveries to webhooks that are not configured any more."""
         stored = _readable(record for _, record in self._tape.scan(DELIVERIES))
         for one in [one for one in stored if one.status == "waiting" and one.webhook not in wanted]:
             self.put(given_up(one, "the webhook is not configured any more"))
 
     def collect(self, releases: Iterable[str], wanted: Wanted) -> list[Delivery]:
-        """Makes deliveries of all that was done to these releases since they were looked at, in its order."""
+        """Make deliveries of all new links of these releases, in their order."""
         links = sorted((link for name in releases for link in self._links(name)), key=lambda link: link[1].at_ns)
         return [
             self._made(release, entry, event, name)
@@ -69,7 +69,7 @@ class Outbox:
         ]
 
     def _links(self, name: str) -> list[tuple[str, Entry]]:
-        """New links of a release's chain, which are not new from now on."""
+        """Return the new links of a release's chain, and mark them as collected."""
         stored = self._tape.get("releases", name.encode())
         told, there = int.from_bytes(self._tape.get(TOLD, name.encode()) or b""), _revision(stored)
         if there > told:
@@ -78,7 +78,8 @@ class Outbox:
         return [(name, link) for link in found if link is not None]
 
     def _link(self, name: str, number: int) -> Entry | None:
-        """One that is damaged must not keep back all that follow, of this release and of others."""
+        """Return a link; None for a damaged one, which must not hold up those that follow, of this release and of
+        others."""
         stored = self._tape.get("audit", keys.numbered_key(name, number))
         entry = readable(Entry, stored)
         if entry is None and stored is not None:
@@ -101,14 +102,14 @@ class Outbox:
         return made
 
     def _forget(self, upto: int) -> None:
-        """Takes away what is old and over: two, so that what an old one held back is caught up with."""
+        """Delete old finished deliveries: two at a time, to catch up after an old one was in the way."""
         oldest = list(islice(self._tape.scan(DELIVERIES), 2)) if upto > 0 else []
         for key, record in oldest:
             if keys.to_number(key) <= upto and all(one.status != "waiting" for one in _readable([record])):
                 self._tape.delete(DELIVERIES, key)
 
     def put(self, delivery: Delivery) -> None:
-        """Keeps what became of a delivery."""
+        """Write the state of a delivery."""
         self._tape.put(DELIVERIES, keys.number(delivery.number), _record(delivery))
 
 
@@ -118,7 +119,7 @@ def _revision(release: bytes | None) -> int:
 
 
 def _readable(records: Iterable[bytes]) -> Iterator[Delivery]:
-    """Without those that are damaged: nobody can tell what they were, and others must not wait for them."""
+    """Yield the readable deliveries: a damaged one cannot be known, and others must not wait for it."""
     return (found for record in records if (found := readable(Delivery, record)) is not None)
 
 
@@ -127,13 +128,13 @@ def _record(delivery: Delivery) -> bytes:
 
 
 class OutboxReader:
-    """Deliveries of a tape."""
+    """The deliveries on a tape."""
 
     def __init__(self, tape: Reader) -> None:
         self._tape = tape
 
     def newest(self) -> Iterator[Delivery]:
-        """All of them, newest first."""
+        """Yield all deliveries, newest first."""
         start = None
         while True:
             with self._tape.view() as view, view.cursor(DELIVERIES) as cursor:
@@ -144,26 +145,26 @@ class OutboxReader:
             start = found[-1][0]
 
     def waiting(self) -> list[Delivery]:
-        """Those that were neither taken nor given up, oldest first."""
+        """Return the deliveries that were neither taken nor given up, oldest first."""
         return [one for one in self.newest() if one.status == "waiting"][::-1]
 
     def begun(self) -> bool:
-        """Whether the gateway has had webhooks when it last started."""
+        """True if the gateway had webhooks when it last started."""
         return (self._tape.note(NOTE) or b"[]") != b"[]"
 
     def links(self) -> int:
-        """How many links all audit chains have."""
+        """Return the number of links of all audit chains."""
         with self._tape.view() as view:
             return view.count("audit")
 
     def behind(self) -> list[str]:
-        """Releases with links of which no deliveries were made."""
+        """Return the releases with links of which no deliveries were made."""
         with self._tape.view() as view:
             told = {key: int.from_bytes(record) for key, record in view.scan(TOLD)}
             return [key.decode() for key, it in view.scan("releases") if _revision(it) > told.get(key, 0)]
 
     def link(self, delivery: Delivery) -> tuple[Release, Entry] | None:
-        """What a delivery tells of; None where the tape has lost it, or it cannot be read."""
+        """Return the release and the link of a delivery; None where the tape has lost one, or it cannot be read."""
         with self._tape.view() as view:
             release = view.get("releases", delivery.release.encode())
             entry = view.get("audit", keys.numbered_key(delivery.release, delivery.entry))

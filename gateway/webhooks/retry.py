@@ -1,8 +1,8 @@
-"""What follows from an answer: taken, sent again later, or given up. Pure.
+"""The effect of an answer on a delivery: taken, sent again later, or given up. Pure.
 
-Standard Webhooks has it so: 2xx takes a message, 410 wants no more of them, everything else is sent again. Pauses
-double, vary, and are as long as `Retry-After` asks for. A day after the change the message is sent for the last time,
-but each is sent once.
+By Standard Webhooks 2xx takes a message, 410 wants no more of them, everything else is sent again. Pauses double, vary,
+and are as long as `Retry-After` asks for. A day after the change the message is sent for the last time, but each is
+sent once.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ GONE: Final = 410
 
 
 class Answer(NamedTuple):
-    """What came of a request."""
+    """The result of a request."""
 
     status: int | None
     """HTTP status; None where there was no answer."""
     error: str
-    """Why the message was not taken; empty where it was."""
+    """The reason why the message was not taken; empty where it was."""
     after_s: float = 0.0
-    """How long the receiver asks to wait."""
+    """Seconds that the receiver asks to wait."""
 
 
 def pause_s(attempts: int, vary: float) -> float:
-    """Seconds until the next attempt after so many. `vary`: between 0.5 and 1.5, by chance: what failed together must
-    not come back together."""
+    """Return the seconds until the next attempt after this many. `vary`: a random factor between 0.5 and 1.5:
+    deliveries that failed together must not come back together."""
     return min(FIRST_PAUSE_S * 2.0 ** min(attempts - 1, 30), LONGEST_PAUSE_S) * vary
 
 
 def after(delivery: Delivery, answer: Answer, sent_ns: int, now_ns: int, vary: float) -> Delivery:
-    """The delivery after an attempt. `sent_ns`: when that began."""
+    """Return the delivery after an attempt, which began at `sent_ns`."""
     tried = delivery.model_copy(
         update={
             "attempts": delivery.attempts + 1,
@@ -55,5 +55,5 @@ def after(delivery: Delivery, answer: Answer, sent_ns: int, now_ns: int, vary: f
 
 
 def given_up(delivery: Delivery, why: str = "") -> Delivery:
-    """The delivery when it will not be sent any more."""
+    """Return the delivery as given up."""
     return delivery.model_copy(update={"status": "given_up", "next_ns": None, "error": why or delivery.error})

@@ -1,4 +1,4 @@
-"""One request to a webhook, and what came of it, in words that hold no secret."""
+"""One request to a webhook, and its result, in words that hold no secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.gateway.webhooks.signing import headers
 
 TIMEOUT_S: Final = 10.0
 LARGEST_ANSWER: Final = 16 << 10
-"""Bytes of an answer that are read, so that its connection can be used again; what they say is of no interest."""
+"""Bytes of an answer that are read, so that its connection can be used again; its content is not used."""
 
 
 class Sender:
@@ -27,8 +27,8 @@ class Sender:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> None:
-        """Makes the client; on the loop."""
-        # How many are sent at a time is bounded where they are, by webhook: a slow one takes no other's place.
+        """Make the client; on the loop."""
+        # `service` bounds the requests at a time by webhook: a slow one takes no other's place.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -36,18 +36,17 @@ class Sender:
         )
 
     async def close(self) -> None:
-        """Closes its connections."""
         if self._session is not None:
             await self._session.close()
 
     async def send(self, url: str, keys: list[bytes], id: str, body: bytes) -> Answer:
-        """Sends a message once."""
+        """Send a message once and return the result."""
         assert self._session is not None, "open() comes first"
         signed = headers(keys, id, int(time()), body)
         try:
             async with self._session.post(url, data=body, headers=signed, allow_redirects=False) as answer:
                 asked = retry_after(answer.headers.get("Retry-After"), PATIENCE_NS / 1e9) or 0.0
-                # The status has said it all, even if the rest never comes.
+                # The status is enough, even if the rest never comes.
                 with suppress(aiohttp.ClientError, TimeoutError, OSError):
                     _ = await answer.content.read(LARGEST_ANSWER)
                 return Answer(answer.status, _refused(answer.status), asked)
@@ -65,7 +64,7 @@ def _refused(status: int) -> str:
 
 
 def _failed(error: Exception) -> str:
-    """What kept an answer away. Errors of the client may repeat a URL, so their own words are not shown."""
+    """Return why there was no answer. Errors of the client may repeat a URL, so their own words are not shown."""
     if isinstance(error, TimeoutError):
         return f"no answer within {TIMEOUT_S:.0f} s"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -80,7 +79,7 @@ def _failed(error: Exception) -> str:
 
 
 async def cancelled(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancels tasks and waits until they have ended."""
+    """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,9 +1,9 @@
-"""Tells webhooks what becomes of releases: at least once, and what becomes of one release in its order.
+"""Sends webhooks the changes of releases: at least once, and those of one release in their order.
 
 One task follows the tape: each link of an audit chain becomes deliveries (`outbox`). Each webhook and release has a
-*lane*, a queue with a task of its own while there is something in it: a delivery is sent until it is taken or given
-up, then the next one. A webhook that takes nothing, or only slowly, holds up neither others nor the releases,
-which know nothing of all this. What was sent but not written down when the gateway died is sent again.
+*lane*, a queue with a task of its own while there is something in it: a delivery is sent until it is taken or given up,
+  then the next one. A webhook that takes nothing, or only slowly, holds up neither others nor the releases, which know
+  nothing of all this. A delivery whose result was not written when the gateway died is sent again.
 
 A tape has one gateway (`store.directory`), so nobody else sends.
 """
@@ -35,14 +35,14 @@ from penstock.gateway.webhooks.views import views
 AT_ONCE: Final = 4
 """Requests to a webhook at a time."""
 BETWEEN_S, RETRY_S, GRACE_S = 0.05, 1.0, 2.0
-"""Between two looks at the tape; until a tape that failed is looked at again; how long requests may still take when the
+"""Seconds between two looks at the tape; until a tape that failed is read again; that requests may still take when the
 gateway stops."""
 _UNSENT: Final = Answer(None, "the gateway failed at it; its log says why")
 _log = logging.getLogger("penstock.webhooks")
 
 
 class Lane(NamedTuple):
-    """What is told in its order."""
+    """A webhook and a release, whose deliveries are sent in order."""
 
     webhook: str
     release: str
@@ -60,7 +60,7 @@ class Webhooks:
         metrics: Metrics,
         now_ns: Callable[[], int],
     ) -> None:
-        """Raises `ConfigError` when a secret is missing or is none."""
+        """Raises `ConfigError` when a secret is missing or invalid."""
         self._hooks = {hook.name: hook for hook in hooks}
         self._keys = {hook.name: hook.keys() for hook in hooks}
         self._wanted = {hook.name: frozenset(hook.events) for hook in hooks}
@@ -69,9 +69,9 @@ class Webhooks:
         self._sender = Sender()
         self._places = {hook.name: asyncio.Semaphore(AT_ONCE) for hook in hooks}
         self._quiet_ns: dict[str, int] = {}
-        """Until when a webhook has asked to be left alone."""
+        """Time until which a webhook has asked for no messages."""
         self._gone: set[str] = set()
-        """Those that want no more messages: until the gateway starts again, or a test is taken."""
+        """Webhooks that want no more messages: until the gateway starts again, or a test is taken."""
         self._lanes: dict[Lane, deque[Delivery]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun = False
@@ -79,7 +79,7 @@ class Webhooks:
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
-        """Takes up what an earlier process has left."""
+        """Continue the deliveries that an earlier process has left."""
         if not self._hooks and not self.reader.begun():
             return
         self._sender.open()
@@ -96,7 +96,7 @@ class Webhooks:
         self._begun = True
 
     async def stop(self) -> None:
-        """Lets requests that are under way end, but not for long; the rest is sent after the next start."""
+        """Let requests under way end, for at most `GRACE_S`; the rest is sent after the next start."""
         self._stopping.set()
         if self._following is not None:
             await cancelled([self._following])
@@ -151,7 +151,7 @@ class Webhooks:
     # -- telling it ---------------------------------------------------------------------------------------------------
 
     async def _run(self, lane: Lane) -> None:
-        """Sends what is in a lane, one after the other."""
+        """Send the deliveries of a lane, one after the other."""
         queue = self._lanes[lane]
         while queue and await self._due(queue[0]):
             try:
@@ -168,7 +168,7 @@ class Webhooks:
             self._measure(lane.webhook)
 
     async def _due(self, delivery: Delivery) -> bool:
-        """Waits until a delivery may be sent; False when the gateway stops."""
+        """Wait until a delivery may be sent; False when the gateway stops."""
         while not self._stopping.is_set():
             due = max(delivery.next_ns or 0, self._quiet_ns.get(delivery.webhook, 0))
             seconds = (due - self._now_ns()) / 1e9
@@ -182,7 +182,7 @@ class Webhooks:
         return False
 
     async def _attempt(self, delivery: Delivery) -> Delivery:
-        """Sends a delivery once, and writes down what came of it."""
+        """Send a delivery once, and write the result."""
         hook, sent_ns = self._hooks[delivery.webhook], self._now_ns()
         found = self.reader.link(delivery)
         if found is None:
@@ -200,7 +200,7 @@ class Webhooks:
         return done
 
     def _heed(self, webhook: str, answer: Answer, now: int) -> None:
-        """What an answer means for all that this webhook is told."""
+        """Apply an answer to all messages of this webhook: it may want none any more, or a pause."""
         if answer.status == GONE:
             self._gone.add(webhook)
         if answer.error and answer.after_s:
@@ -217,7 +217,7 @@ class Webhooks:
             _log.warning("webhook %s does not take %s (%s): trying for a day", done.webhook, what, done.error)
 
     async def _keep(self, delivery: Delivery) -> None:
-        """Writes a delivery down. Without that it would be sent again after the next start, and so it may be."""
+        """Write a delivery. If it cannot be written, it is sent again after the next start, which is allowed."""
         try:
             await self._recorder.submit(lambda tape: Outbox(tape).put(delivery))
         except TapeError as error:
@@ -227,11 +227,11 @@ class Webhooks:
 
     @property
     def names(self) -> list[str]:
-        """Those configured."""
+        """The names of the configured webhooks."""
         return list(self._hooks)
 
     async def test(self, name: str) -> WebhookTried:
-        """Sends a test to a webhook, once; nothing of it gets on the tape. Raises `KeyError` when there is none."""
+        """Send a test to a webhook, once; nothing of it gets on the tape. Raises `KeyError` when there is none."""
         hook, id = self._hooks[name], f"msg_{secrets.token_hex(16)}"
         began = monotonic()
         answer = await self._sender.send(hook.url, self._keys[name], id, message.trial(name, self._now_ns()))
@@ -241,5 +241,5 @@ class Webhooks:
         return WebhookTried(webhook=name, id=id, answer=answer.status, error=answer.error, seconds=seconds)
 
     def views(self) -> list[WebhookView]:
-        """Each webhook, and how it goes there."""
+        """Return the state of each webhook."""
         return views(self._hooks.values(), self.reader.newest())

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def headers(keys: Iterable[bytes], id: str, seconds: int, body: bytes) -> dict[str, str]:
-    """The headers of a request. `seconds`: when it is sent, since the epoch. Each key signs, in its order."""
+    """Return the headers of a request, signed with each key in order. `seconds`: time of sending, since the epoch."""
     signed = f"{id}.{seconds}.".encode() + body
     signatures = (base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys)
     return {

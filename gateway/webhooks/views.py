@@ -1,4 +1,4 @@
-"""How it goes at each webhook: what its deliveries say. Pure."""
+"""The state of each webhook, from its deliveries. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.gateway.model.webhook_settings import Webhook
 
 
 def views(hooks: Iterable[Webhook], deliveries: Iterable[Delivery]) -> list[WebhookView]:
-    """A view of each webhook, in the order given."""
+    """Return a view of each webhook, in the order given."""
     mine = {hook.name: (hook, list[Delivery]()) for hook in hooks}
     for delivery in deliveries:
         if delivery.webhook in mine:

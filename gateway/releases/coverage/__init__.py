@@ -1,6 +1,6 @@
-"""Whom a prompt reaches: what calls matched and missed is counted per resource, and a fall is told and holds canaries.
+"""Coverage: matched and missed calls are counted per resource; a fall is reported and holds canaries.
 
-Calls note what they had (`noting`), which costs them one entry in a list. Once a second `watch` finds out in a thread
-which prompt a text that was not recognised is nearly (`gateway.prompts.nearest`), and an operation adds it up on the
-tape (`operations`), where `gateway.canary.coverage` decides whether the coverage has fallen.
+Calls note their prompts (`noting`), which costs them one entry in a list. Once a second `watch` finds out in a thread
+which prompt an unrecognised text is nearly (`gateway.prompts.nearest`), and an operation adds it up on the tape
+(`operations`), where `gateway.canary.coverage` decides whether the coverage has fallen.
 """

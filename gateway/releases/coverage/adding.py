@@ -1,4 +1,4 @@
-"""What some calls add to the coverage of resources. It runs in a thread: each new text is searched for many pieces."""
+"""Adds calls to the coverage of resources. It runs in a thread: each new text is searched for many pieces."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from penstock.gateway.releases.coverage.noting import Call, Missed
 from penstock.gateway.releases.coverage.operations import Added
 
 REMEMBERED: Final = 16_384
-"""Rollouts that are known to have called."""
+"""Rollouts whose first call was counted that are remembered."""
 TEXTS: Final = 1_024
 """Texts whose nearest prompt is remembered."""
 NEW_TEXTS: Final = 50
-"""Texts that are looked at for the first time, at most: each takes about a millisecond of a process that serves calls.
-Those beyond are nobody's miss."""
+"""New texts that are searched at most: each takes about a millisecond of a process that serves calls. Further ones are
+counted as no resource's miss."""
 
 
 class Near(NamedTuple):
-    """What a text is nearly."""
+    """The resource whose text another text nearly is."""
 
     resource: str
-    """The resource."""
     difference: Difference | None
-    """Where it differs; None also where the text has a secret."""
+    """The place where they differ; None also where the text has a secret."""
 
 
 class Adding:
-    """Adds calls up."""
+    """Adds calls to the coverage of resources, and remembers texts and rollouts from call to call."""
 
     def __init__(self, secrets: Secrets) -> None:
-        """`secrets`: what is not shown of a text."""
+        """`secrets` are removed from shown texts."""
         self._secrets = secrets
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._near: OrderedDict[tuple[bytes, str | None], Near | None] = OrderedDict()
@@ -47,7 +46,8 @@ class Adding:
         self._nearest = Nearest(())
 
     def added(self, calls: Iterable[Call], catalog: Catalog, now: int) -> dict[str, Added]:
-        """What these calls add, by the resource's name. A call in which a resource was recognised did not miss it."""
+        """Return the additions of these calls, by the resource's name. A call in which a resource was recognised did
+        not miss it."""
         if catalog is not self._catalog:
             self._catalog, self._nearest = catalog, Nearest(catalog.sent)
             self._near.clear()
@@ -93,12 +93,12 @@ class Adding:
         sent = self._nearest.of(text, names_of(place))
         if sent is None:
             return None
-        # A piece of a text does not tell whether a secret was cut in two.
+        # A piece of a text may end in the middle of a secret.
         shown = not self._secrets.by_place and self._secrets.text(text) is text
         return Near(sent.resource, difference(sent, text) if shown else None)
 
     def _first(self, added: Added, rollout: str, name: str, matched: bool) -> None:
-        """The first call of a rollout stands for all of it."""
+        """Count the first call of a rollout, which stands for all of it."""
         if (rollout, name) not in self._seen:
             self._seen[rollout, name] = None
             added.rollouts.append(matched)

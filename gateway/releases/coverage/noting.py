@@ -1,4 +1,4 @@
-"""What calls had, until it is added up: bounded, and cheap enough for every call."""
+"""Notes of calls and their prompts, until they are added up: bounded, and cheap enough for every call."""
 
 from __future__ import annotations
 
@@ -11,51 +11,49 @@ from penstock.gateway.model.coverage import Unread, Why
 from penstock.gateway.prompts.rewrite import Miss
 
 HELD_BYTES: Final = 16 << 20
-"""Texts that were not recognised, until they are looked at; what goes beyond is nobody's miss."""
+"""Bytes of unrecognised texts that are held until they are searched; further ones are counted as no resource's miss."""
 MOST_CALLS: Final = 100_000
-"""Calls that wait to be added up, at most; more are counted by the metrics only."""
+"""Calls that wait to be added up, at most; the metrics alone count further ones."""
 
 
 class Missed(NamedTuple):
-    """A text, or a request, that passed as it came."""
+    """A text, or a request, that passed unchanged."""
 
     why: Why | Unread
-    """Why."""
     resource: str | None
-    """What it was to be, where that is known."""
+    """The resource that it should have been, where that is known."""
     place: Place | None = None
-    """The text, from which that can be told otherwise."""
+    """The text, from which the resource can be found otherwise."""
 
 
 class Call(NamedTuple):
-    """What a call had of registered prompts."""
+    """A call and its registered prompts."""
 
     rollout: str
-    """Its rollout."""
     matched: Collection[str]
     """The resources whose text it had."""
     missed: Collection[Missed]
-    """What passed as it came."""
+    """Texts that passed unchanged."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """What calls had since it was taken the last time."""
+    """Notes of calls since the last `take`."""
 
     calls: list[Call] = field(default_factory=list[Call])
-    """In their order."""
+    """The calls, in order."""
     _held: dict[bytes, Place] = field(default_factory=dict[bytes, Place])
     _bytes: int = 0
 
     def add(self, rollout: str, matched: Collection[str], misses: Iterable[Miss]) -> None:
-        """Notes a call."""
+        """Note a call with the resources that it matched and its misses."""
         if len(self.calls) < MOST_CALLS:
             missed = [one for miss in misses if (one := self._kept(miss)) is not None]
             if matched or missed:
                 self.calls.append(Call(rollout, matched, missed))
 
     def add_unread(self, rollout: str, why: Unread, resources: Collection[str]) -> None:
-        """Notes a call whose request could not be read, of a rollout that was given these resources."""
+        """Note a call whose request could not be read, of a rollout that has pins of these resources."""
         if resources and len(self.calls) < MOST_CALLS:
             self.calls.append(Call(rollout, (), [Missed(why, name) for name in resources]))
 
@@ -72,7 +70,7 @@ class Notes:
         return Missed(miss.why, None, place)
 
     def take(self) -> list[Call]:
-        """What was noted, once."""
+        """Return the notes and drop them."""
         calls, self.calls = self.calls, []
         self._held, self._bytes = {}, 0
         return calls

@@ -16,30 +16,30 @@ DATABASE = "coverage"
 
 @dataclass(slots=True)
 class Added:
-    """What is added to the coverage of a resource."""
+    """Additions to the coverage of a resource."""
 
     matched: int = 0
     """Calls in which its text was recognised."""
     missed: Counter[str] = field(default_factory=Counter[str])
-    """Calls with a text that is nearly its own, by why."""
+    """Calls with a text that is nearly its own, by reason."""
     rollouts: list[bool] = field(default_factory=list[bool])
-    """For each rollout that has not called before, in order: whether its text was recognised."""
+    """For each rollout that has not called before, in order: True if its text was recognised."""
     last: LastMiss | None = None
-    """The last miss."""
+    """The last of these misses."""
 
 
 Changed = Mapping[str, tuple[Coverage, Turn | None]]
-"""The coverage by the resource's name, and whether it has just fallen or come back."""
+"""The coverage by the resource's name, and its turn if it has just fallen or come back."""
 
 
 class CoverageOperations:
-    """What can be done to coverage in one transaction."""
+    """The operations on coverage in one transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
 
     def add(self, added: Mapping[str, Added], now: int) -> Changed:
-        """Adds what calls had, rollout by rollout."""
+        """Add calls to the coverage, rollout by rollout."""
         return {name: self._add(name, one, now) for name, one in added.items() if self._is_there(name)}
 
     def _is_there(self, name: str) -> bool:
@@ -62,11 +62,11 @@ class CoverageOperations:
         return coverage, turned
 
     def _forgotten(self, rollout: str) -> bool:
-        """Whether a rollout was forgotten since it called: what it said must not come back."""
+        """True if a rollout was forgotten since it called: its text must not come back."""
         key = keys.rollout_key(rollout)
         return self._tape.get("forgotten", key) is not None and self._tape.rollout(rollout) is None
 
 
 def forget(tape: Transaction, name: str) -> None:
-    """Begins anew: agents are known to send another text of it."""
+    """Drop the coverage of a resource: agents are known to send another text of it."""
     tape.delete(DATABASE, name.encode())

@@ -1,4 +1,4 @@
-"""Adds up what calls had, once a second, and tells when the coverage of a resource has fallen or is back."""
+"""Adds up the notes of calls, once a second, and reports when the coverage of a resource has fallen or is back."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class Watch:
         fell: Callable[[str, Coverage], Awaitable[None]],
         secrets: Secrets,
     ) -> None:
-        """`fell` is told of each resource whose coverage has fallen."""
+        """`fell` is called for each resource whose coverage has fallen."""
         self._pins, self._recorder, self._metrics, self._now_ns, self._fell = pins, recorder, metrics, now_ns, fell
         self._adding = Adding(secrets)
         self._untold = dict[str, Coverage]()
-        """Resources whose coverage has fallen, of which `fell` is to be told."""
+        """Resources whose coverage has fallen and for which `fell` has not succeeded yet."""
         self._failing = dict[str, str]()
-        """Why that failed, by resource; said once."""
+        """The error of `fell`, by resource; logged once."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins."""
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """Adds up what is left. What is being added up is in the notes no more, so that is let through first."""
+        """Stop the task and add up the rest. Calls that are being added up are no longer in the notes, so that is
+        finished first."""
         self._stopping.set()
         if self._task is not None:
             await self._task
@@ -66,7 +66,7 @@ class Watch:
             await self._add_up()
         except Exception:
             _log.exception("the coverage of prompts could not be added up")
-        # Also of one that could not be told before: its canaries must not go on.
+        # Also for one for which `fell` failed before: its canaries must not go on.
         for name, coverage in list(self._untold.items()):
             await self._tell(name, coverage)
 

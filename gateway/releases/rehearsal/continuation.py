@@ -1,12 +1,12 @@
-"""Continues a conversation without its agent: puts an answer and the results of its tools behind the request. Pure.
+"""Continues a conversation without its agent: appends an answer and the results of its tools to the request. Pure.
 
 An agent that has called its tools sends the conversation again with the model's answer and a result for each call. This
-module does that for the agent, in the wire form of its API (`Dialect.continued`): the answer's own objects as they
-came, as the official SDKs send them back, and the recorded results under the ids of the new calls. Read again, such a
-request is the old conversation, the answer and the results.
+module does that for the agent, in the wire form of its API (`Dialect.continued`): the answer's own objects unchanged,
+as the official SDKs send them back, and the recorded results under the ids of the new calls. Read again, such a request
+is the old conversation, the answer and the results.
 
 The agent never saw these messages, so its later requests lack them. `restored` puts them back in their place: without
-them the model would not know what its own tools have said.
+them the model would not know the results of its own tools.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _ASKING: Final = ("user", "system", "developer", "tool", "function")
 
 
 class CannotContinue(Exception):
-    """The answer's calls have no results that could be written; the message says why."""
+    """A tool call of the answer has no result that could be written; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Calls and results that an agent has not seen."""
+    """Tool calls and results that an agent has not seen."""
 
     before: list[Any]
-    """The messages that they stand behind, as `plain` gives them."""
+    """The messages before them, as `plain` returns them."""
     messages: Sequence[Any]
-    """Themselves."""
+    """The hidden messages."""
 
 
 def conversation(dialect: Dialect, asked: Json) -> list[Any]:
-    """The messages of a request, as they stand in it."""
+    """Return the messages of a request, unchanged."""
     found = asked.get(dialect.conversation_field)
     if isinstance(found, str):
         return [{"role": "user", "content": found}]
@@ -48,12 +48,13 @@ def conversation(dialect: Dialect, asked: Json) -> list[Any]:
 
 
 def with_conversation(dialect: Dialect, asked: Json, messages: Sequence[Any]) -> bytes:
-    """The request with these messages."""
+    """Return the request with these messages."""
     return orjson.dumps(asked | {dialect.conversation_field: list(messages)})
 
 
 def exchange(dialect: Dialect, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json]:
-    """An answer and the results of its calls, in their order, as messages of a request. Raises `CannotContinue`."""
+    """Return an answer and the results of its calls, in their order, as messages of a request. Raises
+    `CannotContinue`."""
     made = dialect.continued(response, stream, results)
     if made is None:
         raise CannotContinue("a call of it has no result that could be written")
@@ -61,7 +62,7 @@ def exchange(dialect: Dialect, response: bytes, stream: bool, results: Sequence[
 
 
 def restored(messages: Sequence[Any], told: Sequence[Hidden]) -> list[Any]:
-    """A conversation with the messages that its agent has not seen. Of several for one place the last counts."""
+    """Return a conversation with its hidden messages. Of several for one place the last counts."""
     whole = list(messages)
     compared: list[Any] = plain(whole)
     at = {len(one.before): one for one in told if _goes_on(compared, one)}
@@ -71,7 +72,7 @@ def restored(messages: Sequence[Any], told: Sequence[Hidden]) -> list[Any]:
 
 
 def _goes_on(messages: list[Any], hidden: Hidden) -> bool:
-    """Whether these plain messages are those before, and then the model's answer."""
+    """True if the messages are those in `hidden.before`, followed by an answer of the model."""
     end = len(hidden.before)
     if end >= len(messages) or obj(messages[end]).get("role") in _ASKING:
         return False
@@ -79,7 +80,7 @@ def _goes_on(messages: list[Any], hidden: Hidden) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Without the markers of caches: agents move them from message to message."""
+    """Return a value without cache markers: agents move them from message to message."""
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in obj(value).items() if key != "cache_control"}
     return [plain(inner) for inner in arr(value)] if isinstance(value, list) else value

@@ -1,13 +1,14 @@
 """Rehearsals under way, for calls of their agents and for the control API.
 
 A rehearsal's runs are rollouts of their own, two for each recorded one: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`. A
-call to such an address is answered here and never passed on as it is, also when no such rehearsal is under way (it is
+call to such an address is answered here and never passed on unchanged, also when no such rehearsal is under way (it is
 over, or the gateway has just been started): an agent that got a tool call would run the tool. While no release has
 asked for a rehearsal, calls skip this check (`Catalog.rehearses`).
 
 Runs are handed out as work is, with a lease, but not from the queue: only a runner that asks for this release gets
-them. The tape says which runs were handed out, so a restart loses no run that has ended. The results that an agent has
-had are in memory only: a run that had an answer before a restart cannot go on, is told so, and is rehearsed again.
+them. The tape has the runs that were handed out, so a restart loses no run that has ended. The results that an agent
+has had are in memory only: a run that had an answer before a restart cannot go on, is refused with that reason, and is
+rehearsed again.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from penstock.gateway.store.directory import TapeError
 from penstock.gateway.store.operation import Refused
 
 RESTARTED: Final = "restarted"
-"""Short reason of a refusal: the gateway has lost what the agent was told."""
+"""Short reason of a refusal: the gateway has lost the answers that the agent has had."""
 OVER: Final = "rehearsal"
 """Short reason of a refusal: no rehearsal of the call's address is under way."""
 _READY_S: Final = 30.0
-"""How long a call waits for a gateway that resumes a rehearsal."""
+"""Seconds that a call waits for a gateway that resumes a rehearsal."""
 
 
 @dataclass(slots=True)
@@ -50,27 +51,27 @@ class Leg:
     """One of the two runs of a recorded rollout."""
 
     rollout: str
-    """Its own."""
+    """Rollout id of the run itself."""
     side: str
     """`candidate` or `incumbent`."""
     versions: Mapping[str, str]
-    """The versions that it is given, by resource."""
+    """The versions that the run gets, by resource."""
     original: Original
     state: Literal["waiting", "running", "over"] = "waiting"
     attempt: str | None = None
-    """The one that may call; None until it is handed out."""
+    """The attempt that may call; None until the run is handed out."""
     plays: dict[str, Play] = field(default_factory=dict[str, Play])
-    """What is under way, by attempt."""
+    """Agents at work, by attempt."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Of its spans."""
+        """Attributes of the run's spans."""
         return {REPLAY_OF: self.original.name, LEG: self.side}
 
     @property
     def spec(self) -> RolloutSpec:
-        """Its rollout. Only this module hands it out again."""
+        """The rollout of the run. Only this module hands it out again."""
         config = RolloutConfig(max_attempts=1, retry_on=[])
         told = dict(self.attributes)
         return RolloutSpec(
@@ -80,60 +81,60 @@ class Leg:
 
 @dataclass(slots=True)
 class Rehearsed:
-    """A release that rehearses."""
+    """A release in rehearsal, with its runs."""
 
     release: Release
     sender: Sender
     legs: dict[str, Leg]
-    """By rollout, in the order in which they are handed out."""
+    """Its runs by rollout, in the order in which they are handed out."""
 
 
 def leg_name(release: Release, number: int, leg: str) -> str:
-    """Rollout of a run; it follows from the release, so that it is found again."""
+    """Return the rollout id of a run; it follows from the release, so that it is found again."""
     return f"{release.id[-80:]}{REHEARSAL}{release.revision}-{number}-{leg}"
 
 
 class Rehearsals:
-    """All of a gateway."""
+    """All rehearsals of a gateway."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._under_way: dict[str, Rehearsed] = {}
         self._legs: dict[str, tuple[Rehearsed, Leg]] = {}
         self._news = asyncio.Event()
-        """Set, and replaced, when something may be had that could not be had before."""
+        """Set, and replaced, when a new run may be had."""
 
     def open(self, rehearsed: Rehearsed) -> None:
-        """Hands out its runs from now on."""
+        """Hand out the runs of a rehearsal from now on."""
         self._under_way[rehearsed.release.id] = rehearsed
         self._legs |= {name: (rehearsed, leg) for name, leg in rehearsed.legs.items()}
         self.changed()
 
     def close(self, rehearsed: Rehearsed) -> None:
-        """No call of its runs is answered any more."""
+        """End a rehearsal: calls of its runs are refused from now on."""
         self._under_way.pop(rehearsed.release.id, None)
         for name in rehearsed.legs:
             self._legs.pop(name, None)
         self.changed()
 
     def changed(self) -> None:
-        """Wakes those who wait."""
+        """Wake all that wait for a run."""
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     # -- calls of agents ---------------------------------------------------------------------------------------------
 
     def plays(self, call: Admitted) -> bool:
-        """Whether a call of a run is answered by `answer`; what else may pass asks for no answer of a model's."""
+        """True if a call of a run is answered by `answer`; other calls that may pass request no answer of a model."""
         return call.dialect.generates or call.dialect is OPAQUE
 
     def attributes(self, rollout: str) -> Mapping[str, str]:
-        """Of the spans of a run's calls."""
+        """Return the attributes of spans of a run's calls."""
         found = self._legs.get(rollout)
         return {} if found is None else found[1].attributes
 
     async def answer(self, call: Admitted, request: Request, prompt: str | None) -> Played:
-        """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
+        """Return the agent's answer; raises `Refusal`. `prompt`: the prompt that the call names."""
         if call.dialect is OPAQUE:
             message = f"a rehearsal asks models and does nothing else: {call.path[:80]!r} is not passed on"
             raise ClientFault(400, OVER, message)
@@ -147,7 +148,7 @@ class Rehearsals:
         return await play.answer(call, request, prompt)
 
     async def _found(self, rollout: str) -> tuple[Rehearsed, Leg]:
-        """The run, as soon as it is under way again after a restart."""
+        """Return the run, as soon as it is under way again after a restart."""
         until = asyncio.get_running_loop().time() + _READY_S
         while (found := self._legs.get(rollout)) is None:
             news = self._news
@@ -176,8 +177,8 @@ class Rehearsals:
     # -- who runs agents ---------------------------------------------------------------------------------------------
 
     async def claim(self, release: str, asked: ClaimRequest, dispatcher: Dispatcher) -> tuple[list[Claimed], bool, int]:
-        """(runs for a worker, whether there may be more of them, how many wait); waits for them if need be. Raises
-        `Refused`."""
+        """Return (runs for a worker, True if there may be more of them, the number that wait); wait for runs if need
+        be. Raises `Refused`."""
         until = asyncio.get_running_loop().time() + asked.wait_s
         while True:
             news, found = self._news, ReleaseReader(self._context.tape).release(release)
@@ -194,7 +195,7 @@ class Rehearsals:
 
     async def _claim(self, release: str, asked: ClaimRequest, dispatcher: Dispatcher) -> list[Claimed]:
         claimed: list[Claimed] = []
-        # Others claim while one is handed out, so each time it is looked anew what is left.
+        # Others claim while one is handed out, so the remaining runs are read anew each time.
         while len(claimed) < asked.limit and (waiting := self._waiting(release)):
             leg = waiting[0]
             leg.state = "running"
@@ -218,7 +219,7 @@ async def _hand_out(leg: Leg, asked: ClaimRequest, dispatcher: Dispatcher) -> Cl
 
 
 async def _until(news: asyncio.Event, until: float) -> bool:
-    """True when there may be something new; False when it is time to give up."""
+    """Wait for news: True when there may be something new; False when it is time to give up."""
     try:
         async with asyncio.timeout_at(until):
             await news.wait()

@@ -1,10 +1,10 @@
 """Recorded rollouts that can be rehearsed: their input is known, they succeeded, and they ended with words. Runs on
 threads; only reads the tape.
 
-It takes the newest rollouts that used the resource, as `recorded_calls` finds calls, and leaves out those in which the
+The newest rollouts that used the resource are drawn, found as `recorded_calls` finds calls, without those in which the
 candidate has answered a call; their order follows from the seed. A rollout cannot be rehearsed if its provider ran
 tools by itself, or if it ended with a tool call that nobody answered (some agents hand over their result in a tool
-call). The judge compares the last answer, and no agent may see a tool call in a rehearsal.
+call): the judge compares the last answer, and no agent may see a tool call in a rehearsal.
 """
 
 from __future__ import annotations
@@ -33,31 +33,32 @@ from penstock.gateway.store.damage import unless_damaged
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A rollout to rehearse."""
+    """A recorded rollout that is rehearsed."""
 
     rollout: Rollout
     cassette: Cassette
     last: Turn
-    """Its last answer."""
+    """Its last answered exchange, which the judge compares."""
 
     @property
     def name(self) -> str:
-        """ROLLOUT/ATTEMPT."""
+        """The name of the recorded attempt: ROLLOUT/ATTEMPT."""
         return f"{self.rollout.id}/{self.rollout.attempt}"
 
 
 @dataclass(slots=True)
 class Originals:
-    """What is rehearsed."""
+    """The recorded rollouts to rehearse."""
 
     found: list[Original] = field(default_factory=list[Original])
-    """In the order in which they are rehearsed."""
+    """The originals in the order in which they are rehearsed."""
     passed_over: Counter[str] = field(default_factory=Counter[str])
-    """Rollouts that used the resource and cannot be rehearsed, by why."""
+    """Numbers of rollouts that used the resource and cannot be rehearsed, by reason."""
 
 
 def draw(tape: Store, release: Release, recordings: Recordings, stopped: Callable[[], bool]) -> Originals:
-    """As many as the policy wants, at most. `stopped`: asked between rollouts whether nobody wants them any more."""
+    """Return as many originals as the policy wants, at most. `stopped`: called between rollouts; True when nobody wants
+    them any more."""
     drawn = Originals()
     for _, rollout in islice(tape.rollouts(), HISTORY):
         if stopped() or len(drawn.found) >= release.policy.replay.closed_loop:
@@ -73,7 +74,7 @@ def draw(tape: Store, release: Release, recordings: Recordings, stopped: Callabl
 
 
 def _original(tape: Store, release: Release, recordings: Recordings, rollout: Rollout) -> Original | str:
-    """Why it cannot be rehearsed, empty when it is not meant."""
+    """Return the original; else the reason why it cannot be rehearsed, empty when it is not eligible."""
     ended = rollout.ended_ns is not None and rollout.ended_ns <= release.changed_ns
     if rollout.status != RolloutStatus.SUCCEEDED or not ended or not _told(tape, rollout):
         return ""
@@ -90,12 +91,12 @@ def _original(tape: Store, release: Release, recordings: Recordings, rollout: Ro
 
 
 def _told(tape: Store, rollout: Rollout) -> bool:
-    """Whether somebody has told its end, and not only its silence."""
+    """True if the end of a rollout was reported, not guessed from its silence."""
     return rollout.origin == "queued" or any(one.outcome is not None for one in tape.attempts(rollout.id))
 
 
 def answered(span: Span) -> bool:
-    """Whether it is a call whose answer can be compared."""
+    """True if the span is a call whose answer can be compared."""
     good = span.kind == "llm" and span.status == SpanStatus.OK and bool(span.choices)
     return good and by_name(span.dialect).generates
 
@@ -120,5 +121,5 @@ def _read(tape: Store, rollout: Rollout, spans: list[Span]) -> Original | str:
 
 
 def final(spans: list[Span]) -> Span:
-    """Of answered calls the one whose answer came last."""
+    """Return the answered call whose answer came last."""
     return max(spans, key=lambda span: span.end_ns or 0)

@@ -1,11 +1,11 @@
 """Recorded tool results, for an agent that is run again without its tools. Pure.
 
-A `Cassette` answers a tool call with what the same call returned in the recorded rollout: the tool, its arguments as
-canonical JSON, and the how-manieth call of its kind it is (a second look at a seat may find it taken). A call that the
-recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. Nobody knows what
-the tool would have said, so nothing is made up; the caller ends the run there and counts it.
+A `Cassette` answers a tool call with the result of the same call in the recorded rollout: the tool, its arguments as
+canonical JSON, and the number of the call among those of its kind (a second look at a seat may find it taken). A call
+that the recorded agent did not make has no result: that is a *miss*, and from there on the run has *diverged*. The real
+result is unknown, so none is made up; the caller ends the run there and counts it.
 
-Results are taken from the requests: an agent sends with every call what its tools have returned so far, or names the
+Results are taken from the requests: an agent sends with every call the results of its tools so far, or names the
 response that it continues, where the provider keeps conversations. Ids of calls are matched in their order, because
 real agents use one id several times.
 """
@@ -21,18 +21,18 @@ from penstock.gateway.model.turn import Message, Part, Turn
 from penstock.gateway.releases.replay.agreement import canonical
 
 Key = tuple[str, str]
-"""Tool and canonical arguments."""
+"""A tool and its canonical arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A call that was not recorded."""
+    """A tool call that was not recorded."""
 
     tool: str
     arguments: str
-    """As canonical JSON."""
+    """The arguments as canonical JSON."""
     occurrence: int
-    """The how-manieth call with these arguments it is, from 1."""
+    """Number of the call among those with these arguments, from 1."""
 
 
 @dataclass(slots=True)
@@ -40,17 +40,16 @@ class Cassette:
     """The tool results of one rollout; plays once, from its beginning."""
 
     results: Mapping[Key, Sequence[Part]]
-    """Of each call the results, in the order of its occurrences."""
+    """The results of each call, in the order of its occurrences."""
     misses: list[Miss] = field(default_factory=list[Miss])
     """Calls without a recorded result; at the first of them the run diverged."""
     _left: dict[Key, list[int]] = field(default_factory=dict[Key, list[int]])
-    """Of each call the places of the results that were not played, as a heap: requests of an agent may run at once."""
+    """Indices of the results of each call that were not played, as a heap: requests of an agent may run at once."""
 
     @classmethod
     def of(cls, turns: Iterable[Turn]) -> Cassette:
-        """The results in a rollout's exchanges, in their order. Each request repeats its agent's conversation, so a
-        call counts once: by its id, or, where a dialect has no ids, by its place.
-        """
+        """Return the results in a rollout's exchanges, in their order. Each request repeats its agent's conversation,
+        so a call counts once: by its id, or, where a dialect has no ids, by its place."""
         conversations: list[list[Message]] = []
         kept: dict[str, list[Message]] = {}
         for turn in turns:
@@ -66,7 +65,7 @@ class Cassette:
         return cls(dict(results))
 
     def answer(self, tool: str, arguments: str) -> Part | None:
-        """What this call returned when it was recorded: text, and in `data` what is more than text; None for a miss.
+        """Return the recorded result of this call: text, and in `data` what is more than text; None for a miss.
         `arguments`: JSON text."""
         key = tool, canonical(arguments)
         recorded = self.results.get(key, ())
@@ -78,31 +77,31 @@ class Cassette:
         return None
 
     def take_back(self, calls: Iterable[tuple[str, str, Part]]) -> None:
-        """Takes back calls, each with its result, whose request has failed and will be sent again."""
+        """Return the results of calls to the cassette; their request has failed and will be sent again."""
         for tool, arguments, result in calls:
             key = tool, canonical(arguments)
             place = next(at for at, one in enumerate(self.results[key]) if one is result)
             heappush(self._left[key], place)
 
     def again(self) -> Cassette:
-        """The same from its beginning."""
+        """Return the same cassette at its beginning."""
         return Cassette(self.results)
 
 
 def _follow(conversations: list[list[Message]], messages: list[Message]) -> None:
-    """Puts a request's messages in the place of the conversation that they continue, or beside the others."""
+    """Replace the conversation that a request's messages continue, or add them beside the others."""
     for at, known in enumerate(conversations):
         if messages[: len(known)] == known:
             conversations[at] = messages
             return
         if known[: len(messages)] == messages:
-            # Asked once more.
+            # The same request was sent again.
             return
     conversations.append(messages)
 
 
 def _answered(messages: list[Message]) -> list[tuple[Key, Part | None]]:
-    """The calls of a conversation, each with its result."""
+    """Return the calls of a conversation, each with its result."""
     waiting: list[tuple[str | None, Key, int]] = []
     found: list[tuple[Key, Part | None]] = []
     for message in messages:

@@ -1,6 +1,6 @@
 """Closed-loop replay: the agent itself does recorded rollouts again, with recorded tool results.
 
-After the recorded calls were asked again (`replay`), the agent's command runs each of the drawn rollouts
+After the recorded calls were sent again (`replay`), the agent's command runs each of the drawn rollouts
 (`recorded_rollouts`) twice on a person's machine: once with the candidate, once with the incumbent. The gateway plays
 its tools (`tool_player`); it may take any number of steps. A run ends as
 
@@ -48,9 +48,9 @@ from penstock.gateway.store.operation import Refused
 
 LEGS: Final = (CANDIDATE, INCUMBENT)
 TRIES: Final = 5
-"""How often a run is handed out at most."""
+"""Times that a run is handed out at most."""
 BETWEEN_S: Final = 0.05
-"""Between two looks at runs under way."""
+"""Seconds between two looks at runs under way."""
 LIVE: Final = (AttemptStatus.PREPARING, AttemptStatus.RUNNING)
 LOST: Final = (AttemptStatus.UNRESPONSIVE, AttemptStatus.CANCELLED)
 How = Literal["answered", "diverged", "failed"]
@@ -58,16 +58,17 @@ How = Literal["answered", "diverged", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a run has ended."""
+    """The end of a run."""
 
     how: How
     why: str = ""
     turn: Turn | None = None
-    """The last answer of one that was answered."""
+    """The last answer of an answered run."""
 
 
 class Replays:
-    """The job of the stage `checked`: recorded calls asked again and then, where the policy wants it, rehearsals."""
+    """The job of the stage `checked`: recorded calls are sent again, then, where the policy wants it, rehearsals
+    follow."""
 
     def __init__(self, context: Context, rehearsals: Rehearsals, feed: Feed) -> None:
         self._context = context
@@ -76,7 +77,7 @@ class Replays:
         self._feed = feed
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
-        """Whether the candidate passes."""
+        """Report whether the candidate passes."""
         if not release.policy.replay.closed_loop:
             return await self._replay(release, progress)
         report = await self._replayed(release, progress)
@@ -87,7 +88,7 @@ class Replays:
         return Report(found.ok, f"{report.why}; rehearsed: {found.why}", evidence)
 
     async def _replayed(self, release: Release, progress: Progress) -> Report:
-        """What the calls have come to; after a restart, what they had come to: a judge is not asked again."""
+        """Return the report on the calls; after a restart, the earlier report: a judge is not asked again."""
         name = f"replay {release.id} {release.revision}"
         noted = await background(lambda: self._context.tape.note(name))
         if noted is not None:
@@ -100,7 +101,7 @@ class Replays:
 
 
 class Rehearsal(Comparison):
-    """One release's."""
+    """The rehearsal of one release."""
 
     def __init__(
         self, context: Context, rehearsals: Rehearsals, feed: Feed, release: Release, progress: Progress
@@ -112,12 +113,12 @@ class Rehearsal(Comparison):
         self._ends: dict[str, End] = {}
         self._order: InOrder[int] = InOrder()
         self._scores: dict[int, tuple[float, float] | None] = {}
-        """Of candidate and incumbent, by place in the order; None when nothing is known."""
+        """Scores of candidate and incumbent, by place in the order; None when there is no result."""
         self._diverging = Paired(0.0)
         self._counted = 0
 
     async def _run(self) -> Report:
-        """Waits until its runs were done by somebody, or it is decided."""
+        """Wait until workers have done the runs, or it is decided."""
         _ = await self.sender.earlier()
         recordings = await background(lambda: Recordings(self._context, self._release))
         drawn = await self._drawn(lambda stopped: draw(self._context.tape, self._release, recordings, stopped))
@@ -136,8 +137,8 @@ class Rehearsal(Comparison):
         return self._report()
 
     def _numbered(self, found: list[Original]) -> Iterator[tuple[int, Original]]:
-        """The originals with the numbers of their runs. Those that have runs keep theirs: another one may have been
-        forgotten, or been done again, since they were drawn before a restart."""
+        """Yield the originals with the numbers of their runs. Those that have runs keep theirs: an original may have
+        been forgotten, or done again, since they were drawn before a restart."""
         known: dict[str, int] = {}
         for number in range(1, 2 * self._policy.closed_loop + 1):
             runs = (self._context.tape.rollout(leg_name(self._release, number, leg)) for leg in LEGS)
@@ -151,7 +152,7 @@ class Rehearsal(Comparison):
 
     async def _follow(self, rehearsed: Rehearsed) -> None:
         cursor = self._feed.cursor
-        # An earlier process of the gateway has handed it out.
+        # The run was handed out by an earlier process of the gateway.
         for leg in rehearsed.legs.values():
             await self._look(leg)
         await self._score_pairs()
@@ -175,7 +176,7 @@ class Rehearsal(Comparison):
         return self._counted == len(self._pairs) or super()._over
 
     async def _cancel(self, leg: Leg) -> None:
-        """Its worker hears of it with its next heartbeat and kills the agent."""
+        """Cancel a run: its worker hears of it with its next heartbeat and kills the agent."""
         now = self._context.now_ns()
         with suppress(Refused):
             await self._context.recorder.submit(
@@ -183,7 +184,7 @@ class Rehearsal(Comparison):
             )
 
     async def _look(self, leg: Leg) -> None:
-        """Where a run stands, as the tape has it."""
+        """Update a run from the tape."""
         attempt, end = await background(lambda: self._read(leg))
         if attempt is not None and attempt.status in LIVE:
             leg.state, leg.attempt = "running", attempt.id
@@ -195,7 +196,7 @@ class Rehearsal(Comparison):
             self._rehearsals.changed()
 
     def _read(self, leg: Leg) -> tuple[Attempt | None, End | None]:
-        """(its newest attempt, how it has ended; None when it is not over, or must be done again)."""
+        """Return (the newest attempt of a run, its end; None when it is not over, or must be done again)."""
         rollout = self._context.tape.rollout(leg.rollout)
         if rollout is None:
             return None, End("failed", "it was forgotten") if leg.state == "running" else None
@@ -225,14 +226,14 @@ class Rehearsal(Comparison):
         return End("answered", "", read_exchange(span.dialect, exchange, span))
 
     def _said(self, span: Span) -> str:
-        """Why a call was refused."""
+        """Return why a call was refused."""
         exchange = self._context.tape.exchange(span)
         return span.error or "" if exchange is None else read_exchange(span.dialect, exchange, span).error or ""
 
     # -- scoring -----------------------------------------------------------------------------------------------------
 
     async def _score_pairs(self) -> None:
-        """Pairs both of whose runs are over, in the order of the draw."""
+        """Score the pairs whose runs are both over, in the order of the draw."""
         for at, pair in enumerate(self._pairs):
             if at not in self._scores and all(leg.rollout in self._ends for leg in pair):
                 self._scores[at] = await self._pair(pair)
@@ -253,7 +254,7 @@ class Rehearsal(Comparison):
         return (await self._judge.score(original.last, end.turn, {REPLAY_OF: original.name})).score
 
     def _count(self, at: int) -> None:
-        """The next pair in order. What comes after the end changes nothing."""
+        """Count the next pair in order; pairs after the decision change nothing."""
         if self._over:
             return
         self._counted += 1
@@ -283,7 +284,7 @@ class Rehearsal(Comparison):
         return Report(verdict != "fail", why, self.evidence(verdict))
 
     def _number(self, how: How) -> dict[str, int]:
-        """Runs that ended so, by leg, of the pairs that were counted."""
+        """Return the numbers of runs with this end, by leg, of the pairs that were counted."""
         counted = self._pairs[: self._counted]
         return {leg: sum(self._ends[pair[at].rollout].how == how for pair in counted) for at, leg in enumerate(LEGS)}
 

@@ -1,9 +1,9 @@
 """One agent in rehearsal: the gateway plays its tools on the model's side.
 
-The gateway asks the version of the run what the agent asks. When the answer calls tools, the agent does not get it. The
-gateway looks the calls up in the recorded rollout's cassette (`recorded_tools`), puts the answer and the recorded
-results behind the request (`continuation`), and asks the model again, until an answer calls no tool. The agent gets
-that answer as it came. So the agent runs no tool, whatever the version makes it want; everything else that it does
+The gateway sends the agent's request to the version of the run. When the answer calls tools, the agent does not get it.
+The gateway looks the calls up in the recorded rollout's cassette (`recorded_tools`), appends the answer and the
+recorded results to the request (`continuation`), and asks the model again, until an answer calls no tool. The agent
+gets that answer unchanged. So the agent runs no tool, whatever the version makes it want; everything else that it does
 happens.
 
 A call that is not on the cassette ends the run: it has *diverged*, and this and every further call of the agent is
@@ -47,7 +47,7 @@ from penstock.gateway.releases.replay.sender import Context, Sender
 from penstock.gateway.upstreams.pool import Pool
 
 DIVERGED: Final = "diverged"
-"""Short reason of a refusal: the run has left what was recorded."""
+"""Short reason of a refusal: the run has left its recording."""
 SPENT: Final = "steps"
 """Short reason of a refusal: the run made too many requests."""
 UNFIT: Final = "version"
@@ -57,29 +57,29 @@ _OWN: Final = HOP | {b"content-length", b"transfer-encoding", b"trailer"}
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What the agent gets: an answer of the model's, as it came."""
+    """The agent's answer: one of the model, unchanged."""
 
     reply: Reply
 
     @property
     def status(self) -> int:
-        """HTTP."""
+        """The HTTP status; 502 when the model gave none."""
         return self.reply.status or 502
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Those that are true of it as a whole."""
+        """The headers that hold for the whole answer."""
         return [(name, value) for name, value in self.reply.headers if name.lower() not in _OWN]
 
     def without(self, own: Secrets) -> Played:
-        """The same without the gateway's own keys."""
+        """Return the answer without the gateway's own keys."""
         kept = keep(own, self.reply.body, self.reply.header(b"content-encoding"))
         headers = unencoded(self.reply.headers) if kept.bare else self.reply.headers
         fields = [(name, own.hide(value)) for name, value in headers]
         return Played(replace(self.reply, pieces=[kept.body], headers=fields))
 
     def head(self, keep_alive: bool) -> bytes:
-        """Its head."""
+        """Return the head of the HTTP response."""
         lines = [b"HTTP/1.1 %d %b" % (self.status, _phrase(self.status))]
         lines += [b"%b: %b" % header for header in self.headers]
         lines.append(b"Content-Length: %d" % len(self.reply.body))
@@ -95,24 +95,24 @@ def _phrase(status: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one run is of."""
+    """The release and the recorded rollout of one run."""
 
     release: Release
     versions: Mapping[str, str]
-    """The versions that it is given, by resource."""
+    """The versions that the run gets, by resource."""
     asker: Asker
-    """As whom the recorded rollout asked, but for agent and model."""
+    """The asker of the recorded rollout; agent and model are taken from each call."""
     attributes: Mapping[str, str]
-    """Of the spans of its requests."""
+    """Attributes of the spans of its requests."""
     of: str
-    """The recorded rollout, for a person."""
+    """The name of the recorded rollout, for people."""
 
 
 class Play:
-    """One agent at work."""
+    """One agent at work: its requests and the results that were played to it."""
 
     def __init__(self, context: Context, sender: Sender, role: Role, cassette: Cassette) -> None:
-        """`cassette` from its beginning."""
+        """`cassette`: the recorded results, at their beginning."""
         self._context = context
         self._asking = sender
         self._role = role
@@ -120,10 +120,10 @@ class Play:
         self._left = role.release.policy.replay.steps
         self._told: list[Hidden] = []
         self.over: Refusal | None = None
-        """Why every further call is refused."""
+        """The refusal of every further call; None while the run goes on."""
 
     async def answer(self, call: Admitted, request: Request, prompt: str | None) -> Played:
-        """What the agent gets; raises `Refusal`. `prompt`: the one that the call names."""
+        """Return the agent's answer; raises `Refusal`. `prompt`: the prompt that the call names."""
         if self.over is not None:
             raise self.over
         problem = unrepeatable(call.dialect, call.body)
@@ -146,7 +146,8 @@ class Play:
     async def _play(
         self, question: Question, played: list[tuple[str, str, Part]]
     ) -> tuple[Reply, Sequence[object] | None]:
-        """(the answer that calls no tool, what was played before it); None for that when the model has failed."""
+        """Return (the answer that calls no tool, the messages played before it); None for these when the model has
+        failed."""
         hidden: list[object] = []
         asked = obj(loads(question.body))
         while True:
@@ -177,7 +178,7 @@ class Play:
         return reply, answer.turn
 
     def _calls(self, turn: Turn) -> list[Part]:
-        """The tool calls of an answer."""
+        """Return the tool calls of an answer."""
         choices = sorted(turn.choices, key=lambda one: one.index)
         found = [[part for part in choice.message.parts if part.type == "tool_call"] for choice in choices]
         if any(found[1:]):
@@ -187,7 +188,7 @@ class Play:
     def _results(
         self, question: Question, reply: Reply, calls: Sequence[Part], played: list[tuple[str, str, Part]]
     ) -> Sequence[object]:
-        """The answer with the recorded results of its calls."""
+        """Return the answer with the recorded results of its calls."""
         results: list[Part] = []
         for call in calls:
             tool, arguments = call.name or "", call.arguments or ""
@@ -218,7 +219,7 @@ class Play:
     # -- the question ------------------------------------------------------------------------------------------------
 
     def _question(self, call: Admitted, request: Request, prompt: str | None) -> Question:
-        """The agent's call with its versions in it, and with what the agent has not seen."""
+        """Return the agent's call with its versions in it, and with the messages that the agent has not seen."""
         call = self._restored(call)
         context, model = self._context, call.model
         found = context.pins.look(call, prompt)
@@ -243,7 +244,8 @@ class Play:
         return call if len(whole) == len(told) else replace(call, body=with_conversation(dialect, asked, whole))
 
     def _version(self, resource: str, call: Admitted, model: str | None) -> str:
-        """The run's own version; of other resources, and for calls outside the release's audience, the stable one."""
+        """Return the run's own version; for other resources, and for calls outside the release's audience, the stable
+        one."""
         role = self._role
         asker = role.asker._replace(agent=call.address.agent or "", model=model or "")
         if resource in role.versions and speaks_to(role.release.only, asker):
@@ -251,7 +253,7 @@ class Play:
         return stable_version(self._context.pins.catalog.stable[resource], asker)
 
     def _pool(self, call: Admitted, request: Request, upstream: str | None) -> tuple[Pool, str | None]:
-        """(where it goes, model name to send instead)."""
+        """Return (the pool to send to, the model name to send instead)."""
         if upstream is None:
             return self._context.routes.first(call.model, call.dialect, call.path, request.headers)
         pool = self._context.pools.get(upstream)

@@ -1,4 +1,4 @@
-"""The stage *replayed*: recorded calls are asked again. Also requests of the gateway's own, which every stage uses.
+"""The stage *replayed*: recorded calls are sent again. Also the gateway's own requests, which every stage uses.
 
-It sees what `releases` sees. Begin with `stage`.
+It may import what `releases` may. Begin with `stage`.
 """

@@ -1,4 +1,4 @@
-"""Do two answers do the same next? Pure.
+"""Agreement of two answers: whether they do the same next. Pure.
 
 Answers are compared by their next *action*: the tools that they call with arguments as canonical JSON, or, without a
 tool call, their text. Of several choices the first counts. Text beside tool calls is thinking aloud and does not count.
@@ -17,7 +17,7 @@ from penstock.gateway.dialects.loose_json import arr, loads, obj
 from penstock.gateway.model.turn import Message, Part, Turn
 
 MESSAGES, CHARACTERS = 6, 2000
-"""How much of the conversation a judge is shown: messages from its end, and characters of each."""
+"""The part of the conversation that a judge sees: messages from its end, and characters of each."""
 _AGREEMENT = re.compile(r'"agreement"\s*:\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*[,}]')
 
 
@@ -26,16 +26,16 @@ _AGREEMENT = re.compile(r'"agreement"\s*:\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*[
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an answer does next."""
+    """The next action of an answer."""
 
     calls: tuple[tuple[str, str], ...] = ()
-    """Name and canonical arguments of each tool that it calls, sorted: parallel calls have no order."""
+    """Name and canonical arguments of each tool call, sorted: parallel calls have no order."""
     text: str = ""
-    """What it says, white space made single; empty where it calls tools."""
+    """Its text, with white space made single; empty where it calls tools."""
 
 
 def action(turn: Turn) -> Action | None:
-    """The next action of an exchange's first choice; None when there is no choice."""
+    """Return the next action of an exchange's first choice; None when there is no choice."""
     choice = min(turn.choices, key=lambda one: one.index, default=None)
     if choice is None:
         return None
@@ -47,12 +47,12 @@ def action(turn: Turn) -> Action | None:
 
 
 def exact(recorded: Turn, answered: Turn) -> float:
-    """1 when both do the same next, else 0."""
+    """Return 1 when both have the same next action, else 0."""
     return float(action(recorded) == action(answered))
 
 
 def canonical(arguments: str) -> str:
-    """Arguments as JSON with sorted keys and no spaces, `1.0` as `1`; as they stand where they are no JSON."""
+    """Return arguments as JSON with sorted keys and no spaces, `1.0` as `1`; unchanged where they are no JSON."""
     value = loads(arguments or "{}")
     if value is None:
         return arguments.strip()
@@ -60,7 +60,7 @@ def canonical(arguments: str) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """Numbers that are whole as integers: JSON knows one kind of number."""
+    """Return whole numbers as integers: JSON has one kind of number."""
     if isinstance(value, dict):
         return {key: _whole(inner) for key, inner in obj(value).items()}
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def _is_call(part: Part) -> bool:
     return part.type == "tool_call"
 
 
-# -- what a judge is asked -------------------------------------------------------------------------------------------
+# -- questions to a judge --------------------------------------------------------------------------------------------
 
 _TASK = """\
 An agent is in the middle of a task. Below stand the end of its conversation and two next steps, A and B, that were
@@ -95,7 +95,7 @@ Answer with this JSON object and nothing else: {{"agreement": NUMBER}}
 
 
 def judge_prompts(recorded: Turn, answered: Turn) -> tuple[str, str]:
-    """Two questions to a judge model, with the answers in either position. It is not told which was recorded."""
+    """Return two prompts for a judge model, with the answers in either position. It is not told which was recorded."""
     conversation = "\n".join(map(_told, recorded.messages[-MESSAGES:]))
     one, other = _shown(action(recorded)), _shown(action(answered))
     made = [_TASK.format(conversation=conversation, a=a, b=b) for a, b in ((one, other), (other, one))]
@@ -116,7 +116,7 @@ def _shown(found: Action | None) -> str:
 
 
 def judged(answer: Turn | None) -> float | None:
-    """The number in a judge's answer, in [0, 1]; None when there is none."""
+    """Return the number in a judge's answer, in [0, 1]; None when there is none."""
     found = None if answer is None else action(answer)
     numbers = _AGREEMENT.findall("" if found is None else found.text)
     return float(numbers[-1]) if numbers and float(numbers[-1]) <= 1 else None

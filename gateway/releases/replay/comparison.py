@@ -1,4 +1,4 @@
-"""What a replay and a rehearsal have in common: answers of both versions are scored, in order, until it is decided."""
+"""The common part of a replay and a rehearsal: answers of both versions are scored, in order, until it is decided."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from penstock.gateway.releases.replay.sender import Context, Sender, background
 
 T = TypeVar("T")
 HOPELESS: Final = 10
-"""After so many comparisons without any result the stage is given up."""
+"""After this many comparisons without any result the stage is given up."""
 SHOWN: Final = 20
-"""What is named in the evidence because the candidate lost there."""
+"""Calls that the candidate lost, and reasons for missing results, that the evidence names at most."""
 
 
 class Comparison(ABC):
-    """One of them."""
+    """A replay or a rehearsal."""
 
     def __init__(self, context: Context, release: Release, progress: Progress, stage: str) -> None:
-        """`stage`: what is asked for, as `Sender` has it."""
+        """`stage`: its name, as in `Sender`."""
         policy = release.policy.replay
         self.sender = Sender(context, release, stage, policy.budget, policy.concurrency)
         self._context = context
@@ -40,7 +40,7 @@ class Comparison(ABC):
         self._worse: list[str] = []
 
     async def report(self) -> Report:
-        """Compares until it is decided."""
+        """Compare until it is decided."""
         try:
             self._judge = await make_judge(self._release.policy.judge, self.sender, self._context.routes)
             report = await self._run()
@@ -51,14 +51,15 @@ class Comparison(ABC):
 
     @abstractmethod
     async def _run(self) -> Report:
-        """Asks and counts; raises `JudgeError`."""
+        """Send and count; raises `JudgeError`."""
 
     @abstractmethod
     def evidence(self) -> dict[str, Any]:
-        """What the audit keeps."""
+        """Return the evidence for the audit chain."""
 
     async def _drawn(self, draw: Callable[[Callable[[], bool]], T]) -> T:
-        """What a thread draws from the tape; it is told when nobody wants it any more."""
+        """Return what `draw` draws from the tape on a thread; its argument tells when nobody wants the result any
+        more."""
         stopped = threading.Event()
         try:
             return await background(lambda: draw(stopped.is_set))

@@ -1,4 +1,4 @@
-"""Judges how far an answer agrees with another: `exact`, a verifier function, or a judge model.
+"""Judges of how far an answer agrees with another: `exact`, a verifier function, or a judge model.
 
 * `exact`: the same next action (`gateway.releases.replay.agreement`).
 * `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.span.Turn`: messages,
@@ -30,57 +30,55 @@ from penstock.gateway.upstreams.routes import Routes, alias_at
 
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _TOKENS = 1024
-"""What a judge may say at most, where an API wants to know."""
+"""Limit of a judge's answer in tokens, for APIs that want one."""
 
 
 class JudgeError(Exception):
-    """It cannot judge; the message says why and what to do."""
+    """The judge cannot judge; the message says why and what to do."""
 
 
 class Judged(NamedTuple):
-    """A judgement."""
+    """The result of a judge."""
 
     score: float | None
-    """In [0, 1]; None when the judge gave none."""
+    """Between 0 and 1; None when the judge gave none."""
     requests: int = 0
-    """Requests that it took."""
+    """Number of requests that it took."""
 
 
 class Judge(Protocol):
-    """One of the three."""
+    """One of the three judges."""
 
     requests: int
-    """Requests that a judgement takes at most."""
+    """Number of requests that a judgement takes at most."""
 
     async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
-        """How far two answers agree; `of`: attributes of the span, which say which call it is about. Raises
-        `JudgeError`."""
+        """Return how far two answers agree; `of`: attributes of the span, which name the call. Raises `JudgeError`."""
         ...
 
 
 async def make_judge(name: str, sender: Sender, routes: Routes) -> Judge:
-    """The judge of this name; raises `JudgeError`."""
+    """Return the judge of this name; raises `JudgeError`."""
     if name == "exact":
         return Exact()
     found = _FUNCTION.fullmatch(name)
     if found is None:
         return Model(name, sender, routes)
-    # A thread imports it: that takes seconds where it needs a model of its own.
+    # A thread imports the function: that takes seconds where it needs a model of its own.
     return Verifier(name, await asyncio.to_thread(_function, name, found[1], found[2]))
 
 
 class Exact:
-    """The same or not."""
+    """The judge that compares next actions."""
 
     requests = 0
 
     async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
-        """0 or 1."""
         return Judged(exact(recorded, answered))
 
 
 class Verifier:
-    """Somebody's function."""
+    """The judge that calls a user's function."""
 
     requests = 0
 
@@ -89,7 +87,6 @@ class Verifier:
         self._function = function
 
     async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
-        """What the function says."""
         one, other = recorded.model_dump(mode="json"), answered.model_dump(mode="json")
         try:
             found = await asyncio.to_thread(self._function, one, other)
@@ -113,7 +110,7 @@ def _function(name: str, module: str, function: str) -> Callable[[Any, Any], Any
     try:
         found = getattr(import_module(module), function)
     except (Exception, SystemExit) as error:
-        # Somebody's script may exit; the gateway must not.
+        # A user's script may exit; the gateway must not.
         raise JudgeError(f"verifier {name} cannot be loaded: {error!r}; {hint}") from error
     if not callable(found):
         raise JudgeError(f"verifier {name} is no function")
@@ -121,7 +118,7 @@ def _function(name: str, module: str, function: str) -> Callable[[Any, Any], Any
 
 
 class Model:
-    """A model as a judge."""
+    """The judge that asks a model."""
 
     requests = 2
 
@@ -140,7 +137,7 @@ class Model:
         self._asking = sender
 
     async def score(self, recorded: Turn, answered: Turn, of: Mapping[str, str]) -> Judged:
-        """The mean of two judgements."""
+        """Return the mean of two judgements."""
         if exact(recorded, answered):
             return Judged(1.0)
         prompts = judge_prompts(recorded, answered)

@@ -1,8 +1,8 @@
-"""A recorded or live call, asked once more for a release: which requests may be asked again, and what is sent. Pure.
+"""Requests that repeat a recorded or live call for a release: which calls may be repeated, and what is sent. Pure.
 
 The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something, or
-change a conversation that it keeps, is not asked again (`unrepeatable`). The new span says which call it repeats
-(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and for which leg.
+change a conversation that it keeps, is not repeated (`unrepeatable`). The new span names the call that it repeats
+(`gateway.model.attributes`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and its leg.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUN = "penstock.rehearsal"
 """Attribute of a request that was made for an agent in rehearsal: its ROLLOUT/ATTEMPT."""
 CANDIDATE, INCUMBENT, JUDGE = "candidate", "incumbent", "judge"
 ARM_OF: Final[Mapping[str, Arm]] = {CANDIDATE: "candidate", INCUMBENT: "stable"}
-"""Whose versions each leg has."""
+"""The arm whose versions each leg has."""
 DROPPED: Final = ADDRESS_HEADERS | {
     b"content-length",
     b"transfer-encoding",
@@ -40,8 +40,7 @@ DROPPED: Final = ADDRESS_HEADERS | {
     b"tracestate",
 }
 """Headers that hold for one request only: an idempotency key would bring the first answer again, and a repeated request
-is sent without an encoding.
-"""
+is sent without an encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,18 @@ class Question:
     """Path and query below an address."""
     body: bytes
     attributes: Mapping[str, str]
-    """Of its span."""
+    """Attributes of its span."""
     model: str | None = None
-    """As the agent asked for it."""
+    """The model, by the agent's name."""
     agent: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Versions that stand in it, by resource."""
+    """Versions that are written in it, by resource."""
     families: tuple[Family, ...] = ()
-    """Those that the agent's call may be of, where it is not of its dialect's."""
+    """Families that the agent's call may belong to, where it is not of its dialect's."""
 
 
 def composed(question: Question) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """(path and query, headers) as a call would send them, without headers that hold for one request only."""
+    """Return (path and query, headers) as a call would send them, without headers that hold for one request only."""
     pool, request = question.pool, question.request
     families = question.families or whose(question.dialect, question.path, request.headers)
     head, _, _ = pool.heads.compose(request, pool.target(question.path).encode("latin-1"), None, None, families)
@@ -78,12 +77,13 @@ def composed(question: Question) -> tuple[str, list[tuple[bytes, bytes]]]:
 
 
 def place(rollout: str, attempt: str, sequence: int) -> str:
-    """How a repeated call is named."""
+    """Return the name of a repeated call."""
     return f"{rollout}/{attempt}#{sequence}"
 
 
 def unmasked(path: str) -> str:
-    """A recorded path without the parameters whose values were masked: these are keys, and the upstream has its own."""
+    """Return a recorded path without the parameters whose values were masked: these are keys, and the upstream has its
+    own."""
     head, _, query = path.partition("?")
     kept = "&".join(one for one in query.split("&") if not one.endswith("=***"))
     return f"{head}?{kept}" if kept else head
@@ -92,7 +92,7 @@ def unmasked(path: str) -> str:
 def rewritten(
     catalog: Catalog, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str]
 ) -> tuple[bytes, Weights | None] | str:
-    """(a request with these versions of its resources, where weights are served), or why a version does not fit."""
+    """Return (a request with these versions of its resources, its weights), or why a version does not fit."""
     made, weights = catalog.written(body, prompts, model, versions)
     if prompts is not None and len(made.uses) < len(prompts.uses):
         return f"a version cannot be written in: {made.misses[-1].detail}"
@@ -104,7 +104,7 @@ _SERVER_FIELDS: Final = ("web_search_options", "plugins", "mcp_servers", "conver
 
 
 def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
-    """Why a request must not be asked again; None when it may."""
+    """Return why a request must not be repeated; None when it may be."""
     asked = obj(loads(body))
     if not asked:
         return "its request is no JSON object"

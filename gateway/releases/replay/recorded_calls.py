@@ -1,13 +1,13 @@
-"""The recorded calls of a release's resources: which are asked again, and how. Runs on threads; only reads the tape.
+"""Recorded calls of a release's resources, drawn to be sent again, and the requests that do so. Runs on threads; only
+reads the tape.
 
 Calls are drawn from the newest rollouts, one of each, then a second of each and so on, up to `FEW`, so that a long
-rollout does not dominate. The choice among a rollout's calls, and the order in which they are asked, follow from the
-seed. Only calls that ended before the stage began are drawn, so a gateway that was restarted draws the same calls
-again.
+rollout does not dominate. The choice among a rollout's calls, and the order in which they are sent, follow from the
+seed. Only calls that ended before the stage began are drawn, so a restarted gateway draws the same calls again.
 
 A call qualifies when it was answered and used the resource: its span names it, or it asked for the model, or one of its
-texts is what agents are known to send. It is asked again as it was sent upstream, with another version in place of its
-own. Of other models that are resources it gets the stable version, which is surely there.
+texts is known to be sent by agents. It is sent again as it was sent upstream, with another version in place of its own.
+For other models that are resources it gets the stable version, which certainly exists.
 """
 
 from __future__ import annotations
@@ -44,44 +44,44 @@ from penstock.gateway.store.directory import TapeError
 from penstock.gateway.upstreams.pool import Pool
 
 FEW = 5
-"""Calls of one rollout at most."""
+"""Calls that are drawn from one rollout at most."""
 TRIES = 20
-"""Calls of a rollout that are looked into for one that qualifies."""
+"""Calls of a rollout that are examined for one that qualifies."""
 HISTORY = 20_000
-"""Rollouts that are looked at, newest first."""
+"""Rollouts that are examined, newest first."""
 DAMAGED = "its record cannot be read; run `penstock check`"
-"""Why a call, or a rollout, is passed over."""
+"""The reason for which a damaged call, or rollout, is passed over."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A call that can be asked again."""
+    """A call that can be sent again."""
 
     span: Span
     exchange: Exchange
     dialect: Dialect
     turn: Turn
     prompts: Findings | None
-    """Where the resource stands in it, if it is a text."""
+    """The places of the resource in it, if that is a text."""
 
     @property
     def name(self) -> str:
-        """ROLLOUT/ATTEMPT#SEQUENCE."""
+        """The name of the call: ROLLOUT/ATTEMPT#SEQUENCE."""
         return place(self.span.rollout, self.span.attempt, self.span.sequence)
 
 
 @dataclass(slots=True)
 class Drawn:
-    """What is asked again."""
+    """The calls to send again."""
 
     spans: list[Span] = field(default_factory=list[Span])
-    """In the order in which they are asked."""
+    """In the order in which they are sent."""
     passed_over: Counter[str] = field(default_factory=Counter[str])
-    """Calls that used the resource and do not qualify, by why."""
+    """Numbers of calls that used the resource and do not qualify, by reason."""
 
 
 class Recordings:
-    """Recorded calls of a release's resource."""
+    """Recorded calls of a release's resources."""
 
     def __init__(self, context: Context, release: Release) -> None:
         self._tape = context.tape
@@ -89,7 +89,7 @@ class Recordings:
         self._catalog = context.pins.catalog
         self._release = release
         self._known: dict[tuple[str, str], Known] = {}
-        """Tells a version in the requests that it was written into; by resource and version."""
+        """Recognisers of a version in the requests that have it, by resource and version."""
         self._models: list[str] = []
         """Resources of the release that are models; the others are texts."""
         for name in release.resources:
@@ -103,7 +103,7 @@ class Recordings:
         self._texts = [name for name in release.resources if name not in self._models]
 
     def draw(self, wanted: int, seed: str, stopped: Callable[[], bool]) -> Drawn:
-        """So many calls at most. `stopped`: asked between rollouts whether nobody wants them any more."""
+        """Return up to `wanted` calls. `stopped`: called between rollouts; True when nobody wants them any more."""
         drawn, turns = Drawn(), list[Iterator[Span]]()
         for _, rollout in islice(self._tape.rollouts(), HISTORY):
             if stopped() or len(drawn.spans) >= wanted:
@@ -120,7 +120,7 @@ class Recordings:
         return drawn
 
     def _calls(self, rollout: Rollout, rng: random.Random, passed_over: Counter[str]) -> Iterator[Span]:
-        """The calls of a rollout that qualify, in a random order."""
+        """Yield the calls of a rollout that qualify, in a random order."""
         every = unless_damaged(lambda: list(self._tape.spans(rollout.id)))
         if every is None:
             passed_over[DAMAGED] += 1
@@ -135,7 +135,7 @@ class Recordings:
                 passed_over[found] += 1
 
     def may(self, span: Span, rollout: Rollout) -> bool:
-        """Whether a call qualifies, as far as its head tells."""
+        """True if a call qualifies, as far as its head tells."""
         release, versions = self._release, span.versions or {}
         if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices:
             return False
@@ -144,7 +144,7 @@ class Recordings:
         if own(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
             return False
         if any(versions.get(name) == version for name, version in release.given("candidate").items()):
-            # An answer of the candidate's own must not be compared with.
+            # The candidate's own answer is no reference.
             return False
         if not self._texts and span.model not in self._models:
             return False
@@ -152,7 +152,7 @@ class Recordings:
         return speaks_to(release.only, asker)
 
     def open(self, span: Span) -> Recorded | str:
-        """The whole call; why it does not qualify, empty when it has nothing to do with the resource."""
+        """Return the whole call; else why it does not qualify, empty when it does not concern the resource."""
         dialect = by_name(span.dialect)
         try:
             exchange = self._tape.exchange(span)
@@ -188,7 +188,7 @@ class Recordings:
     # -- asked again -------------------------------------------------------------------------------------------------
 
     def question(self, recorded: Recorded, arm: Arm, leg: str) -> Question | str:
-        """The call with the versions of an arm in it; why that cannot be."""
+        """Return the call with the versions of an arm in it; else why that is impossible."""
         span, catalog = recorded.span, self._catalog
         model = span.model if span.model in catalog.models else None
         given = self._release.given(arm)
@@ -216,7 +216,7 @@ class Recordings:
 
 
 def _request(span: Span, exchange: Exchange) -> Request:
-    """The request's method and headers, without those whose values were masked."""
+    """Return the request's method and headers, without those whose values were masked."""
     request = Request()
     request.method = span.method
     for name, value in exchange.request_headers:
@@ -226,5 +226,5 @@ def _request(span: Span, exchange: Exchange) -> Request:
 
 
 def without_key(pool: Pool | None) -> bool:
-    """Whether calls to an upstream need the agents' own keys, which are never recorded."""
+    """True if calls to an upstream need the agents' own keys, which are never recorded."""
     return pool is not None and pool.config.key_env is None

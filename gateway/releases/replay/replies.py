@@ -1,4 +1,4 @@
-"""The answer to a request of the gateway's own, read by read, and the span that it makes. No I/O."""
+"""The answer to one of the gateway's own requests, read by read, and its span. No I/O."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from penstock.gateway.store.codec import Body
 from penstock.gateway.store.records import Entry
 
 LARGEST: Final = 64 << 20
-"""A larger answer is given up; bytes."""
+"""Largest answer in bytes; a larger one is given up."""
 _TOLD: Final = 300
-"""Characters of an error: some servers repeat the whole request in theirs, and the audit keeps what is told."""
+"""Characters of an error that are kept: some servers repeat the whole request in theirs, and the audit keeps them."""
 
 
 class TooLarge(Exception):
-    """The answer is given up."""
+    """The answer is larger than `LARGEST` and is given up."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What came back, as far as it came."""
+    """An answer, as far as it came."""
 
     sent: list[tuple[bytes, bytes]]
-    """Header lines of the request."""
+    """The header lines of the request."""
     status: int | None = None
     headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     pieces: list[bytes] = field(default_factory=list[bytes])
@@ -43,7 +43,7 @@ class Reply:
     """The media type of a stream in its dialect."""
 
     def arrived(self, piece: bytes, seconds: float) -> None:
-        """Takes one read; raises `TooLarge`."""
+        """Add one read; raises `TooLarge`."""
         self.size += len(piece)
         if self.size > LARGEST:
             raise TooLarge
@@ -52,21 +52,21 @@ class Reply:
 
     @property
     def body(self) -> bytes:
-        """All that has come."""
+        """All bytes of the body so far."""
         return b"".join(self.pieces)
 
     @property
     def stream(self) -> bool:
-        """Whether it came as events."""
+        """True if it is a stream of events."""
         return self.header(b"content-type").lower().startswith(self.streaming_content_type.decode())
 
     def header(self, name: bytes) -> str:
-        """Values of a header, with commas between them."""
+        """Return the values of a header, separated by commas."""
         return ",".join(value.decode("latin-1") for key, value in self.headers if key.lower() == name)
 
 
 def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor) -> tuple[Turn | None, str | None]:
-    """(the exchange read, why it failed): one of them. Completes the entry."""
+    """Complete the entry. Return (the exchange that was read, why it failed), of which one is None."""
     secrets = redactor.secrets(question.request.headers, question.path).noting()
     encoding = reply.header(b"content-encoding")
     came = About(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
@@ -103,7 +103,7 @@ def complete(question: Question, reply: Reply, entry: Entry, redactor: Redactor)
 
 
 def _failure(reply: Reply, turn: Turn, response: bytes, why: str | None) -> tuple[str | None, str | None]:
-    """(short reason, a sentence) when there is no answer to compare."""
+    """Return (short reason, a sentence) when there is no answer to compare."""
     if reply.error is not None:
         return reply.error, reply.problem
     if reply.status is None or reply.status >= 400:

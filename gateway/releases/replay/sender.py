@@ -1,4 +1,4 @@
-"""Requests of the gateway's own: sent once, read whole, and kept. Nothing is ever repeated.
+"""The gateway's own requests: sent once, read whole, and kept. Nothing is ever repeated.
 
 Every request becomes a span, as calls of agents do, but in a rollout of the release's own (`RELEASE-replay`,
 `RELEASE-rehearsal`, `RELEASE-shadow`, mode `test`) that has no rewards and takes part in no release. It has one attempt
@@ -39,14 +39,14 @@ from penstock.gateway.upstreams.routes import Routes
 
 T = TypeVar("T")
 LONGEST_S: Final = 3600.0
-"""An answer that is not whole by then is given up, unless the upstream may be silent for longer: a stream that says
-nothing and stays alive would never end."""
+"""An answer that is not whole by then is given up, unless the upstream may be silent for longer: a silent stream that
+stays alive would never end."""
 _UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the gateway gives to those who send requests of its own."""
+    """The parts of the gateway that its own requests need."""
 
     tape: Store
     pins: Pins
@@ -55,21 +55,21 @@ class Context:
     routes: Routes
     session: Callable[[], aiohttp.ClientSession]
     now_ns: Callable[[], int]
-    """The clock of the tape."""
+    """The clock of the tape, in ns since the epoch."""
     redactor: Redactor = field(default_factory=Redactor)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a request."""
+    """The result of a request, with the time it took."""
 
     turn: Turn | None
-    """None when it failed."""
+    """None when the request failed."""
     seconds: float
     problem: str | None = None
-    """Why it failed, for a person."""
+    """The reason of the failure, for people."""
     reply: Reply | None = None
-    """What came back, as it came; None when nobody was asked."""
+    """The answer as it came; None when nothing was sent."""
 
     @property
     def failed(self) -> bool:
@@ -78,39 +78,39 @@ class Answer:
 
 
 class Sender:
-    """Asks for one release, with a budget and few requests at a time; keeps what comes."""
+    """Sends requests for one release, with a budget and few at a time; keeps the answers."""
 
     def __init__(self, context: Context, release: Release, stage: str, budget: int, concurrency: int) -> None:
-        """`stage`: what is asked for, `replay`, `rehearsal` or `shadow`; `budget`: requests at most."""
+        """`stage`: `replay`, `rehearsal` or `shadow`; `budget`: requests at most."""
         # A release's name may be as long as a rollout's; its number is at the end.
         self.rollout = f"{release.id[-118:]}-{stage}"
         self.attempt = f"a{release.revision}"
         self.spent = 0
         self.left = budget
-        """Requests that may still be set aside."""
+        """Requests that may still be reserved."""
         self._context = context
         self._slots = asyncio.Semaphore(concurrency)
 
     async def earlier(self) -> list[Span]:
-        """What was asked in this stage before the gateway was restarted; it counts."""
+        """Return the requests of this stage before the gateway was restarted; they count."""
         found = await background(lambda: list(self._context.tape.spans(self.rollout, self.attempt)))
         self.spent += len(found)
         self.left -= len(found)
         return found
 
     def reserve(self, requests: int) -> bool:
-        """Sets a part of the budget aside; False when so much is not left."""
+        """Reserve a part of the budget; False when less is left."""
         if requests > self.left:
             return False
         self.left -= requests
         return True
 
     def release(self, requests: int) -> None:
-        """Gives back what was set aside and not used."""
+        """Give back reserved requests that were not used."""
         self.left += requests
 
     async def ask(self, question: Question) -> Answer:
-        """Asks when a slot is free. What was asked is on the tape when this returns, or is cancelled."""
+        """Send when a slot is free. The request is on the tape when this returns, or is cancelled."""
         async with self._slots:
             self.spent += 1
             entry, began = self._opened(question), time.monotonic()
@@ -168,13 +168,13 @@ class Sender:
         except TimeoutError as error:
             reply.error, reply.problem = "timeout", str(error) or f"the answer was not whole within {longest_s:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # ValueError: a host name that is none (UnicodeError).
+            # ValueError: an invalid host name (UnicodeError).
             reply.error = "upstream_closed" if reply.status else "connect"
             reply.problem = str(error) or type(error).__name__
         return reply
 
     async def close(self, why: str) -> None:
-        """Nothing more will be asked."""
+        """End the sending for a reason; no request may follow."""
         if self.spent:
             name, now = (self.rollout, self.attempt), self._context.now_ns()
             end = AttemptStatus.SUCCEEDED, Outcome(reason=why[:2000])
@@ -184,7 +184,7 @@ class Sender:
                 )
 
     async def _keep(self, entry: Entry) -> None:
-        """Waits until the request is on the tape: a full queue slows down this sender and nobody else."""
+        """Wait until the request is on the tape: a full queue slows down this sender and nobody else."""
         kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._context.recorder.put(_Made(entry), lambda done: None if kept.done() else kept.set_result(done))
         await kept
@@ -199,7 +199,7 @@ def _as_sent(value: bytes) -> str:
 
 
 async def background(do: Callable[[], T]) -> T:
-    """Runs something on a thread. Even when cancelled it waits for the thread: the tape may be closed afterwards."""
+    """Run something on a thread. Even when cancelled it waits for the thread: the tape may be closed afterwards."""
     working = asyncio.ensure_future(asyncio.to_thread(do))
     try:
         return await asyncio.shield(working)
@@ -209,24 +209,22 @@ async def background(do: Callable[[], T]) -> T:
 
 
 class _Waiting:
-    """A request before the gate of an upstream whose weights are being changed."""
+    """A request that waits at the gate of an upstream whose weights are being changed."""
 
     def __init__(self) -> None:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_open(self) -> None:
-        """It may go."""
         if not self.opened.done():
             self.opened.set_result(None)
 
     def on_refused(self, refusal: Refusal) -> None:
-        """It has waited in vain."""
         if not self.opened.done():
             self.opened.set_exception(refusal)
 
 
 async def _open(gate: Gate) -> None:
-    """Waits at the gate as agents' calls do; raises `Refusal`."""
+    """Wait at the gate as agents' calls do; raises `Refusal`."""
     waiting = _Waiting()
     gate.wait(waiting)
     try:
@@ -236,7 +234,7 @@ async def _open(gate: Gate) -> None:
 
 
 class _Made:
-    """An entry that is complete, as the recorder takes it."""
+    """A complete entry, for the recorder."""
 
     def __init__(self, entry: Entry) -> None:
         self._entry = entry
@@ -244,5 +242,4 @@ class _Made:
         self.weight = 0 if body is None else 2 * len(body.request) + len(body.response)
 
     def entry(self, final: bool) -> Entry:
-        """Itself."""
         return self._entry

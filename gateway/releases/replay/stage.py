@@ -1,12 +1,12 @@
-"""The stage *replayed*: recorded calls are asked again of the candidate and of the incumbent, and compared.
+"""The stage *replayed*: recorded calls are sent again to the candidate and to the incumbent, and compared.
 
 Both legs get the recorded request, with their version in it, at the same time. The policy's judge scores each answer
-against the recorded one, and `gateway.canary.pass_test` says what follows. A leg that failed (an HTTP error, no answer
-in time) scores 0. A call is left out if both legs failed or the judge could not judge it. If that happens to more than
-half of the calls, there is no result and the candidate does not pass. Without recorded calls it does not pass either:
-the policy must skip the stage, and the audit shows that.
+against the recorded one, and `gateway.canary.pass_test` decides. A leg that failed (an HTTP error, no answer in time)
+scores 0. A call is left out if both legs failed or the judge could not judge it. If that happens to more than half of
+the calls, there is no result and the candidate does not pass. Without recorded calls it does not pass either: the
+policy must skip the stage, and the audit shows that.
 
-A replay sees one step and cannot know what would have come after another one. So it stops what is plainly worse and
+A replay sees one step and cannot know what would have come after another one. So it stops a plainly worse candidate and
 promotes nothing. If the policy wants it, whole rollouts are then rehearsed (`gateway.releases.rehearsal.stage`).
 """
 
@@ -33,46 +33,46 @@ from penstock.gateway.store.directory import TapeError
 
 
 class Replay:
-    """Recorded calls, asked again."""
+    """The replay of recorded calls."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
-        """Whether the candidate passes."""
+        """Report whether the candidate passes."""
         return await Replaying(self._context, release, progress).report()
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What became of one call."""
+    """The result of one call."""
 
     call: str
     candidate: float | None = None
-    """Score of the candidate's answer; None when nothing is known."""
+    """Score of the candidate's answer; None when there is no result."""
     incumbent: float | None = None
     problem: str = ""
-    """Why nothing is known."""
+    """The reason why there is no result."""
     failed: tuple[bool, bool] = (False, False)
-    """Which leg failed, candidate and incumbent."""
+    """True for the leg that failed: candidate, incumbent."""
 
 
 class Replaying(Comparison):
-    """One replay."""
+    """The replay of one release."""
 
     def __init__(self, context: Context, release: Release, progress: Progress) -> None:
         super().__init__(context, release, progress, "replay")
         self._recordings: Recordings
         self._order: InOrder[Pair] = InOrder()
         self._kept: dict[tuple[str, str], Span] = {}
-        """What was answered before the gateway was restarted, by call and leg."""
+        """Spans from before the gateway was restarted, by call and leg."""
         self._failed: Counter[str] = Counter()
         self._keyless = False
 
     async def _run(self) -> Report:
         for span in await self.sender.earlier():
             said = span.attributes or {}
-            # Where the disk was full an answer is known of, and lost.
+            # An answer whose bytes were lost (the disk was full) is asked for again.
             if span.status == SpanStatus.ERROR or (span.status == SpanStatus.OK and span.body is not None):
                 self._kept[said.get(REPLAY_OF, ""), said.get(LEG, "")] = span
         # A thread reads the versions, as `Pins.reload` does: many long ones would hold up calls.
@@ -100,11 +100,11 @@ class Replaying(Comparison):
     # -- asking ------------------------------------------------------------------------------------------------------
 
     async def _work(self, calls: Iterator[tuple[int, Span]]) -> None:
-        """One call after the other, while there is budget for all that it may take."""
+        """Send one call after the other, while there is budget for all that it may take."""
         cost = 2 + 2 * self._judge.requests
         while not self._over and self.sender.reserve(cost):
             if (failing := self._context.recorder.failing) is not None:
-                # What is not kept would be asked, and paid for, again and again.
+                # A request that is not kept would be sent, and paid for, again and again.
                 raise TapeError(failing)
             number, span = next(calls, (0, None))
             if span is None:
@@ -116,7 +116,7 @@ class Replaying(Comparison):
                 self._count(one)
 
     async def _pair(self, span: Span) -> tuple[Pair, int]:
-        """(what became of the call, requests that it took)."""
+        """Return (the result of the call, requests that it took)."""
         recorded = await background(lambda: self._recordings.open(span))
         if isinstance(recorded, str):
             return Pair(place(span.rollout, span.attempt, span.sequence), problem=recorded), 0
@@ -142,7 +142,7 @@ class Replaying(Comparison):
         return Answer(None, 0.0, question) if isinstance(question, str) else await self.sender.ask(question)
 
     def _answered(self, span: Span) -> Answer:
-        """An answer from before a restart."""
+        """Return an answer from before a restart."""
         exchange = self._context.tape.exchange(span)
         if exchange is None or span.status != SpanStatus.OK:
             return Answer(None, (span.duration_ns or 0) / 1e9, span.error)
@@ -156,7 +156,7 @@ class Replaying(Comparison):
     # -- counting ----------------------------------------------------------------------------------------------------
 
     def _count(self, pair: Pair) -> None:
-        """The next call in order. What comes after the end changes nothing."""
+        """Count the next call in order; calls after the decision change nothing."""
         if self._over:
             return
         self._progress.done += 1

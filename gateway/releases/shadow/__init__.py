@@ -1,1 +1,3 @@
-"""The stage *shadowed*: live calls are sent to the candidate too. It sees what `releases` sees. Begin with `stage`."""
+"""The stage *shadowed*: live calls are also sent to the candidate. It may import what `releases` may. Begin with
+`stage`.
+"""

@@ -1,4 +1,4 @@
-"""The stage *shadowed*: a sample of live calls is sent to the candidate too, after their answers have gone out.
+"""The stage *shadowed*: a sample of live calls is also sent to the candidate, after their answers have gone out.
 
 Every call is offered when it is over (`offer`); that costs nothing while no release mirrors (`mirrors` is empty). A
 call is mirrored when it used the resource, its rollout is on no candidate, the draw selects it and a slot is free.
@@ -37,7 +37,7 @@ from penstock.gateway.releases.replay.questions import CANDIDATE, Question, plac
 from penstock.gateway.releases.replay.sender import Answer, Context, Sender, background
 
 ALPHA: Final = 0.05
-"""Probability of stopping a candidate that fails no more often."""
+"""Greatest probability of stopping a candidate that fails no more often."""
 
 
 class Shadow:
@@ -49,17 +49,17 @@ class Shadow:
         """Releases that mirror now, by name."""
 
     def offer(self, record: Record, found: Uses, pins: Mapping[str, Pin]) -> None:
-        """Takes a call that is over and was handed to the recorder; never raises and never waits."""
+        """Offer a finished call that was handed to the recorder; never raises and never waits."""
         for mirror in self.mirrors.values():
             mirror.offer(record, found, pins)
 
     async def __call__(self, release: Release, progress: Progress) -> Report:
-        """Whether the candidate passes; waits for traffic as long as it takes."""
+        """Report whether the candidate passes; waits for traffic as long as it takes."""
         mirror = Mirror(self._context, release, progress)
         try:
             await mirror.prepare()
             self.mirrors[release.id] = mirror
-            # Whoever is told how many there are to be may count on it that calls are mirrored.
+            # Once the total is shown, people may rely on it that calls are mirrored.
             progress.total = release.policy.shadow.calls
             report = await mirror.run()
         except JudgeError as error:
@@ -77,15 +77,15 @@ class Mirrored:
 
     candidate: bool
     live: bool
-    """Which of them was answered."""
+    """True for each of the two that was answered."""
     seconds: tuple[float, float] | None = None
-    """How long each took, candidate first, where both were answered."""
+    """Seconds of the candidate and of the live call, where both were answered."""
     score: float | None = None
-    """Agreement, where there is any to speak of."""
+    """Agreement; None where it was not judged."""
 
 
 class Mirror:
-    """One release that mirrors."""
+    """The mirroring of one release."""
 
     def __init__(self, context: Context, release: Release, progress: Progress) -> None:
         self._policy = policy = release.policy.shadow
@@ -96,7 +96,7 @@ class Mirror:
         self._judge: Judge
         self._random = random.Random(release.salt)
         self.tasks: set[asyncio.Task[None]] = set()
-        """Mirrors under way."""
+        """Mirrored requests under way."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = 0
         self._order: InOrder[Mirrored | None] = InOrder()
@@ -105,7 +105,7 @@ class Mirror:
         self._left_out: Counter[str] = Counter()
 
     async def prepare(self) -> None:
-        """Takes in what was mirrored before a restart; raises `JudgeError`."""
+        """Count the calls that were mirrored before a restart; raises `JudgeError`."""
         self._judge = await make_judge(self._release.policy.judge, self.sender, self._context.routes)
         for span in await self.sender.earlier():
             live = await background(lambda span=span: self._live(span))
@@ -120,12 +120,12 @@ class Mirror:
         return self._context.tape.span(rollout, attempt, int(sequence)) if said.get(LEG) == CANDIDATE else None
 
     async def run(self) -> Report:
-        """Until enough were mirrored; raises `JudgeError`."""
+        """Wait until enough calls were mirrored; raises `JudgeError`."""
         await self._over
         return self._report()
 
     async def stop(self) -> None:
-        """Leaves nothing running."""
+        """Cancel the mirrored requests and wait for their end."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -133,7 +133,7 @@ class Mirror:
     # -- a call ------------------------------------------------------------------------------------------------------
 
     def offer(self, record: Record, found: Uses, pins: Mapping[str, Pin]) -> None:
-        """Decides whether it is mirrored."""
+        """Mirror a finished call if it qualifies."""
         if not set(self._release.resources) & set(found.resources) or self._over.done():
             return
         if any(pin.arm == "candidate" and not pin.mixed for pin in pins.values()):
@@ -170,7 +170,8 @@ class Mirror:
                 self._count(one)
 
     def _question(self, record: Record, found: Uses, pins: Mapping[str, Pin]) -> Question | str:
-        """What the call would have been on the candidate; why it is not mirrored, empty when it is not meant."""
+        """Return the call as the candidate would have got it; else the reason why it is not mirrored, empty when it
+        does not concern the release."""
         call, pool, catalog, release = record.call, record.pool, self._context.pins.catalog, self._release
         rollout, address = self._context.tape.rollout(call.address.rollout), call.address
         model = found.model or call.model
@@ -201,7 +202,7 @@ class Mirror:
         return Question(pool, call.dialect, record.request, call.path, body, said, model, agent, versions, families)
 
     async def _compared(self, record: Record, answer: Answer, asked: Question) -> tuple[Mirrored, int]:
-        """(what is known of both, requests that it took)."""
+        """Return (the call with its mirror, requests that the judge took)."""
         if record.status != "ok" or answer.turn is None:
             return Mirrored(answer.turn is not None, record.status == "ok"), 0
         live = await background(lambda: record.call.dialect.read(record.plain, record.response(), record.stream))
@@ -214,14 +215,14 @@ class Mirror:
     # -- counting ----------------------------------------------------------------------------------------------------
 
     def _count(self, one: Mirrored) -> None:
-        """The next call in order."""
+        """Count the next call in order."""
         self._done.append(one)
         self._progress.done = len(self._done)
         if self._test.harm < 1 / ALPHA:
             self._test.add(float(one.candidate), float(one.live))
 
     def _look(self) -> None:
-        """Is it over?"""
+        """End the stage if it is over."""
         spent = not self.tasks and self.sender.left < 1 + self._judge.requests
         enough = not self.tasks and len(self._done) >= self._policy.calls
         if not self._over.done() and (spent or enough or self._test.harm >= 1 / ALPHA):
@@ -242,7 +243,7 @@ class Mirror:
         return Report(not worse, why, figures)
 
     def evidence(self) -> dict[str, Any]:
-        """What the audit keeps."""
+        """Return the evidence for the audit chain."""
         done, policy = self._done, self._policy
         figures: dict[str, Any] = {"calls": len(done), "harm": self._test.harm, "alpha": ALPHA}
         if done:
@@ -263,7 +264,7 @@ class Mirror:
 
 
 def _again(span: Span, live: Span) -> Mirrored:
-    """From before a restart, without a score."""
+    """Return a call that was mirrored before a restart, without a score."""
     both = span.status == live.status == SpanStatus.OK
     seconds = ((span.duration_ns or 0) / 1e9, (live.duration_ns or 0) / 1e9) if both else None
     return Mirrored(span.status == SpanStatus.OK, live.status == SpanStatus.OK, seconds)
