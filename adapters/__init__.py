@@ -1,4 +1,4 @@
-"""Makes training data of the tape: turns, samples, conversations, preferences. Pure but for `source` and `commands`.
+"""Makes training data from the tape: turns, samples, conversations, preferences. Pure, except `source` and `commands`.
 
 Of the gateway the pure modules may import `model`, `dialects`, `display` and `diagnosis`, the other two `client` too;
 none imports the trainer or a framework. Begin with `samples`.

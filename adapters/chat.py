@@ -1,12 +1,12 @@
-"""Conversations as OpenAI writes them, for supervised fine-tuning: one for each leaf of the turn tree.
+"""Conversations in OpenAI's format, for supervised fine-tuning: one for each leaf of the turn tree.
 
     made, report = conversations(episode, Options(model="policy"))
     made[0].messages    # [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "weight": 1}]
 
 Agents send the whole conversation with every call, so the last call of a branch holds all of it: a leaf's conversation
-is what was sent with its call, and its answer. Answers that the policy gave on the way carry `"weight": 1`, all other
-messages of the assistant `"weight": 0` (the field of OpenAI's fine-tuning files). An answer that branches share is
-marked in one of them only, so that nothing is learned twice. No token ids are needed, whatever the dialect.
+is the messages sent with its call, and its answer. Answers that the policy gave on the way carry `"weight": 1`, all
+other messages of the assistant `"weight": 0` (the field of OpenAI's fine-tuning files). An answer that branches share
+has weight 1 in one of them only, so that nothing is learned twice. No token ids are needed, whatever the dialect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Wire = dict[str, Any]
 
 
 UNJUDGED: Final = frozenset({"no_reward", "untrusted_reward", "nan_reward"})
-"""Reasons that do not matter for supervised fine-tuning."""
+"""Reasons that do not matter for supervised fine-tuning, which needs no rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,32 @@ class Conversation:
     """One branch of a conversation."""
 
     rollout: str
-    """The rollout it is of."""
+    """Rollout id."""
     attempt: str
-    """The attempt of it."""
+    """Attempt id."""
     group: str
     """The task that the rollout repeats."""
     agent: str | None
-    """The agent that had it."""
+    """The agent whose calls it is made of."""
     model: str
-    """The model that was asked for."""
+    """The model that the calls request."""
     calls: tuple[int, ...]
     """Sequences of the calls whose answers carry weight 1, in order."""
     messages: list[Wire]
-    """In OpenAI's form; `weight` is set on every message of the assistant."""
+    """Messages in OpenAI's form; `weight` is set on every message of the assistant."""
     tools: list[Wire]
-    """On offer in its last call."""
+    """Tools offered in its last call."""
     reward: float | None
-    """Of the rollout; None when nobody has said."""
+    """Terminal reward of the rollout; None when there is none."""
     rewards: Mapping[str, float]
-    """Its dimensions."""
+    """Dimensions of the reward."""
     tool_errors: int = 0
-    """Runs of tools on servers behind the gateway that failed in the attempt, or were stopped by a rule."""
+    """Tool runs of the attempt, on servers behind the gateway, that failed or were stopped by a policy."""
 
 
 def conversations(episode: Episode, options: Options | None = None) -> tuple[list[Conversation], Report]:
-    """The conversations of an episode, and a report of every call that is in none. Of the options those count that
-    choose calls and weigh rewards; without any, rollouts that nobody has judged are taken too.
+    """The conversations of an episode, and a report of every call that is in none. Only the options that choose calls
+    and weigh rewards apply; without options, rollouts without a trusted reward are included too.
     """
     chosen = options or Options(allow=UNJUDGED)
     report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
@@ -89,7 +89,7 @@ def _answered(call: Call) -> bool:
 
 
 def _choices(call: Call, report: Report) -> list[Choice]:
-    """The choices with content, by their messages: only role, text, tool calls and results count."""
+    """The choices with content, compared by messages: only role, text, tool calls and results count."""
     found: list[Choice] = []
     before = of_messages(call.heard.story)
     for index, said in call.heard.replies.items():
@@ -101,7 +101,7 @@ def _choices(call: Call, report: Report) -> list[Choice]:
 
 
 def _path(node: Node[Call] | None) -> list[Node[Call]]:
-    """From the first call of a conversation to this one."""
+    """The nodes from the first call of a conversation to this one."""
     found: list[Node[Call]] = []
     while node is not None:
         found.append(node)
@@ -133,14 +133,16 @@ def _conversation(
 
 
 def _places(sent: Sequence[Message], produced: Iterable[Node[Call]]) -> set[int]:
-    """The places of these calls' answers among what the leaf sent; its own answer comes after all of it."""
+    """The places of these calls' answers among the messages that the leaf sent; its own answer comes after all of
+    them.
+    """
     # Messages without content have no fingerprint and are not compared.
     told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]
     return {told[len(node.call.heard.story)] for node in produced}
 
 
 def written(message: Message, weight: int | None = None) -> list[Wire]:
-    """A message in OpenAI's form. Results of tools are messages of their own there, and come first."""
+    """A message in OpenAI's form. Tool results become messages of their own, and come first."""
     results = [part for part in message.parts if part.type == "tool_call_response"]
     others = [part for part in message.parts if part.type != "tool_call_response"]
     found = [_result(part) for part in results]
@@ -166,7 +168,7 @@ def _message(message: Message, parts: Sequence[Part], weight: int | None) -> Wir
 
 
 def _content(parts: Sequence[Part], calls: bool) -> Any:
-    """A string where it is one text, a list of parts where it is several or has media."""
+    """A string for a single text, a list of parts for several or with media; None with tool calls alone."""
     shown = [part for part in parts if part.type in ("text", "media", "unknown")]
     if not shown:
         return None if calls else ""

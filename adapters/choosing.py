@@ -1,7 +1,7 @@
-"""Chooses the attempts and calls that are trained on, before anybody looks at tokens, and reports all others.
+"""Chooses the attempts and calls to train on, before tokens are read, and reports all others.
 
-The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), without those about
-tokens, and those of a selection: another agent, another attempt, the retries of a client.
+The reasons are those of `penstock doctor`, from the same rules (`gateway.diagnosis.findings`), except those about
+tokens; and those of the selection itself: another agent, another attempt, the retries of a client.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def counted(episode: Episode, which: Which, report: Report) -> list[Try]:
 def usable(
     episode: Episode, one: Try, options: Options, readable: Callable[[Call], bool], report: Report
 ) -> tuple[Judged, list[Call]]:
-    """The rewards of an attempt, and its calls that may be trained on, by sequence: one of each client's retries.
-    `readable` says of a call with bytes whether its answer can be read."""
+    """The rewards of an attempt, and its calls that may be trained on, by sequence; of a client's retries only one is
+    taken. `readable`: True if the answer of a call with bytes can be read.
+    """
     judged = judge(one, options.weights)
     report.notes += judged.notes
     blocked = next((it for it in _about(episode, one, judged) if it[0] not in options.allow), None)
@@ -72,14 +73,14 @@ def usable(
 
 
 def main_model(episode: Episode) -> str | None:
-    """The model that most calls of a rollout ask for, as `penstock doctor` finds it."""
+    """The model that most calls of a rollout request, by the same rule as `penstock doctor`."""
     heads = [call.span for one in episode.tries for call in one.calls]
     counts = Counter(head.model for head in heads if head.model and by_name(head.dialect).generates)
     return counts.most_common(1)[0][0] if counts else None
 
 
 def _about(episode: Episode, one: Try, judged: Judged) -> Iterator[tuple[Reason, str]]:
-    """Findings that block a whole attempt."""
+    """Findings that exclude a whole attempt."""
     for finding in of_attempt(episode.rollout, one.attempt, [call.span for call in one.calls]):
         if finding.blocks and finding.code not in REWARDS:
             yield finding.code, finding.reason
@@ -88,7 +89,7 @@ def _about(episode: Episode, one: Try, judged: Judged) -> Iterator[tuple[Reason,
 
 
 def _of(call: Call, about: Iterable[Finding], agent: str | None) -> Iterator[tuple[Reason, str]]:
-    """Findings that block a call. `about`: those from its head."""
+    """Findings that exclude a call. `about`: those from its head."""
     for finding in about:
         if finding.blocks:
             yield finding.code, finding.reason

@@ -47,7 +47,7 @@ class SampleOptions:
     """A reason that shall not keep a call out, such as no_reward; may be given several times."""
 
     def options(self) -> Options:
-        """The same as adapters are told it."""
+        """The same options in the form that the adapters use. Raises `Failure`."""
         from penstock.adapters.options import Options
 
         return Options(
@@ -122,7 +122,7 @@ async def _write(
 
 
 def _check_extras(form: Form, format: Format) -> None:
-    """Conversations and preferences need none as JSON lines."""
+    """Raise `Failure` when numpy is missing for a form of tokens; chat and preferences need no extra as JSON lines."""
     from penstock.adapters.making import TOKENS
 
     if form in TOKENS and find_spec("numpy") is None:

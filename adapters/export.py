@@ -1,7 +1,7 @@
 """Rows of training data as JSON lines or Parquet. Arrays stay arrays: lists of numbers in either format.
 
-`COLUMNS` is what each form holds, in order; `docs/adapters.md` lists it. A log-probability that the engine did not give
-is null in JSON lines and nan in Parquet.
+`COLUMNS` has the columns of each form, in order; `docs/adapters.md` lists them. A log-probability that the engine did
+not give is null in JSON lines and nan in Parquet.
 """
 
 from __future__ import annotations
@@ -52,33 +52,30 @@ COLUMNS: Final[dict[Form, dict[str, Kind]]] = {
 
 
 def of_samples(samples: Iterable[Sample]) -> Iterator[Row]:
-    """A row for each sample."""
     for sample in samples:
         made: Row = {field.name: getattr(sample, field.name) for field in fields(sample)}
         yield made | {"segments": [asdict(segment) for segment in sample.segments]}
 
 
 def of_conversations(conversations: Iterable[Conversation]) -> Iterator[Row]:
-    """A row for each conversation."""
     for conversation in conversations:
         yield {field.name: getattr(conversation, field.name) for field in fields(Conversation)}
 
 
 def of_pairs(pairs: Iterable[Pair[Conversation]]) -> Iterator[Row]:
-    """A row for each pair."""
     return map(row, pairs)
 
 
 def of_triplets(samples: Iterable[Sample]) -> Iterator[Row]:
-    """A row for each segment of the samples, which must be all those of their attempts."""
-    # The other forms are written without numpy.
+    """A row for each segment of the samples, which must be all samples of their attempts."""
+    # Imported late: the other forms do not need numpy.
     from penstock.adapters.triplets import triplets
 
     return triplets(list(samples))
 
 
 def sink(file: IO[bytes], form: Form, format: Format) -> Sink:
-    """Where rows of a form go."""
+    """A writer of rows of a form to a file."""
     return sinks.sink(file, COLUMNS[form], format, _json)
 
 

@@ -1,7 +1,7 @@
 """The rewards of an attempt and its calls.
 
-Rewards are spans: of the whole attempt (terminal), or of one call (per turn). Of several of the same kind the newest
-trusted one counts, late ones too.
+Rewards are spans: of the whole attempt (terminal), or of one call (per turn). Among several of one kind the newest
+trusted one counts, even if it is late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ K = TypeVar("K")
 
 PREFIX = "penstock.reward."
 VALUE = "reward"
-"""Name of a reward's value among its dimensions, where no dimension has that name."""
+"""Name that stands for a reward's value among its dimensions, unless a dimension has that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,21 @@ class Judged:
     """The rewards of an attempt."""
 
     reward: float | None
-    """Terminal; None when there is none, see `trouble`."""
+    """The terminal reward; None when there is none, see `trouble`."""
     dimensions: Mapping[str, float]
     """Named scores of the whole attempt."""
     turns: Mapping[int, float]
-    """By sequence of the call."""
+    """Rewards of calls, by the call's sequence."""
     trouble: tuple[Reason, str] | None = None
-    """Why there is no reward, as a reason and in words."""
+    """The reason why there is no reward, as a code and in words; None when there is one."""
     notes: Counter[Note] = field(default_factory=Counter[Note])
-    """Oddities of them."""
+    """Counts of odd rewards."""
 
 
 def judge(one: Try, weights: Mapping[str, float] | None = None) -> Judged:
-    """The rewards of an attempt. With `weights` the terminal reward is the sum of dimensions, each times its weight;
-    the name `reward` stands for the value. A dimension that is missing means that there is no reward yet."""
+    """The rewards of an attempt. With `weights` the terminal reward is the weighted sum of dimensions; the name
+    `reward` stands for the value. If a dimension is missing, there is no reward yet.
+    """
     given = [_reward(span) for span in one.spans if span.kind == "reward"]
     trusted = [reward for reward in given if reward.trusted]
     whole = [reward for reward in trusted if reward.span is None]
@@ -78,7 +79,7 @@ def _terminal(
             return None, ("no_reward", f"nobody said anything of {', '.join(missing)}")
         reward: float | None = sum(weight * scores[name] for name, weight in weights.items())
     elif value is None and turns:
-        # Only calls were judged: the attempt's own field holds the newest of these, which is no terminal reward.
+        # Only calls have rewards: the attempt's own field holds the newest of these, which is no terminal reward.
         reward = 0.0
     else:
         reward = value if given else one.attempt.reward
@@ -90,7 +91,7 @@ def _terminal(
 
 
 def _reward(span: Span) -> Reward:
-    """The reward as it is kept, unchecked: one that did not come through the control API may be odd."""
+    """The reward as it is stored, unchecked: one that did not come through the control API may be odd."""
     found: dict[str, Any] = {
         name.removeprefix(PREFIX): value for name, value in (span.attributes or {}).items() if name.startswith(PREFIX)
     }

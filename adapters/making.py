@@ -1,6 +1,6 @@
-"""Makes rows of training data of episodes, for `penstock samples`. Pure.
+"""Makes rows of training data from episodes, for `penstock samples`. Pure.
 
-An episode is let go of before the next one is taken, and so are its rows.
+An episode and its rows are released before the next one is taken.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from penstock.adapters.report import Report, Unpaired
 from penstock.adapters.turns import Episode
 
 TOKENS: Final = ("samples", "triplets")
-"""Forms of token ids, which are arrays."""
+"""Forms that hold token ids, as arrays."""
 
 
 async def rows(
     episodes: AsyncIterable[Episode], form: Form, options: Options, margin: float, report: Report
 ) -> AsyncGenerator[Row]:
-    """Rows of a form, as episodes come. For preferences those of one group must come one after the other, as
-    `source.by_group` has them: its conversations are held in memory, each rollout's longest. Everything left out is
-    added to the report. Raises ValueError for a wrong margin.
+    """Yield rows of a form as episodes come. For preferences the episodes of a group must follow each other, as from
+    `source.by_group`: of its conversations the longest of each rollout are held in memory. Everything left out is added
+    to the report. Raises ValueError for a wrong margin.
     """
     told = replace(options, allow=options.allow | UNJUDGED) if form == "chat" else options
     groups = Groups(margin)
@@ -42,9 +42,8 @@ async def rows(
 
 
 def _of(episode: Episode, form: Form, options: Options, report: Report) -> Iterator[Row]:
-    """The rows of an episode."""
     if form in TOKENS:
-        # Conversations are made without numpy.
+        # Imported late: conversations do not need numpy.
         from penstock.adapters.samples import samples
 
         made, found = samples(episode, options)
@@ -60,18 +59,18 @@ class Groups:
     """Makes pairs of conversations, group by group."""
 
     margin: float
-    """By how much rewards must differ at least."""
+    """The least difference of the rewards of a pair."""
     _held: dict[str, Conversation] = field(default_factory=dict[str, Conversation])
-    """The longest conversation of each rollout of the group that comes."""
+    """The longest conversation of each rollout of the current group."""
     _group: str | None = None
     _branches: int = 0
     _left: dict[str, Unpaired] = field(default_factory=dict[str, Unpaired])
-    """Groups that gave none."""
+    """Groups without a pair, with the reason."""
     _sizes: dict[str, int] = field(default_factory=dict[str, int])
-    """How many rollouts they have."""
+    """Number of rollouts of each group without a pair."""
 
     def add(self, episode: Episode, options: Options, report: Report) -> Iterator[Row]:
-        """Takes an episode; the rows of the group before, if another one begins."""
+        """Add an episode; if it begins another group, return the rows of the group before."""
         made = self._made(report) if episode.group != self._group else iter(())
         self._group = episode.group
         said, found = conversations(episode, options)
@@ -80,7 +79,7 @@ class Groups:
         return made
 
     def take(self, said: Iterable[Conversation]) -> None:
-        """Takes conversations of the group that comes."""
+        """Add conversations of the current group."""
         for one in said:
             before = self._held.get(one.rollout)
             self._held[one.rollout] = one if before is None or len(one.calls) > len(before.calls) else before
@@ -96,7 +95,7 @@ class Groups:
         return of_pairs(found)
 
     def end(self, report: Report) -> Iterator[Row]:
-        """The rows of the last group. Groups that gave none are counted in the report."""
+        """The rows of the last group. Groups without a pair are counted in the report."""
         made = self._made(report)
         report.unpaired.update(self._left.values())
         report.unpaired.update({"branch": self._branches})
@@ -106,7 +105,7 @@ class Groups:
 
 
 def preferences(held: Iterable[Conversation], margin: float, report: Report) -> list[Row]:
-    """The same of conversations that are in memory, of any groups in any order."""
+    """The rows of conversations that are in memory, of any groups in any order."""
     groups = Groups(margin)
     groups.take(held)
     return list(groups.end(report))

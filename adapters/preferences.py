@@ -1,12 +1,12 @@
-"""Preferences: the better and the worse rollout of a group, as pairs for DPO (Rafailov et al., 2023).
+"""Preferences: pairs of a better and a worse rollout of a group, for DPO (Rafailov et al., 2023).
 
     found, left = pairs(of_rollouts(samples), margin=0.5)      # tokens: trainer
     found, left = pairs(conversations, margin=0.5)             # text: export, see `row`
 
 Both sides of a pair are whole rollouts of one group whose rewards differ by at least the margin. `best` pairs the best
-with the worst, `all` every two. This is the one definition, for files and for `penstock train dpo`: what the two say to
-each other need not begin alike, because users and tools answer each rollout otherwise. A group that gives no pair is
-reported with its reason, and `more` says what would give some.
+with the worst, `all` every two. This is the one definition, for files and for `penstock train dpo`: the two
+conversations need not begin alike, because users and tools answer each rollout differently. A group without a pair is
+reported with its reason, and `more` gives advice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Which = Literal["best", "all"]
 
 
 class Rated(Protocol):
-    """Something that can be preferred."""
+    """An item that can be preferred to another: a conversation or a trajectory."""
 
     @property
     def rollout(self) -> str: ...
@@ -53,20 +53,20 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Pair(Generic[R]):
-    """A preferred and a rejected one."""
+    """A preferred and a rejected item of a group."""
 
     group: str
     """The task that both repeat."""
     chosen: R
-    """The better one."""
+    """The item with the higher reward."""
     rejected: R
-    """The worse one."""
+    """The item with the lower reward."""
     margin: float
-    """By how much; in units of the reward."""
+    """The difference of their rewards."""
 
 
 def of_rollouts(samples: Iterable[Sample]) -> list[Trajectory]:
-    """Samples by their rollout, in the order of their first ones."""
+    """Samples grouped by rollout, in the order of each one's first sample."""
     by: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         by[sample.rollout, sample.group].append(sample)
@@ -74,8 +74,9 @@ def of_rollouts(samples: Iterable[Sample]) -> list[Trajectory]:
 
 
 def pairs(items: Iterable[R], margin: float = 0.0, which: Which = "best") -> tuple[list[Pair[R]], dict[str, Unpaired]]:
-    """Pairs by group, and the groups that gave none. Rewards that are equal are never a pair, whatever the margin.
-    Of several items of one rollout the first counts. Raises ValueError for a negative margin."""
+    """The pairs of each group, and the groups without one, with the reason. Items with equal rewards are never a pair,
+    whatever the margin. Of several items of one rollout the first counts. Raises ValueError for a negative margin.
+    """
     if not margin >= 0:
         raise ValueError(f"margin is {margin}: it must not be negative")
     groups: dict[str, dict[str, R]] = defaultdict(dict)
@@ -100,7 +101,9 @@ def _of_group(group: str, items: Sequence[R], margin: float, which: Which) -> tu
 
 
 def more(left: Mapping[str, Unpaired], sizes: Mapping[str, int], margin: float) -> list[str]:
-    """What would give more pairs, for a person. `left`: groups that gave none; `sizes`: rollouts of each group."""
+    """Advice to the user for more pairs. `left`: groups without a pair, with the reason. `sizes`: number of rollouts of
+    each.
+    """
     counts = Counter(left.values())
     equal = [sizes.get(group, 0) for group, why in left.items() if why == "equal"]
     said: dict[Unpaired, str] = {
@@ -121,10 +124,11 @@ def _about(sizes: Sequence[int]) -> str:
 
 
 def row(pair: Pair[Conversation]) -> dict[str, Any]:
-    """A pair in the form of TRL and OpenAI: the messages that both begin with (`prompt`), and what followed in each.
-
-    What followed begins with an answer where they share a beginning up to one. Else, when users or systems said
-    different things first, it begins where they part, with any message; the prompt may then be empty."""
+    """A pair in the form of TRL and OpenAI: `prompt`, the messages that both begin with, and the continuation of each.
+    If the shared beginning reaches an answer of both, the continuations begin with that answer. Else, when users or
+    systems said different things first, they begin at the first difference, with any message; the prompt may then be
+    empty.
+    """
     good, bad = _plain(pair.chosen), _plain(pair.rejected)
     differ = next((at for at, (a, b) in enumerate(zip(good, bad, strict=False)) if a != b), min(len(good), len(bad)))
     shared = min(differ, len(good) - 1, len(bad) - 1)

@@ -1,8 +1,7 @@
-"""What happened to every choice of every call, with its reason: nothing is left out silently.
+"""The report on every choice of every call: in a sample, or left out with a reason. Nothing is left out silently.
 
-A choice is either in exactly one sample (or, for conversations, marked in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Reason` adds those that only the making of samples
-knows.
+A choice is either in exactly one sample (for conversations: has weight 1 in exactly one) or in `dropped`. Most reasons
+are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Own` has those that occur only when samples are made.
 """
 
 from __future__ import annotations
@@ -24,18 +23,19 @@ Own = Literal[
     "response_too_long",
 ]
 Reason = Trouble | Own
-"""Why a choice is in no sample."""
+"""The reason why a choice is in no sample."""
 REASONS: Final = frozenset({*get_args(Trouble), *get_args(Own)})
 
 Start = Literal[Begins, "too_long"]
-"""Why a sample begins, and does not continue another."""
+"""The reason why a call begins a sample, and does not continue another."""
 
 Unpaired = Literal["alone", "no_reward", "equal", "too_close", "branch"]
-"""Why a group gives no pair: one rollout only, nobody judged it, rewards that are equal or too close; or why a
-conversation is in none: its rollout has a longer one."""
+"""The reason why a group has no pair: one rollout only, fewer than two rewards, equal or too close rewards; or why a
+conversation is in none: its rollout has a longer one (`branch`).
+"""
 
 Note = Literal["late_reward", "odd_reward", "turn_rewards_only"]
-"""Odd rewards that keep nothing out."""
+"""Oddities of rewards that exclude nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +45,56 @@ class Dropped:
     rollout: str
     attempt: str
     sequence: int
-    """Of the call's span."""
+    """Sequence of the call's span."""
     choice: int | None
-    """None when it is the whole call, with all the choices it may have."""
+    """Index of the choice; None for the whole call, with all its choices."""
     reason: Reason
     detail: str
-    """The same for a person."""
+    """The reason in words."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Counts, and everything that was left out. `add` sums reports of several rollouts."""
+    """Counts, and everything that was left out. `add` sums the reports of several rollouts."""
 
     rollouts: int = 0
-    """Rollouts that were looked at."""
+    """Rollouts that were read."""
     calls: int = 0
-    """Their recorded calls."""
+    """Recorded calls of these rollouts."""
     samples: int = 0
-    """Samples, or conversations, that were made."""
+    """Samples or conversations that were made."""
     choices: int = 0
-    """Choices that are in them."""
+    """Choices in these samples."""
     tokens: int = 0
-    """Sampled tokens in them."""
+    """Sampled tokens in these samples."""
     starts: Counter[Start] = field(default_factory=Counter[Start])
-    """Why samples begin; ideally only `first`."""
+    """Samples by the reason why they begin; ideally only `first`."""
     notes: Counter[Note] = field(default_factory=Counter[Note])
-    """Odd rewards."""
+    """Odd rewards by kind."""
     pairs: int = 0
-    """Pairs of conversations, when preferences were asked for."""
+    """Pairs of conversations, for preferences."""
     unpaired: Counter[Unpaired] = field(default_factory=Counter[Unpaired])
     """Groups and conversations that are in no pair."""
     hints: list[str] = field(default_factory=list[str])
-    """What would give more pairs."""
+    """Advice for more pairs."""
     dropped: list[Dropped] = field(default_factory=list[Dropped])
-    """What is in no sample, of this report alone."""
+    """Choices and calls in no sample, of this report alone."""
     elsewhere: Counter[Reason] = field(default_factory=Counter[Reason])
-    """How often each reason left something out in reports that were added."""
+    """Choices and calls in no sample, by reason, of reports that were added."""
 
     @property
     def reasons(self) -> Counter[Reason]:
-        """How often each reason left something out."""
+        """Choices and calls in no sample, by reason, with those of added reports."""
         return self.elsewhere + Counter[Reason](one.reason for one in self.dropped)
 
     def drop(self, span: Span, choice: int | None, reason: Reason, detail: str) -> None:
-        """Leave out a choice, or a whole call."""
+        """Record that a choice is left out, or a whole call."""
         self.dropped.append(Dropped(span.rollout, span.attempt, span.sequence, choice, reason, detail))
 
     def add(self, other: Report) -> None:
-        """Count what another report has as well. Of what it left out only the reasons are kept: a tape has no bound."""
+        """Add the counts of another report. Of what it left out only the reasons are counted, because a tape has no
+        bound.
+        """
         for count in fields(self):
             if count.name != "dropped":
                 mine = getattr(self, count.name)
@@ -100,7 +102,7 @@ class Report:
                 setattr(self, count.name, mine)
 
     def lines(self) -> list[str]:
-        """For a person: one line of sums, and one for each kind of count."""
+        """The report for a person: one line of sums, and one for each kind of count."""
         asked = f"{counted(self.rollouts, 'rollout')}, {counted(self.calls, 'call')}"
         made = f"{counted(self.samples, 'row')} of {counted(self.choices, 'answer')}"
         counts = (("rows begin", self.starts), ("left out", self.reasons), ("rewards", self.notes))

@@ -1,4 +1,4 @@
-"""How the rewards of an attempt and its calls (`judging`) are credited to the calls.
+"""Credits the rewards of an attempt and its calls (`judging`) to the calls.
 
 The return is that of Sutton and Barto, 2018, §3.3, with a discount for each call.
 """
@@ -14,11 +14,11 @@ from penstock.adapters.samples import Sample
 
 
 def returns(samples: Sequence[Sample], gamma: float = 1.0) -> list[npt.NDArray[np.float32]]:
-    """The discounted return of every segment: for each sample an array [S].
-
-    `samples` are all those of one attempt, merged or not: the return of a call is its own reward and what came after it
-    in the attempt, discounted by `gamma` for each later call; the terminal reward belongs to the last call. Choices of
-    one call have the same return. Raises ValueError for samples of several attempts and for gamma outside 0 to 1."""
+    """The discounted return of every segment: for each sample an array [S]. `samples` are all those of one attempt,
+    merged or not. The return of a call is its own reward plus the later rewards of the attempt, discounted by `gamma`
+    for each later call; the terminal reward belongs to the last call. Choices of one call have the same return. Raises
+    ValueError for samples of several attempts and for gamma outside 0 to 1.
+    """
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"gamma is {gamma}: it must be from 0 to 1")
     names = {(sample.rollout, sample.attempt) for sample in samples}

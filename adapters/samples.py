@@ -1,12 +1,12 @@
-"""Samples: what a policy is trained on. One is a sequence of tokens in which some were sampled by the policy.
+"""Samples to train a policy on: each is a sequence of tokens, some of which the policy sampled.
 
     made, report = samples(episode, Options(model="policy"))
 
 Calls are merged by the engine's own tokens: a call whose prompt begins with the exact tokens of an earlier call's
 prompt and answer extends that sample. Tokens between the two (a tool's result, the template's own tokens) are not
 trained on. Any other call begins a sample of its own, and the report says why. Every choice of every call is in exactly
-one sample or in the report. Nothing is cut: too long a sample is split at a call or reported. Token ids are not looked
-at one by one: prefixes are hashed, and a sample is made of slices.
+one sample or in the report. Nothing is cut: a sample that is too long is split at a call or reported. Token ids are not
+compared one by one: prefixes are hashed, and a sample is made of slices.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Segment:
     """One model call inside a sample."""
 
     sequence: int
-    """Of its span."""
+    """Sequence of the call's span."""
     choice: int
-    """Index among the n that were asked for."""
+    """Index of the choice among the n requested."""
     start: int
-    """Where it begins in `response`; tokens."""
+    """Its beginning in `response`; tokens."""
     end: int
-    """Where it ends, exclusive; tokens."""
+    """Its end in `response`, exclusive; tokens."""
     version: str | None
-    """Of the weights that sampled it."""
+    """Version of the weights that sampled it; None when the model is no released resource."""
     reward: float | None
-    """Of this call (per-turn reward)."""
+    """Reward of this call (per-turn reward); None without one."""
     forced: bool
-    """True when a grammar forced its tokens."""
+    """True if a grammar forced its tokens."""
     truncated: bool
-    """True when it was cut off at the limit of tokens."""
+    """True when it was cut off at the token limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +59,29 @@ class Sample:
     """A sequence of tokens to train on."""
 
     rollout: str
-    """The rollout it is of."""
+    """Rollout id."""
     attempt: str
-    """The attempt of it."""
+    """Attempt id."""
     group: str
-    """The task that the rollout repeats; the rollout itself where it repeats none."""
+    """The task that the rollout repeats; the rollout itself if it repeats none."""
     agent: str | None
     """The agent that made its calls."""
     model: str
-    """The model that was asked for."""
+    """The model that the calls request."""
     prompt: Ids
     """[P] Tokens before the first sampled one."""
     response: Ids
-    """[R] Everything after: sampled tokens, and what was put between them."""
+    """[R] All tokens after the prompt: sampled ones, and those between them."""
     mask: Mask
     """[R] True where the policy sampled the token."""
     logprobs: Floats
-    """[R] The engine's, in nats; 0.0 where the mask is False; nan where the engine gave none."""
+    """[R] The engine's log-probabilities, in nats; 0.0 where the mask is False; nan where the engine gave none."""
     segments: tuple[Segment, ...]
     """Its calls, in the order of their tokens."""
     reward: float
-    """Of the rollout (terminal); nan when there is none and that was allowed."""
+    """Terminal reward of the rollout; nan when there is none and `allow` permits that."""
     rewards: Mapping[str, float]
-    """Its dimensions."""
+    """Dimensions of the reward."""
 
 
 def samples(episode: Episode, options: Options | None = None) -> tuple[list[Sample], Report]:
@@ -109,7 +109,7 @@ def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> It
 
 
 def _choices(call: Call, options: Options, report: Report) -> list[Output]:
-    """The choices that have everything that training needs."""
+    """The choices that have everything needed for training."""
     if not call.outputs:
         report.drop(call.span, None, "no_token_ids", f"no engine returns token ids for {call.span.dialect}")
     if "token_counts" not in options.allow and (why := _miscounted(call)) is not None:
@@ -141,7 +141,7 @@ def _trouble(output: Output, options: Options) -> tuple[Lack, str] | None:
 
 
 def _pieces(chain: Sequence[Node[Call]], options: Options) -> Iterator[list[Node[Call]]]:
-    """A chain in as few pieces as the length of a response allows; every node by itself when they are not merged."""
+    """Cut a chain into as few pieces as the length of a response allows; with `merge` False, one for each node."""
     piece: list[Node[Call]] = []
     for node in chain:
         if piece and (not options.merge or _over(_size(piece[0], node), options.longest_response)):
@@ -152,13 +152,13 @@ def _pieces(chain: Sequence[Node[Call]], options: Options) -> Iterator[list[Node
 
 
 def _size(first: Node[Call], last: Node[Call]) -> int:
-    """Tokens of a response that goes from one node to another."""
+    """The tokens of a response that goes from the first node to the last."""
     begin, end = output_of(first.call, first.choice), output_of(last.call, last.choice)
     return len(end.prompt) + len(end.ids) - len(begin.prompt)
 
 
 def output_of(call: Call, choice: int) -> Output:
-    """An answer as tokens; raises StopIteration when there is none of this index."""
+    """The tokens of an answer; raises StopIteration when the call has no such choice."""
     return next(output for output in call.outputs or () if output.choice == choice)
 
 

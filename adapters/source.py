@@ -7,8 +7,8 @@
 
     async for episode in load(client, await by_group(listed(client, "mode:train"))): ...    # a group after the other
 
-Episodes come in the order of their rollouts. `AT_ONCE` of them are asked for in one request, whose answer is read as
-they are taken: one episode is held in memory, besides what stands on the wire.
+Episodes come in the order of their rollouts. One request asks for `AT_ONCE` of them, and its answer is read as they are
+taken: one episode is held in memory, besides the bytes in transit.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from penstock.gateway.model.base import Kind, Mode
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 
 AT_ONCE: Final = 100
-"""Rollouts of one request."""
+"""The most rollouts of one request."""
 KINDS: Final[tuple[Kind, ...]] = ("llm", "tool", "reward")
-"""Spans that episodes are made of."""
+"""Kinds of spans that episodes are made of."""
 PAGE: Final = 1000
 NOT_FOUND: Final = 404
 ENDED: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
@@ -35,17 +35,17 @@ ENDED: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, Rollout
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which rollouts are wanted."""
+    """Conditions on rollouts; None is any."""
 
     mode: Mode | None = None
-    """What they are for."""
+    """The mode of the rollouts."""
     group: str | None = None
-    """The task they repeat."""
+    """The task that they repeat."""
     status: frozenset[RolloutStatus] | None = ENDED
-    """Where they stand; None wherever. Those that never came from the queue end when they are quiet."""
+    """Their states; None is any. Rollouts that never came from the queue end when they are quiet."""
 
     def wants(self, rollout: RolloutSummary) -> bool:
-        """True for a rollout that is wanted."""
+        """True if a rollout meets the conditions."""
         return (
             self.mode in (None, rollout.mode)
             and self.group in (None, rollout.group)
@@ -54,7 +54,7 @@ class Query:
 
 
 async def changed(client: Client, since: int, query: Query | None = None) -> tuple[list[RolloutSummary], int]:
-    """Rollouts that have changed after the cursor `since`, as they are now, and the cursor to go on from. Late rewards
+    """Rollouts that have changed after the cursor `since`, in their present state, and the next cursor. Late rewards
     and calls are changes too: a rollout may come again. Raises ClientError.
     """
     names: dict[str, None] = {}
@@ -72,7 +72,9 @@ async def changed(client: Client, since: int, query: Query | None = None) -> tup
 
 
 async def listed(client: Client, filter: str = "") -> AsyncGenerator[RolloutSummary]:
-    """Rollouts, newest first, without their tasks and metadata, which may be large and come with episodes again."""
+    """Yield rollouts, newest first, without their tasks and metadata, which may be large and come again with the
+    episodes.
+    """
     cursor = None
     while True:
         page = await client.rollout_page(filter, PAGE, cursor)
@@ -84,7 +86,7 @@ async def listed(client: Client, filter: str = "") -> AsyncGenerator[RolloutSumm
 
 
 async def by_group(rollouts: AsyncIterable[RolloutSummary]) -> list[str]:
-    """The names of all of them, those of a group one after the other: groups, and rollouts in them, as they came."""
+    """The ids of the rollouts, those of a group after each other; groups, and rollouts in them, in the order given."""
     groups: dict[str, list[str]] = {}
     async for rollout in rollouts:
         groups.setdefault(rollout.group or rollout.id, []).append(rollout.id)
@@ -96,9 +98,10 @@ async def load(
     rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str],
     gone: Callable[[str], None] | None = None,
 ) -> AsyncGenerator[Episode]:
-    """Each rollout, or that of this name, as it is now, read with the bytes of its calls. Calls of which no bytes are
-    stored (any more) have none. Raises ClientError, also when there is no such rollout, unless `gone` is there to be
-    told of it: a long list may be read for longer than retention keeps what is at its end.
+    """Yield the episode of each rollout, given by id or summary, in its present state, with the bytes of its calls;
+    calls whose bytes are not stored (any more) have none. Raises ClientError, also for a rollout that does not exist;
+    but with `gone`, calls `gone` with its id instead, because retention may delete rollouts at the end of a long list
+    meanwhile.
     """
     async for names in _batches(rollouts):
         left = names
@@ -107,7 +110,7 @@ async def load(
                 async with aclosing(client.whole_rollouts(left, KINDS)) as found:
                     async for whole in found:
                         episode, left = episode_of(whole), left[1:]
-                        # Nobody holds it while the next one comes.
+                        # Released before the next one is read.
                         del whole
                         yield episode
                         del episode
@@ -123,7 +126,7 @@ async def load(
 
 
 def episode_of(whole: WholeRollout) -> Episode:
-    """A rollout, read."""
+    """The episode of a rollout that was loaded whole."""
     bodies = {(call.attempt, call.sequence): (call.request, call.response) for call in whole.calls}
     return read(whole.rollout, whole.spans, lambda span: bodies.get((span.attempt, span.sequence)))
 
@@ -131,7 +134,7 @@ def episode_of(whole: WholeRollout) -> Episode:
 async def _batches(
     rollouts: AsyncIterable[RolloutSummary] | Iterable[RolloutSummary | str],
 ) -> AsyncIterator[list[str]]:
-    """Their names, as many as one request takes."""
+    """The ids of rollouts, as many as fit one request."""
     names: list[str] = []
     async for rollout in _each(rollouts):
         names.append(rollout if isinstance(rollout, str) else rollout.id)

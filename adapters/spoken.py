@@ -10,8 +10,8 @@ _choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 def spoken(response: bytes) -> bytes:
-    """A plain answer without ids and log-probabilities, which are most of it, so that a `Turn` is quickly read from it.
-    Any other body as it is.
+    """A plain answer without ids and log-probabilities, which are most of it, so that a `Turn` can be read from it
+    quickly. Any other body is returned as it is.
     """
     try:
         answer = _without_tokens(_fields(response))

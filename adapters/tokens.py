@@ -1,8 +1,8 @@
 """Token ids and log-probabilities of a recorded answer, as arrays. Pure; odd bytes never raise.
 
-`gateway.dialects.token_ids` says where they are in an answer, and counts them for a diagnosis. Training needs the
+`gateway.dialects.token_ids` defines where they are in an answer, and counts them for a diagnosis. Training needs the
 values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and their
-alternatives are skipped and never become objects. Ids are the engine's own and are never made again from text.
+alternatives are skipped and never become objects. Ids are the engine's own and are never computed from text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Choice(msgspec.Struct, gc=False):
 
     @property
     def unspelt(self) -> bool:
-        """Whether it says something and has no ids of it."""
+        """True if the choice has content but no token ids."""
         if self.token_ids:
             return False
         said = {"delta": self.delta, "message": self.message, "text": self.text}
@@ -71,36 +71,37 @@ class Output:
     """One choice of an answer."""
 
     choice: int
-    """Its index among the n that were asked for."""
+    """Index of the choice among the n requested."""
     prompt: Ids
-    """[P] Token ids of what it answers; empty when the engine gave none."""
+    """[P] Token ids of the prompt; empty when the engine gave none."""
     ids: Ids
-    """[R] Token ids that it generated."""
+    """[R] Token ids of the answer."""
     logprobs: Logprobs
-    """[R] The engine's log-probabilities, in nats; nan where it gave none, or what cannot be one."""
+    """[R] The engine's log-probabilities, in nats; nan where it gave none, or an impossible value."""
     finish: str | None
-    """Why it stopped, as the engine wrote it."""
+    """The finish reason, as the engine wrote it."""
     given: bool
-    """True when the engine gave ids, of an answer that may be empty."""
+    """True if the engine gave token ids; the answer may be empty."""
     usage: Any = None
-    """What the engine counted of all choices together, as it came."""
+    """The engine's usage for all choices together, unparsed."""
     unspelt: bool = False
-    """Whether some of what it said came without ids, beside what came with them."""
+    """True if a part of the answer came without ids, and another part with them."""
 
     @property
     def spelt(self) -> Spelt:
-        """Its tokens as they are compared, without a copy."""
+        """Its tokens in the form that is compared, without a copy."""
         return Spelt(self.choice, _bytes(self.prompt), _bytes(self.ids))
 
     @property
     def scored(self) -> bool:
-        """True when every generated token has a log-probability."""
+        """True if every generated token has a log-probability."""
         return not bool(np.isnan(self.logprobs).any())
 
 
 def read_outputs(response: bytes, stream: bool) -> tuple[Output, ...] | None:
-    """The choices of a decoded response body by index, plain or streamed; none for another format than chat completions
-    and completions; None when it is not what its format says."""
+    """The choices of a decoded response body by index, plain or streamed; empty for formats other than chat completions
+    and completions; None when the body does not match its format.
+    """
     try:
         answers = _events.decode(_listed(response)) if stream else [_answer.decode(response)]
         return _folded(answers)
@@ -109,7 +110,7 @@ def read_outputs(response: bytes, stream: bool) -> tuple[Output, ...] | None:
 
 
 def _listed(body: bytes) -> bytes:
-    """The data of a stream's events as one JSON array: decoding once is faster than once an event."""
+    """The data of a stream's events as one JSON array: decoding it once is faster than decoding each event."""
     return b"[" + b",".join(data for data in sse.first(body, len(body)) if data.strip() != b"[DONE]") + b"]"
 
 
@@ -142,7 +143,9 @@ def _output(index: int, pieces: list[_Choice], prompt: Ids, usage: Any) -> Outpu
 
 
 def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
-    """One for each token. If there are more or fewer, all are nan, because nobody knows which belongs to which."""
+    """One log-probability for each token. If the engine gave more or fewer, all are nan, because it is unknown which
+    belongs to which.
+    """
     found: list[float | None] = []
     for logprobs in (piece.logprobs for piece in pieces if piece.logprobs is not None):
         found += [entry.logprob for entry in logprobs.content or ()] or logprobs.token_logprobs or []
@@ -152,12 +155,12 @@ def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
 
 
 def _bytes(ids: Ids) -> bytes | memoryview:
-    # An empty view cannot be cast.
+    # A memoryview of an empty array cannot be cast.
     return memoryview(ids.data).cast("B") if len(ids) else b""
 
 
 def array(ids: list[int]) -> Ids:
-    """Token ids as 32-bit integers; raises ValueError or OverflowError on what is no id."""
+    """Token ids as 32-bit integers; raises ValueError or OverflowError for an invalid id."""
     made = np.array(ids, dtype=np.int32)
     if len(made) and made.min() < 0:
         raise ValueError(f"a token id is negative: {made.min()}")

@@ -1,9 +1,9 @@
-"""Triplets as Agent Lightning writes them: a prompt, a response and a reward for each model call.
+"""Triplets in Agent Lightning's format: a prompt, a response and a reward for each model call.
 
     {"prompt": {"token_ids": [...]}, "response": {"token_ids": [...], "logprobs": [...]}, "reward": 1.0, "metadata": {}}
 
-A call's reward is its own; the last call of an attempt has the terminal one as well. Calls without a reward have null,
-as there. Unlike there, calls with equal prompts are all kept, and so is every choice.
+A call has its own reward; the last call of an attempt has the terminal one added. As in Agent Lightning, calls without
+a reward have null. Unlike there, all calls with equal prompts are kept, and so is every choice.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     episode = read(summary, spans, bodies)      # bodies: span -> (request, response), decoded, or None
 
-Expensive parts are read late: token ids when samples ask for them, messages when conversations do. A call keeps its
-bytes as long as its episode lives and no longer. Messages take many times as much as objects, and every call of a
-conversation has all of them once more: those of large episodes are read again when they are asked for again. Odd bytes
-never raise: what cannot be read is None, and whoever needs it says so in a `Report`.
+Expensive parts are read late: token ids when samples need them, messages when conversations do. A call keeps its bytes
+as long as its episode lives and no longer. Messages take many times more memory as objects, and every call of a
+conversation repeats all of them: those of large episodes are not kept, but read again each time. Odd bytes never raise:
+a part that cannot be read is None, and its user reports that in a `Report`.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ if TYPE_CHECKING:
 Bodies = tuple[bytes, bytes]
 """Request and response of a call, content encodings removed."""
 KEPT: Final = 1 << 20
-"""Bytes of an episode's calls whose messages are kept."""
+"""The most bytes of an episode's calls whose messages are kept as objects."""
 
 
 @dataclass(slots=True)
 class Shared:
-    """What the calls of an episode hold together."""
+    """State that the calls of an episode share."""
 
     told: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
-    """Their messages as they are compared, each once."""
+    """Their messages in the form that is compared, each once."""
     room: int = KEPT
-    """Bytes of calls whose messages may still be kept."""
+    """Bytes of calls whose messages may still be kept as objects."""
 
     def has_room(self, size: int) -> bool:
-        """Whether the messages of a call of so many bytes may be kept; it is then taken that they are."""
+        """True if the messages of a call of `size` bytes may be kept; then the room is taken."""
         fits = size <= self.room
         self.room -= size if fits else 0
         return fits
 
     def once(self, message: bytes) -> bytes:
-        """The same message, held once."""
+        """The equal message that is already held, or this one, which is held from now on."""
         return self.told.setdefault(message, message)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One model call. Not slotted: what was read is remembered."""
+    """A model call. Not slotted, because `cached_property` stores what was read."""
 
     span: Span
-    """Its head: agent, model, versions, finish, status, error, times."""
+    """The span's head: agent, model, versions, finish, status, error, times."""
     bodies: Bodies | None
-    """Its decoded bytes; None when they are not on the tape."""
+    """Its decoded bodies; None when they are not on the tape."""
     shared: Shared = field(default_factory=Shared, repr=False, compare=False)
-    """What it has in common with the other calls of its episode."""
+    """State shared with the other calls of its episode."""
     _kept: list[Turn] = field(default_factory=list["Turn"], init=False, repr=False, compare=False)
 
     @cached_property
     def outputs(self) -> tuple[Output, ...] | None:
-        """What the engine said of the tokens of its choices; None when there is nothing to read."""
-        # Conversations are read without numpy.
+        """The token ids and log-probabilities of its choices; None when there is nothing to read."""
+        # Imported late: conversations do not need numpy.
         from penstock.adapters.tokens import read_outputs
 
         return None if self.bodies is None else read_outputs(self.bodies[1], self.span.stream)
@@ -89,18 +89,18 @@ class Call:
 
     @cached_property
     def heard(self) -> Heard:
-        """Its messages, as they are compared."""
+        """Its messages, in the form that is compared."""
         found = heard(self.turn)
         return found._replace(story=tuple(map(self.shared.once, found.story)))
 
     @cached_property
     def forced(self) -> bool:
-        """True when a grammar forced the answer: a tool that had to be called, a schema, a regular expression."""
+        """True if a grammar forced the answer: a tool that had to be called, a schema, a regular expression."""
         return self.bodies is not None and forced(obj(loads(self.bodies[0]))) is not None
 
     @cached_property
     def skewing(self) -> Json:
-        """What its request sets that may change the distribution which is sampled from; see `skewed`."""
+        """Fields of its request that may change the distribution that was sampled from; see `skewed`."""
         return {} if self.bodies is None else skewing(obj(loads(self.bodies[0])))
 
     @property
@@ -110,40 +110,41 @@ class Call:
 
     @property
     def choices(self) -> int:
-        """How many choices it has, as far as can be told without reading it."""
+        """Number of its choices, as far as known without its tokens."""
         return self.span.choices if self.bodies is None or self.outputs is None else len(self.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """An attempt and what happened in it."""
+    """An attempt with its calls and other spans."""
 
     attempt: Attempt
-    """Its status, reward and gaps."""
+    """The attempt itself: status, reward and gaps."""
     calls: tuple[Call, ...]
     """Its model calls, by sequence."""
     spans: tuple[Span, ...] = field(repr=False)
-    """Heads of its calls, runs of tools and rewards, by sequence."""
+    """Heads of its calls, tool runs and rewards, by sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A rollout, read."""
+    """The content of a rollout: its attempts and their calls."""
 
     rollout: RolloutSummary
-    """The task, its group and its attempts."""
+    """The rollout itself: the task, its group and its attempts."""
     tries: tuple[Try, ...]
     """Its attempts, oldest first."""
 
     @property
     def group(self) -> str:
-        """The task it repeats; itself where it is the only one."""
+        """The task that the rollout repeats; the rollout itself if it repeats none."""
         return self.rollout.group or self.rollout.id
 
 
 def read(rollout: RolloutSummary, spans: Iterable[Span], bodies: Callable[[Span], Bodies | None]) -> Episode:
-    """An episode of a rollout and its spans; only model calls, runs of tools and rewards are looked at.
-    `bodies` is asked once for each model call."""
+    """Make an episode of a rollout and its spans, of which only model calls, tool runs and rewards are used. `bodies`
+    is called once for each model call.
+    """
     heads = sorted((s for s in spans if s.kind in ("llm", "tool", "reward")), key=lambda span: span.sequence)
     tries, shared = list[Try](), Shared()
     for attempt in rollout.attempts:

@@ -4,7 +4,7 @@
     DataProto.from_dict({k: torch.from_numpy(v) for k, v in tensors.items()}, non_tensors=others)
 
 Prompts are padded on the left and responses on the right, so that all responses begin at one column. Every sample of a
-rollout is a row with the rollout's reward; whoever averages by row must weigh by `rollout`.
+rollout is a row with the rollout's reward; an average over rows must be weighted by `rollout`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _check(sample: Sample, prompt_length: int, response_length: int) -> None:
 def _padded(
     rows: Sequence[npt.NDArray[Any]], width: int, fill: int, left: bool = False, dtype: Any = np.int64
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Rows of one width, and 1 where they are no padding."""
+    """Rows padded to one width, and an array with 1 for each element that is no padding."""
     made, there = np.full((len(rows), width), fill, dtype), np.zeros((len(rows), width), np.int64)
     for at, row in enumerate(rows):
         place = slice(width - len(row), width) if left else slice(0, len(row))
@@ -83,7 +83,7 @@ def _scores(samples: Sequence[Sample], width: int) -> npt.NDArray[np.float32]:
 
 
 def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    """One object a row: of a list of tuples numpy would make a second axis."""
+    """An array with one object for each row: from a list of tuples numpy would make a second axis."""
     made = np.empty(len(values), np.object_)
     for at, value in enumerate(values):
         made[at] = value

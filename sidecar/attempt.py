@@ -4,10 +4,11 @@
     it is judged        if it succeeded, by a transcript of every call that has ended
     it is finished      end, outcome, last events and rewards in one request, sent until the gateway answers it
 
-An attempt is *lost* when the gateway says that it is not ours any more, or when the gateway was not heard of for so
-long that it may have given the attempt to another worker. Then the agent is killed before the lease is over, and
-nothing is finished. An attempt is *returned* when the runner has to leave: the agent is killed, and the gateway hands
-the rollout out again. An attempt that failed through no fault of the agent is handed back (`faults`).
+An attempt is *lost* when the gateway says that this runner does not hold it any more, or when the gateway has been
+unreachable for so long that it may have given the attempt to another worker. Then the agent is killed before the lease
+is over, and nothing is finished. An attempt is *returned* when the runner has to leave: the agent is killed, and the
+gateway gives the rollout to another worker. An attempt that failed through no fault of the agent is handed back
+(`faults`).
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from penstock.sidecar.settings import Settings
 Why = Literal["timeout", "lost", "returned"]
 CONFLICT = 409
 LAST_EVENTS_S = 5.0
-"""How long a cancelled attempt may still take to send its output; s."""
+"""The longest time that a cancelled attempt may take to send its remaining output; s."""
 
 
 class AttemptRun:
-    """An attempt in this runner's hands."""
+    """An attempt that this runner holds."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class AttemptRun:
         progress: Lines,
         excused: bool = True,
     ) -> None:
-        """`excused`: whether an end that is the fault of what is around the agent does not count."""
+        """`excused`: an end that is the fault of the surroundings (the gateway, the engine) does not count as a try."""
         self.claim = claim
         self._excused, self._gateway_away = excused and settings.release is None, False
         self.agent: Agent | None = None
@@ -63,7 +64,7 @@ class AttemptRun:
         self._outputs = Outputs(self._line)
         self._why: Why | None = None
         self._fault: str | None = None
-        """What failed around the agent; None: it was the agent, or it is not known yet."""
+        """The fault of the surroundings, in words; None when the agent itself failed, or when nothing is known yet."""
         self._reason: str | None = None
         self._over, self._finishing = asyncio.Event(), False
         self._lease: asyncio.TimerHandle | None = None
@@ -72,13 +73,15 @@ class AttemptRun:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Rollout and attempt."""
+        """Rollout id and attempt id."""
         return self.claim.rollout.id, self.claim.attempt.id
 
     # -- what others say about it --------------------------------------------------------------------------------------
 
     def renew(self, seconds: float) -> None:
-        """Begins the lease anew. The agent is asked to end in its last sixth and is dead when it is over."""
+        """Start the lease again for so many seconds. In its last sixth the agent gets TERM; at its end the agent is
+        killed.
+        """
         if self._lease is not None:
             self._lease.cancel()
         last = seconds / 6
@@ -90,18 +93,18 @@ class AttemptRun:
             self.lose("the gateway was away for longer than the lease", wants_events=False)
 
     def lose(self, reason: str, wants_events: bool) -> None:
-        """The attempt is not ours any more."""
-        if not self._finishing:  # else the answer to the finish says what is true
+        """Mark the attempt as held by this runner no more, and end the agent."""
+        if not self._finishing:  # while it finishes, the gateway's answer decides
             self._wants_events = wants_events
             self._end("lost", reason)
 
     def time_out(self, reason: str) -> None:
-        """It has run for longer than it may."""
+        """End an agent that has run for longer than it may."""
         if not self._finishing:
             self._end("timeout", reason)
 
     def give_back(self) -> None:
-        """Returns the attempt because the runner has to leave: another worker shall do it."""
+        """Return the attempt because the runner has to leave: another worker will take it."""
         self._wants_events = False
         self._end("returned", "the runner had to leave")
 
@@ -116,7 +119,7 @@ class AttemptRun:
     # -- its life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Result:
-        """Runs the attempt. On return the gateway knows its end, unless it was lost or returned."""
+        """Run the attempt. On return the gateway knows its end, unless the attempt was lost or returned."""
         began, sender = time.monotonic(), asyncio.ensure_future(self._journal.run())
         try:
             ending = await self._run_agent()
@@ -185,7 +188,7 @@ class AttemptRun:
     # -- its rewards ---------------------------------------------------------------------------------------------------
 
     async def _rewards(self, outcome: Outcome) -> list[Judgement]:
-        """The rewards to be kept with the end. A judge that fails never costs the attempt."""
+        """The rewards that are stored with the end. A judge that fails never costs the attempt."""
         found: list[Judgement] = []
         if self._settings.release is not None:
             # The release reports the result of a rehearsal.
@@ -216,7 +219,7 @@ class AttemptRun:
         events = await self._last_events(sender)
         try:
             if self._excused and self._status(outcome) == "failed":
-                # When they are kept, so is every call that ended before them.
+                # Once the events are stored, every call that ended before them is stored too.
                 _, events = await self._send(events), list[Event]()
                 await self._look_around(outcome)
             given = [] if self._fault is not None else rewards
@@ -231,7 +234,7 @@ class AttemptRun:
         except ClientError as e:
             self._why, self._reason = "lost", str(e)
             if e.status == CONFLICT:
-                # An attempt that has ended otherwise takes events nevertheless.
+                # The gateway accepts events also for an attempt that has already ended in another way.
                 _ = await self._send(events)
             return None
 
@@ -240,7 +243,7 @@ class AttemptRun:
         return await self._journal.last()
 
     async def _look_around(self, outcome: Outcome) -> None:
-        """Finds out whether a failure was the agent's."""
+        """Find out whether the surroundings caused the failure."""
         self._fault = fault(await patiently(self._calls, self._away), self._gateway_away)
         if self._fault is not None:
             outcome.reason = f"{self._fault}: {outcome.reason or 'the agent failed'}"[:2000]
@@ -276,7 +279,7 @@ class AttemptRun:
 
 
 async def hand_back(client: Client, result: Result, away: Callable[[str], None]) -> bool:
-    """Tells the gateway that a failed attempt was no try; False when the gateway refuses."""
+    """Report a failed attempt as no try; False when the gateway refuses."""
     asked = FinishRequest(worker=result.worker, status="environment", outcome=result.outcome or Outcome())
     try:
         _ = await patiently(lambda: client.finish(result.rollout, result.attempt, asked), away)
@@ -286,7 +289,7 @@ async def hand_back(client: Client, result: Result, away: Callable[[str], None])
 
 
 def _exit(ending: Ending) -> dict[str, Scalar]:
-    """The end of an agent, as an event."""
+    """Attributes of the event `exit`: how the agent ended."""
     said: dict[str, Scalar] = {"exit_code": ending.exit_code, "signal": ending.signal, "error": ending.error}
     said["duration_s"] = ending.duration_ns / 1e9
     return {name: part for name, part in said.items() if part is not None}

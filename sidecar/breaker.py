@@ -2,10 +2,11 @@
 
 A failure says nothing about its task when it came at once, before any model call, and other tasks have failed in the
 very same way with no success between. After `EQUAL` of them the breaker trips. The runner then takes no more work and
-hands back those attempts, and others that still fail in this way; they were no tries. Pure: the runner carries it out.
+hands back those attempts, and others that still fail in this way; they do not count as tries. Pure: the runner carries
+out the decisions.
 
-Failures are equal when exit code or signal and the last line on stderr are, whatever numbers are in that line. Of a
-rollout that is tried again and again only one counts, because then its task may be at fault.
+Two failures are equal when they have the same exit code or signal and the same last line on stderr, numbers in that
+line aside. Each rollout counts once, however often it is tried again, because its task may be at fault.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from penstock.sidecar.result import Result
 
 EQUAL = 5
 """Tasks that must fail alike. Fewer may do so by chance, because an agent refuses some tasks in one way; more would
-cost more time and money before somebody is told.
+cost more time and money before the user hears of it.
 """
 NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+")
-"""Parts that differ in the same message: times, ports, process ids, addresses, ids of containers."""
+"""Parts that differ between equal messages: times, ports, process ids, addresses, ids of containers."""
 
 
 class Breaker:
     """Judges the results of one runner, of all its workers."""
 
     def __init__(self, keep_going: bool = False) -> None:
-        """`keep_going`: never trips."""
+        """With `keep_going` it never trips."""
         self.tripped: Result | None = None
-        """The failure that was too much."""
+        """The failure that tripped it; None until then."""
         self._keep_going = keep_going
         self._alike: defaultdict[str, list[Result]] = defaultdict(list)
 
     def note(self, result: Result) -> list[Result]:
-        """Takes one more result; returns the attempts to hand back now."""
+        """Record a result; return the attempts to hand back now."""
         if self.tripped is None and (result.end == "succeeded" or result.calls):
             self._alike.clear()
         if not result.at_once or self._keep_going:
@@ -49,7 +50,7 @@ class Breaker:
         return self._alike.pop(kind)
 
     def why(self) -> str:
-        """What has happened and what to do, for a person."""
+        """A message for the user: what happened and what to do."""
         assert self.tripped is not None
         said = "\n".join(f"  {line}" for line in self.tripped.last_lines)
         return (
@@ -61,7 +62,7 @@ class Breaker:
 
 
 def signature(result: Result) -> str:
-    """Equal for two equal failures."""
+    """A text that is the same for equal failures."""
     outcome = result.outcome
     how = (None, None) if outcome is None else (outcome.exit_code, outcome.signal)
     return f"{how}: {NUMBERS.sub('#', result.reason or '')}"

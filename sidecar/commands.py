@@ -53,7 +53,7 @@ def run(*command: Command, gateway: Url = LOCAL, options: Annotated[RunOptions, 
 
 
 def check(settings: Settings, on: str) -> None:
-    """What is wrong with the options is said before anything is claimed. What is wrong with agents says `preflight`."""
+    """Raise `UsageError` for invalid options, before anything is claimed. `preflight` checks the agents themselves."""
     from penstock.sidecar.settings import UsageError
 
     agents = settings.agents
@@ -84,7 +84,7 @@ def check(settings: Settings, on: str) -> None:
 
 
 def _check_shared(agents: Agents, on: str) -> None:
-    """What many attempts in one process cannot have."""
+    """Raise `UsageError` for options that attempts in a shared process cannot have."""
     from penstock.sidecar.settings import UsageError
 
     if agents.concurrency < 1:
@@ -99,7 +99,7 @@ def _check_shared(agents: Agents, on: str) -> None:
 
 
 def _try(settings: Settings, on: str, tasks: Path) -> None:
-    """Checks what can be checked without an attempt, and says what is doubtful."""
+    """Check what can be checked without an attempt, and print what is doubtful."""
     import asyncio
 
     from penstock.sidecar.engines.local import Here
@@ -145,7 +145,7 @@ def _check_extra(on: str) -> None:
 
 
 async def here(settings: Settings, made: AbstractAsyncContextManager[Engine]) -> Tally:
-    """A runner in this process, until it leaves."""
+    """Run a runner in this process until it leaves; return its tally."""
     from penstock.sidecar.progress import progress
     from penstock.sidecar.runner import Runner, heeding
 

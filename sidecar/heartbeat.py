@@ -1,7 +1,7 @@
-"""The heartbeat of a runner: it keeps its leases, reports what its agents use, and hears of attempts that it has lost.
+"""The heartbeat of a runner: it keeps its leases, reports what its agents use, and learns which attempts it has lost.
 
-A beat goes out every third of the lease, and soon after an agent was started, so that its rollout is seen to run. A
-beat without an answer is not repeated: the next one comes in time, and each attempt watches its own lease.
+A beat goes out every third of the lease, and soon after an agent was started, so that its rollout is shown as running.
+A beat without an answer is not repeated: the next one comes in time, and each attempt watches its own lease.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from penstock.sidecar.progress import Lines
 from penstock.sidecar.settings import Settings
 
 SHORTEST_S = 0.5
-"""Between two beats, however many agents are started."""
+"""The shortest time between two beats, however many agents are started; s."""
 RETURNED_LEASE_S = 1.0
 """The shortest possible lease, so that a returned attempt is soon handed out again; s."""
 
 
 class Heart:
-    """Beats for all attempts of a runner."""
+    """Sends the heartbeats for all attempts of a runner."""
 
     def __init__(self, client: Client, settings: Settings, progress: Lines) -> None:
         self._client, self._settings, self._progress = client, settings, progress
@@ -32,19 +32,19 @@ class Heart:
         self._meter = Meter()
         self._nudged = asyncio.Event()
         self.queue: QueueState = "open"
-        """What the gateway said last."""
+        """The state of the queue in the gateway's last answer."""
 
     def add(self, work: AttemptRun) -> None:
-        """An attempt to be kept."""
+        """Keep the lease of an attempt from now on."""
         self._held[work.key] = work
         self._nudged.set()
 
     def drop(self, work: AttemptRun) -> None:
-        """An attempt that has ended."""
+        """Stop keeping the lease of an attempt that has ended."""
         _ = self._held.pop(work.key, None)
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Send heartbeats until cancelled."""
         interval = self._settings.lease_s / 3
         while True:
             try:
@@ -60,7 +60,9 @@ class Heart:
                 pass
 
     async def beat(self, patience_s: float) -> None:
-        """Says that the runner is alive and hears what it may keep; does nothing when the gateway is away."""
+        """Report that the runner is alive and learn which attempts it still holds; do nothing when the gateway does not
+        answer.
+        """
         self._nudged.clear()
         works = list(self._held.values())
         asked = await self._request(works, self._settings.lease_s)
@@ -82,16 +84,16 @@ class Heart:
                 work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=cancelled)
 
     async def give_back(self, work: AttemptRun) -> None:
-        """Returns an attempt whose agent is dead: shortens its lease; if that fails, the lease ends by itself."""
+        """Return an attempt whose agent is dead: shorten its lease. If that fails, the lease runs out by itself."""
         held = [Held(rollout=work.key[0], attempt=work.key[1])]
         await self._say(HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False))
 
     async def say_goodbye(self) -> None:
-        """Says that nothing is worked on any more, so that nobody sees old work of this worker."""
+        """Report that this worker runs nothing any more, so that its old work is not shown."""
         await self._say(HeartbeatRequest())
 
     async def _say(self, asked: HeartbeatRequest) -> None:
-        """Sends a beat once: if the gateway does not hear it, the leases end by themselves."""
+        """Send one beat. If the gateway does not get it, the leases run out by themselves."""
         with suppress(ClientError, TimeoutError):
             async with asyncio.timeout(self._settings.lease_s / 3):
                 _ = await self._client.heartbeat(self._settings.name, asked)

@@ -1,10 +1,11 @@
-"""What happened in one attempt, on its way to the tape: lines of output and other events, in their order.
+"""The journal of an attempt: lines of output and other events, in their order, on their way to the tape.
 
-An agent never waits for this: what it prints is taken at once and kept within `keep` bytes. The first half of that goes
-to the gateway as it comes, in batches. Later output waits in a ring of the other half, so that the end of a long
-output, where errors are, is kept too. An event `output_dropped` says what fell out between the two. While the gateway
-is away everything waits here. The last batch goes with the attempt's end, in one request. A batch whose answer was lost
-is sent again: `piece` numbers the events of a runner, so that a repeated one can be recognised.
+An agent never waits for it: its output is taken at once, and up to `keep` bytes of it are kept. The first half of these
+goes to the gateway as it comes, in batches. Later output waits in a ring of the other half's size, so that the end of a
+long output, where errors are, is kept too. An event `output_dropped` counts the characters that were dropped between
+the two. While the gateway is away, everything waits here. The last batch goes with the attempt's end, in one request. A
+batch whose answer was lost is sent again: `piece` numbers the events of a runner, so that a repeated one can be
+recognised.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from penstock.gateway.model.queue import Event, Scalar
 from penstock.sidecar.agent.output import Stream
 
 BATCH_S = 0.2
-"""How long the first event of a batch waits for others."""
+"""The time that the first event of a batch waits for others; s."""
 LARGEST_EVENT, LARGEST_BATCH, MOST_EVENTS = 16 << 10, 256 << 10, 500
-"""Characters of one event's text, characters of one request, events of one request."""
+"""Limits: characters of one event's text, characters of one request, events of one request."""
 
 Send = Callable[[list[Event]], Awaitable[bool]]
 
@@ -35,7 +36,7 @@ class _Text:
 
 
 class Journal:
-    """The events of one attempt. `send` returns when they are kept, or False when they are not wanted any more."""
+    """The events of one attempt. `send` returns True once they are stored, or False when the gateway wants no more."""
 
     def __init__(self, send: Send, keep: int) -> None:
         self._send = send
@@ -47,7 +48,7 @@ class Journal:
         self._refused = False
 
     def line(self, stream: Stream, text: str) -> None:
-        """A line of output."""
+        """Add a line of output."""
         for at in range(0, len(text) or 1, LARGEST_EVENT):
             piece = _Text(stream, time.time_ns(), text[at : at + LARGEST_EVENT])
             size = len(piece.text) + 1
@@ -58,7 +59,7 @@ class Journal:
                 self._keep_last(piece, size)
 
     def event(self, name: str, attributes: dict[str, Scalar]) -> None:
-        """Something else that happened."""
+        """Add an event that is not output."""
         self._put(Event(name=name, time_ns=time.time_ns(), attributes=attributes))
 
     def _keep_last(self, piece: _Text, size: int) -> None:
@@ -74,7 +75,7 @@ class Journal:
         self._news.set()
 
     def release(self) -> None:
-        """Also sends the held back end of the output, because the agent has ended."""
+        """Send the held back end of the output too, because the agent has ended."""
         if self._dropped:
             self.event("output_dropped", {"characters": self._dropped})
         self._waiting.extend(self._tail)
@@ -83,7 +84,7 @@ class Journal:
         self._news.set()
 
     async def run(self) -> None:
-        """Sends until it is closed, or nothing is wanted any more."""
+        """Send events until the journal is closed, or the gateway wants no more."""
         while not self._closed.is_set():
             _ = await self._news.wait()
             await self._gather()
@@ -94,18 +95,18 @@ class Journal:
             self._news.clear()
 
     async def _gather(self) -> None:
-        """Lets a batch grow, until it is closed."""
+        """Wait for the batch to grow, or until the journal is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(BATCH_S):
                 _ = await self._closed.wait()
 
     def close(self) -> None:
-        """Takes no more events; `run` ends when it has sent the batch that it is at."""
+        """Take no more events; `run` ends after the batch that it is sending."""
         self.release()
         self._closed.set()
 
     async def last(self) -> list[Event]:
-        """Sends what is left when `run` has ended, but for the last batch: that is for the caller to send."""
+        """Send the rest after `run` has ended, except the last batch, which is returned for the caller to send."""
         while not self._refused and (batch := self._batch()):
             if not self._waiting:
                 return batch
@@ -124,7 +125,7 @@ class Journal:
         return events
 
     def _next(self) -> Event:
-        """The next event: lines of one stream that follow each other are one."""
+        """The next event; consecutive lines of one stream become one event."""
         first = self._waiting.popleft()
         if isinstance(first, Event):
             return first

@@ -91,7 +91,7 @@ class RunOptions:
     """Kubernetes Job, as YAML or JSON, that attempts are put into."""
 
     def settings(self, gateway: str, command: tuple[str, ...]) -> Settings:
-        """What a runner is told. Raises `UsageError`."""
+        """The settings of a runner with these options. Raises `UsageError`."""
         from penstock.sidecar.settings import Agents, Judging, Settings, UsageError, seconds, size, variable
 
         if gateway.startswith("unix:"):
@@ -165,15 +165,15 @@ class RehearseOptions:
     """How long a run stays this command's when nothing is heard of it."""
 
     def settings(self, gateway: str, command: tuple[str, ...], release: str) -> Settings:
-        """What a runner is told. Raises `UsageError`."""
+        """The settings of a runner with these options. Raises `UsageError`."""
         given = {option.name: getattr(self, option.name) for option in fields(self)}
-        # The release itself counts runs that fail, and ends.
+        # The release itself counts failed runs, and decides when to end.
         made = RunOptions(**given, watch=True, keep_going=True).settings(gateway, command)
         return replace(made, release=release)
 
 
 def _worker_name(given: str | None) -> str:
-    """A worker's name is an id, and Ray's actors put a number behind it."""
+    """The worker's name. It must be an id, also with a number behind it, which Ray's actors add."""
     from penstock.gateway.model.base import ID_PATTERN
     from penstock.sidecar.settings import UsageError
 

@@ -1,8 +1,8 @@
 """Checks agents before the first attempt is claimed, because a wrong command would use up the queue.
 
-Only certain errors are refused. A function's module is imported once, in a process of its own and with variables as an
-attempt has them. It is certain when it cannot be found, lacks something to import or has no such function. Any other
-error there may not happen in an attempt, and is left to it.
+Only certain errors are refused. A function's module is imported once, in its own process and with variables like those
+of an attempt. The error is certain when the module cannot be found, imports something that is missing, or has no such
+function. Any other error there may not happen in an attempt, and is ignored.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from penstock.sidecar.agent.environment import LEADING_NOWHERE, environment, pla
 from penstock.sidecar.settings import Agents, Settings, UsageError
 
 ANSWER_S = 30.0
-"""How long a container engine may take to say that it is there."""
+"""The longest time that a container engine may take to answer; s."""
 IMPORT_S = 120.0
-"""How long a module may take to be imported; one that takes longer is not waited for."""
+"""The longest time that an import is waited for; s. A slower one is taken as good."""
 STAND_IN = Claim(
     rollout=Rollout(id="preflight"), attempt=Attempt(rollout="preflight", id="a1"), address="/preflight", token="none"
 )
-"""What an agent is started with where there is no attempt yet."""
+"""The claim that stands for an attempt before there is one."""
 
 
 async def check(settings: Settings, tool: str | None) -> None:
-    """Raises `UsageError` for what cannot work on this machine. `tool`: the command that runs the containers of an
-    image.
+    """Raise `UsageError` for agents that cannot work on this machine. `tool`: the command that runs containers, when
+    the agents have an image.
     """
     agents = settings.agents
     if tool is not None:
@@ -43,7 +43,7 @@ async def check(settings: Settings, tool: str | None) -> None:
 
 
 def bare(agents: Agents) -> Agents:
-    """The agents without the parts that are made of a task: templates stay as they are written."""
+    """The agents without the arguments made of a task; their variables keep templates as literal text."""
     env = tuple((name, value.replace("{", "{{").replace("}", "}}")) for name, value in agents.env)
     return replace(agents, args=(), env=env)
 
@@ -76,7 +76,9 @@ async def _function(name: str, settings: Settings) -> None:
 
 
 async def _image(tool: str, agents: Agents) -> None:
-    """Checks that the engine answers and has the image or can get it: otherwise each attempt would try, all at once."""
+    """Check that the container engine answers and has the image or can pull it. Otherwise all attempts would try at
+    once.
+    """
     image = agents.image or ""
     code, said = await _ask((tool, "version"), ANSWER_S)
     if code != 0:
@@ -102,7 +104,7 @@ async def _image(tool: str, agents: Agents) -> None:
 async def _ask(
     argv: tuple[str, ...], limit_s: float | None, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> tuple[int | None, str]:
-    """(exit code, last line of stderr); no code when it took too long or was killed."""
+    """(exit code, last line of stderr); the code is None when the command took too long."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,

@@ -23,23 +23,23 @@ FIRST = "asking for work"
 SAID = {"timeout": "timed out", "returned": "given back", "environment": "handed back"}
 ORDER = ("succeeded", "failed", "timeout", "lost", "returned", "environment")
 BACK = ("returned", "environment")
-"""Ends after which the rollout waits for another attempt."""
+"""Ends of an attempt after which its rollout waits for another one."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Attempts by how they ended, and their rewards."""
+    """Counts of attempts by their ends, and the sum of their rewards."""
 
     ends: Counter[str] = field(default_factory=Counter[str])
     rewarded: int = 0
     reward: float = 0.0
     reason: str | None = None
-    """Why the first attempt that did not succeed ended."""
+    """The reason of the first attempt that did not succeed."""
     stopped: str | None = None
-    """Why no more work was taken, when agents could not work."""
+    """The reason why the runner stopped, when its agents could not work."""
 
     def add(self, result: Result) -> None:
-        """One more attempt."""
+        """Count an attempt that has ended."""
         self.ends[result.end] += 1
         if result.reward is not None:
             self.rewarded += 1
@@ -48,7 +48,7 @@ class Tally:
             self.reason = result.reason
 
     def hand_back(self, result: Result) -> None:
-        """An attempt that had failed was handed back."""
+        """Count a failed attempt as handed back."""
         self.ends["failed"] -= 1
         self.ends["environment"] += 1
         if result.reward is not None:
@@ -57,12 +57,12 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """Attempts."""
+        """Number of attempts that have ended."""
         return self.ends.total()
 
     @property
     def done(self) -> int:
-        """Attempts whose rollouts do not come back to the queue."""
+        """Number of attempts whose rollouts do not return to the queue."""
         return self.total - sum(self.ends[end] for end in BACK)
 
     def __str__(self) -> str:
@@ -84,39 +84,41 @@ class Lines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is left to be cleared away."""
+        """Do nothing: plain lines stay."""
 
     def begun(self, claim: Claim, waiting: int) -> None:
-        """Prints nothing."""
+        """Called when an attempt begins. Prints nothing."""
         self._away = False
 
     def ended(self, result: Result, tally: Tally) -> None:
-        """Name, end, time, reward and reason."""
+        """Print name, end, time, reward and reason of an attempt."""
         self._away = False
         reward = "" if result.reward is None else f", reward {result.reward:g}"
         reason = f": {' '.join(result.reason.split())}" if result.reason and result.end != "succeeded" else ""
         self.say(f"{result.name} {SAID.get(result.end, result.end)} after {result.seconds:.1f} s{reward}{reason}")
 
     def handed_back(self, tally: Tally) -> None:
-        """One that had ended was handed back. Prints nothing."""
+        """Called when an attempt that had ended was handed back. Prints nothing."""
 
     def line(self, claim: Claim, stream: Stream, text: str) -> None:
-        """Echoes a line to the stream that it came from, with the attempt in front."""
+        """Echo a line of output to the stream that it came from, with the attempt in front."""
         if self._echo:
             self._show(f"{claim.rollout.id}/{claim.attempt.id} | {text}", stream)
 
     def away(self, reason: str) -> None:
-        """Prints this once for each time that the gateway is away."""
+        """Print the reason once for each time that the gateway is away."""
         if not self._away:
             self._away = True
             self.say(f"waiting for the gateway: {reason}")
 
     def say(self, text: str) -> None:
-        """A line on stderr."""
+        """Print a line on stderr."""
         self._show(text, "stderr")
 
     def _show(self, text: str, stream: Stream) -> None:
-        """Nothing that is wrong with who reads it may keep an agent's output from being read."""
+        """Print a text. An error of our own output (a closed pipe, an encoding) must not stop the reading of an
+        agent's.
+        """
         out = sys.stdout if stream == "stdout" else sys.stderr
         encoding = out.encoding or "utf-8"
         with suppress(OSError):
@@ -127,10 +129,10 @@ class Lines:
 
 
 class Terminal(Lines):
-    """A bar with the tally below what is said. Use as a context manager."""
+    """A progress bar with the tally below it; messages are printed above. Use as a context manager."""
 
     def __init__(self, echo: bool, most: int | None, clock: Callable[[], float] | None = None) -> None:
-        """`clock`: seconds, for the time that has passed."""
+        """`clock` returns seconds, for the elapsed time."""
         super().__init__(echo)
         self._bar = _bar(clock)
         self._most = most
@@ -138,7 +140,7 @@ class Terminal(Lines):
         self._task = self._bar.add_task(FIRST, total=most)
 
     def picture(self) -> list[RenderableType]:
-        """What stands on the terminal now."""
+        """The renderables that the terminal shows now."""
         return [*self._bar.get_renderables()]
 
     def __enter__(self) -> Self:
@@ -146,18 +148,18 @@ class Terminal(Lines):
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The tally is what the command prints at its end: here it would stand twice.
+        # The command prints the tally at its end; left here, it would be shown twice.
         self._bar.update(self._task, description="")
         self._bar.stop()
 
     def begun(self, claim: Claim, waiting: int) -> None:
-        """The bar is as long as what is done, running and waiting."""
+        """The bar's length is the number of rollouts that are done, running or waiting."""
         super().begun(claim, waiting)
         self._running, self._waiting = self._running + 1, waiting
         self._draw(None if self._done else f"{self._running} running")
 
     def ended(self, result: Result, tally: Tally) -> None:
-        """The bar goes on, unless its rollout waits again; what did not succeed is said above it."""
+        """Advance the bar, unless the rollout waits again; print an attempt that did not succeed above it."""
         self._running, self._done = self._running - 1, tally.done
         self._waiting += result.end in BACK
         if result.end != "succeeded":
@@ -165,7 +167,7 @@ class Terminal(Lines):
         self._draw(str(tally))
 
     def handed_back(self, tally: Tally) -> None:
-        """The bar goes back."""
+        """Move the bar back by one rollout."""
         self._done, self._waiting = tally.done, self._waiting + 1
         self._draw(str(tally))
 
@@ -175,7 +177,7 @@ class Terminal(Lines):
 
     def _put(self, text: str, out: TextIO) -> None:
         if out is sys.stdout and not out.isatty():
-            super()._put(text, out)  # a file or a pipe, which is not where the bar stands
+            super()._put(text, out)  # a file or a pipe: the bar is not there
         else:
             self._bar.console.print(text, soft_wrap=True)
 
@@ -199,5 +201,5 @@ def _bar(clock: Callable[[], float] | None) -> Bar:
 
 
 def progress(echo: bool, most: int | None) -> Lines:
-    """The kind of progress that fits stderr."""
+    """A bar when stderr is a terminal, else plain lines."""
     return Terminal(echo, most) if sys.stderr.isatty() else Lines(echo)

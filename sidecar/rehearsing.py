@@ -1,8 +1,8 @@
 """The command `penstock release rehearse`: runs an agent for a release, as `penstock run` does for the queue.
 
 The runs come from the release (`Settings.release`). It hands them out after its recorded calls were replayed, and plays
-the agent's tools itself. Several of these commands share the work. The command ends when the release has left the
-stage, and says how.
+the agent's tools itself. Several such commands may share the work. The command ends when the release has left its
+rehearsal, and prints the result.
 
 Exit codes: 0 when the release went on; 1 when it did not, or the gateway cannot be reached; 2 wrongly called; 130
 killed by a second signal.
@@ -73,7 +73,7 @@ async def _named(url: str, key: str | None, name: str) -> str:
 
 
 async def _report(url: str, key: str | None, name: str) -> None:
-    """Says what the rehearsal has come to."""
+    """Print the result of the rehearsal; raise `Failure` when it was not good."""
     from penstock.gateway.client.client import Client
 
     async with Client(url, key) as client:

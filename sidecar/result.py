@@ -1,4 +1,4 @@
-"""How an attempt went, as a runner reports it."""
+"""The result of an attempt, as a runner reports it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Literal
 from penstock.gateway.model.rollout import Outcome
 
 AT_ONCE_S = 10.0
-"""A failure that took longer comes from the work. Imports on a busy machine may take some seconds; s."""
+"""The longest time of a failure at once; a later one comes from the work. Imports on a busy machine may take seconds;
+s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,33 +18,33 @@ class Result:
     """The result of an attempt, for the tally."""
 
     rollout: str
-    """The rollout."""
+    """Rollout id."""
     attempt: str
-    """The attempt."""
+    """Attempt id."""
     worker: str
-    """Who has held it."""
+    """The worker that held it."""
     end: Literal["succeeded", "failed", "timeout", "lost", "returned", "environment"]
-    """How it ended here."""
+    """Its end, as this runner saw it."""
     seconds: float
-    """From claim to end."""
+    """Time from claim to end; s."""
     reward: float | None = None
-    """Its reward, if it has one."""
+    """Its reward; None without one."""
     reason: str | None = None
-    """Why it ended like this."""
+    """The reason of its end; None when there is none."""
     outcome: Outcome | None = None
-    """What the gateway was told of its end."""
+    """The outcome that the gateway got; None when the attempt was lost or returned."""
     calls: int = 0
-    """Model calls that the gateway has seen of it."""
+    """Model calls of the attempt at the gateway."""
     last_lines: tuple[str, ...] = ()
-    """What it said at last."""
+    """The last lines that the agent printed."""
 
     @property
     def name(self) -> str:
-        """ROLLOUT/ATTEMPT."""
+        """`ROLLOUT/ATTEMPT`."""
         return f"{self.rollout}/{self.attempt}"
 
     @property
     def at_once(self) -> bool:
-        """Whether it failed before it had done anything."""
+        """True if it failed before it did anything: soon, and without a model call."""
         took = 0 if self.outcome is None else self.outcome.duration_ns or 0
         return self.end == "failed" and not self.calls and took < AT_ONCE_S * 1e9

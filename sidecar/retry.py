@@ -1,5 +1,5 @@
-"""Waiting: for a gateway that may be away, because a restart must not cost an agent's work, and for the first of
-several.
+"""Two ways to wait: for a gateway that may be away, because a restart must not cost an agent's work (`patiently`), and
+for a step unless an event comes first (`unless`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from penstock.gateway.client.client import ClientError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 MOST_FAILURES = 8
-"""How often a gateway that answers may say that it has failed (500)."""
+"""The number of failures (such as 500) of a reachable gateway after which it is not asked again."""
 AWAY = frozenset({None, 502, 503, 504})
 T = TypeVar("T")
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None] = lambda _: None) -> T:
-    """The gateway's answer, however long it is away; raises the `ClientError` of a refusal. The request must be safe to
-    send twice. `away` is told of every failure.
+    """Ask until the gateway answers, however long it is away; raise the `ClientError` of a refusal. The request must be
+    safe to send twice. `away` is called with the reason of every failure.
     """
     pause, failures = FIRST_PAUSE_S, 0
     while True:
@@ -35,7 +35,7 @@ async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None]
 
 
 async def unless(event: asyncio.Event, step: Coroutine[Any, Any, T]) -> T | None:
-    """The step's result. None when the event comes first: the step is then given up or not even begun."""
+    """The step's result; None when the event comes first: then the step is cancelled, or not even begun."""
     if event.is_set():
         step.close()
         return None

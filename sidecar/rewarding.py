@@ -1,11 +1,12 @@
-"""Rewards that the runner knows: what the agent printed, and what a function or a command of the user returns.
+"""Rewards that the runner collects: the one that the agent printed, and the one that a function or a command of the
+user returns.
 
 All are part of the request that finishes the attempt, in one transaction with its end: a finished attempt has its
-reward. The judge is asked before that, when every call of the agent is on the tape, and only about agents that
-succeeded. When a judge fails, the attempt still counts and the event `reward_error` says why its reward is missing.
+reward. The judge runs before that, when every call of the agent is on the tape, and only for agents that succeeded.
+When a judge fails, the attempt still counts and the event `reward_error` says why its reward is missing.
 
-The agent's own line counts as the runner's (source `runner`), because the user's program printed it. When a judge is
-named, the judge decides, and the agent's line is kept as what an agent says of itself (source `agent`, not trained on).
+A reward that the agent printed has the source `runner`, because the user's program printed it. With a judge, the
+judge's reward counts, and the printed one is kept as the agent's own opinion (source `agent`, not trained on).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GRACE_S = 1.0
 
 
 class RewardError(Exception):
-    """A judge's answer is no reward, or there is none."""
+    """Raised when a judge returned no valid reward."""
 
 
 class Judge:
@@ -43,20 +44,21 @@ class Judge:
         """Raises `UsageError` when there is no such function or command."""
         self._judging = judging
         self.function = None if judging.function is None else _load(judging.function)
-        """The function, if it is one."""
+        """The judge's function; None for a command, or without a judge."""
         self.reads_calls = judging.command is not None or (self.function is not None and takes(self.function, 3))
-        """Whether it wants the transcript."""
+        """True if the judge gets the transcript."""
         if judging.command is not None:
             _look_up(judging.command)
 
     @property
     def named(self) -> bool:
-        """Whether there is a judge."""
+        """True if there is a judge."""
         return self.function is not None or self._judging.command is not None
 
     async def judge(self, task: Any, output: Any, transcript: Transcript | None) -> list[Judgement]:
-        """The judge's reward; raises `RewardError`, and whatever the function raises. `transcript`: not needed where it
-        reads no calls."""
+        """The judge's reward; raises `RewardError`, and whatever the function raises. `transcript` may be None when the
+        judge does not read calls.
+        """
         said: list[Judgement] = []
         try:
             async with asyncio.timeout(self._judging.timeout_s):
@@ -73,8 +75,9 @@ class Judge:
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments; True where nobody can tell, as of some that are not
-    written in Python."""
+    """True if a function can be called with `count` arguments; True also when its signature is unknown, as for some
+    functions that are not written in Python.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -87,7 +90,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def printed(output: Any, judged: bool) -> list[Judgement]:
-    """The reward in an agent's output; raises `RewardError` for one that is invalid."""
+    """The reward in an agent's output, in a list; raises `RewardError` for an invalid one."""
     if not isinstance(output, dict):
         return []
     found = {name: part for name, part in cast(dict[str, Any], output).items() if name in ("reward", "rewards")}
@@ -110,7 +113,7 @@ def _one(value: Any, source: RewardSource, key: str) -> list[Judgement]:
 
 
 def _parts(value: Any) -> tuple[float | None, dict[str, float], str | None] | None:
-    """Value, dimensions and reason of what a judge returned; None when it returned nothing."""
+    """(value, dimensions, reason) of a judge's answer; None when it returned nothing."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -154,9 +157,7 @@ def _load(name: str) -> Callable[..., Any]:
 
 
 def _look_up(command: str) -> None:
-    """Asks the shell whether it understands the command and knows its first word, without running it. Raises
-    `UsageError`.
-    """
+    """Ask the shell, without running the command, if it can parse it and finds its first word. Raises `UsageError`."""
     tried = subprocess.run(("/bin/sh", "-n", "-c", command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if tried.returncode != 0:
         said = tried.stderr.decode(errors="replace").strip().splitlines()
@@ -170,7 +171,7 @@ def _look_up(command: str) -> None:
 
 
 async def _call(function: Callable[..., Any], *given: Any) -> Any:
-    """A function of either kind; one that is not async has a thread, so that heartbeats go on."""
+    """Call an async function directly and any other in a thread, so that heartbeats go on."""
     if inspect.iscoroutinefunction(function):
         return await function(*given)
     result = await in_thread(lambda: _judged(function, given), "penstock-judge")
@@ -185,12 +186,12 @@ def _judged(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
     except Exception:
         raise
     except BaseException as e:
-        # Of a judge that exits the runner must hear as of any other fault.
+        # A judge that exits is handled as one that raises any other error.
         raise RuntimeError(f"it raised {e!r}") from None
 
 
 async def _ask(command: str, task: Any, output: Any, transcript: Transcript) -> Any:
-    """The last JSON line that the command prints when it gets a function's arguments."""
+    """Run the command with a function's arguments as JSON on stdin; return the last line that it prints, as JSON."""
     given = {"task": task, "output": output, "transcript": transcript.model_dump(mode="json")}
     outputs = Outputs(_unheard)
     asked = Command(("/bin/sh", "-c", command), dict(os.environ), to_json(given).encode())
@@ -205,4 +206,4 @@ async def _ask(command: str, task: Any, output: Any, transcript: Transcript) -> 
 
 
 def _unheard(stream: Stream, line: str) -> None:
-    """Ignores what a judge prints."""
+    """Drop a line that a judge prints."""

@@ -1,10 +1,9 @@
 """The loop of a runner: claim as many attempts as there are free workers, run them, and leave when there is no more.
 
-One claim is under way at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
-empty and nobody, here or elsewhere, holds an attempt that could come back to it. It also leaves when the queue is
-draining, after `most` attempts, and when it is told to: `stop` lets the agents finish, `abandon` kills them and gives
-their attempts back. And it leaves when its agents cannot work on this machine (`breaker`); then it hands their attempts
-back.
+There is one claim request at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
+empty and no worker, here or elsewhere, holds an attempt whose rollout could return to it. It also leaves when the queue
+is draining, after `most` attempts, and on request: `stop` lets the agents finish, `abandon` kills them and gives their
+attempts back. And it leaves when its agents cannot work on this machine (`breaker`); then it hands their attempts back.
 """
 
 from __future__ import annotations
@@ -30,13 +29,15 @@ from penstock.sidecar.rewarding import Judge
 from penstock.sidecar.settings import Settings
 
 WATCH_S, LAST_S = 55.0, 0.5
-"""How long a claim waits for work: when the runner stays anyway, and when it leaves as soon as there is none."""
+"""The time that a claim waits for work: when the runner stays (`watch`), and when it leaves as soon as there is none;
+s.
+"""
 MOST_CLAIMS = 100
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Runner:
-    """Runs agents for what is in the queue."""
+    """Claims attempts from the queue and runs an agent for each."""
 
     def __init__(self, settings: Settings, engine: Engine, progress: Lines) -> None:
         """Raises `UsageError` when the settings name a judge that does not exist."""
@@ -47,7 +48,7 @@ class Runner:
         self._claimed = 0
         self._breaker = Breaker(settings.keep_going)
         self._faults: Counter[str] = Counter()
-        """How often each rollout was handed back because of what is around its agent."""
+        """Number of times that each rollout was handed back because of its agent's surroundings."""
         self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def stop(self) -> None:
@@ -62,9 +63,11 @@ class Runner:
             work.give_back()
 
     async def run(self) -> Tally:
-        """Work until there is no more; raises `ClientError` when the gateway refuses it."""
+        """Run attempts until there are no more; return the tally. Raises `ClientError` when the gateway refuses the
+        runner.
+        """
         async with Client(self._settings.gateway, self._settings.key) as client:
-            _ = await client.queue()  # a wrong address or key is told at once
+            _ = await client.queue()  # a wrong address or key shows at once
             heart = Heart(client, self._settings, self._progress)
             beating = asyncio.ensure_future(heart.run())
             try:
@@ -78,7 +81,7 @@ class Runner:
         return self.tally
 
     async def _leave(self) -> None:
-        """Makes sure that no agent stays behind, however the loop has ended."""
+        """Make sure that no agent stays behind, however the loop ended."""
         self.abandon()
         if self._works:
             _ = await asyncio.wait(self._works)
@@ -94,7 +97,7 @@ class Runner:
                 return
 
     async def _room(self) -> int:
-        """How many attempts may be claimed; waits until it is at least one. 0 when it is time to leave."""
+        """The number of attempts that may be claimed; waits until it is at least one. 0 when it is time to leave."""
         while not self._stopping.is_set():
             left = MOST_CLAIMS if self._settings.most is None else self._settings.most - self._claimed
             count = min(self._settings.workers - len(self._works), left, MOST_CLAIMS)
@@ -118,7 +121,7 @@ class Runner:
         return await patiently(lambda: ask(asked), self._progress.away)
 
     async def _exhausted(self, client: Client) -> bool:
-        """Whether no rollout can come back to the queue by itself."""
+        """True if no rollout can return to the queue."""
         if self._works:
             return False
         queue = await patiently(client.queue, self._progress.away)
@@ -157,14 +160,14 @@ class Runner:
         self._progress.ended(result, self.tally)
         if result.end == "environment":
             self._faults[result.rollout] += 1
-            # What is away is asked again and again, and not all the time.
+            # Surroundings that failed are tried again, with a longer pause each time.
             _ = await unless(self._stopping, asyncio.sleep(pause_s(self._faults[result.rollout])))
             return
         _ = self._faults.pop(result.rollout, None)
         await self._mind(result, client)
 
     async def _mind(self, result: Result, client: Client) -> None:
-        """Stops when agents cannot work, and hands back attempts that were no tries."""
+        """Stop when agents cannot work, and hand back attempts that do not count as tries."""
         found = self._breaker.note(result)
         if self._breaker.tripped is result:
             self.stop()
@@ -181,7 +184,7 @@ class Runner:
 
 @contextmanager
 def heeding(runner: Runner, progress: Lines) -> Generator[None]:
-    """Passes signals on to the runner while this lasts: the first lets agents finish, the second kills them."""
+    """Pass signals on to the runner inside the `with` block: the first lets agents finish, the second kills them."""
     loop, asked = asyncio.get_running_loop(), False
 
     def heed() -> None:

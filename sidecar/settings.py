@@ -17,7 +17,7 @@ SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 class RunnerError(Exception):
-    """The runner cannot go on; ends `penstock run` with one line on stderr."""
+    """Raised when the runner cannot go on; ends `penstock run` with one line on stderr."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class RunnerError(Exception):
 
 
 class UsageError(RunnerError):
-    """The runner was called wrongly."""
+    """Raised when the runner was called wrongly (exit code 2)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 2)
@@ -33,10 +33,10 @@ class UsageError(RunnerError):
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """What is run for each attempt."""
+    """The agents to run: the command or function of each attempt, and its surroundings."""
 
     command: tuple[str, ...] = ()
-    """The command; with an image, what its entry point is given."""
+    """The command; with an image, the arguments of its entry point."""
     callable: str | None = None
     """module:function, instead of a command."""
     preload: bool = False
@@ -58,14 +58,14 @@ class Agents:
     timeout_s: float | None = None
     """Longest run of an agent; s. A rollout's own `timeout_s` counts too."""
     grace_s: float = 5.0
-    """Between TERM and KILL; s."""
+    """Time between TERM and KILL; s."""
     policy: Policy | None = None
-    """Each agent has a front of its own, and no base URLs; None: they have base URLs and no front."""
+    """With a policy, each agent gets its own front and no base URLs; None: base URLs and no front."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """Where rewards come from, besides the agent itself."""
+    """The judge that gives rewards besides the agent itself; without function and command there is none."""
 
     function: str | None = None
     """module:function, called in the runner."""
@@ -77,7 +77,7 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that a runner is told."""
+    """All settings of a runner."""
 
     gateway: str
     """URL of the gateway."""
@@ -86,33 +86,33 @@ class Settings:
     key: str | None = field(default=None, repr=False)
     """Admin key of the gateway."""
     agents: Agents = Agents()
-    """What is run."""
+    """The agents to run."""
     judging: Judging = Judging()
-    """How it is judged."""
+    """The judge of the attempts."""
     workers: int = 1
-    """Agents at a time."""
+    """Number of agents at a time."""
     most: int | None = None
-    """Attempts after which the runner leaves."""
+    """Number of attempts after which the runner leaves; None is no limit."""
     watch: bool = False
     """Wait for more work when the queue is empty."""
     modes: tuple[Mode, ...] | None = None
-    """What is taken from the queue; None is everything."""
+    """Modes of the rollouts to take from the queue; None is all."""
     release: str | None = None
-    """The release whose rehearsal is run; None is the queue."""
+    """The release whose rehearsal provides the attempts; None is the queue."""
     lease_s: float = 30.0
-    """How long an attempt stays the runner's when nothing is heard of it; s."""
+    """The time after the last heartbeat for which an attempt stays this runner's; s."""
     keep_output: int = 1 << 20
-    """Bytes of output kept of each attempt."""
+    """Bytes of output to keep of each attempt."""
     echo: bool = False
     """Show what agents print."""
     reward_on_failure: float | None = None
-    """Reward of an attempt with which its rollout fails; None is none."""
+    """Reward of the attempt with which a rollout fails; None is no reward."""
     keep_going: bool = False
-    """Take more work however agents fail."""
+    """Take more work even if agents fail alike and at once."""
 
 
 def seconds(option: str, text: str) -> float:
-    """A time such as `90s`, `10m` or `1.5h`."""
+    """The seconds of a time such as `90s`, `10m` or `1.5h`; raises `UsageError`."""
     try:
         return times.seconds(option, text)
     except ValueError as e:
@@ -120,7 +120,7 @@ def seconds(option: str, text: str) -> float:
 
 
 def size(option: str, text: str) -> int:
-    """A size such as `64KiB`, `1MiB` or `0`; bytes."""
+    """The bytes of a size such as `64KiB`, `1MiB` or `0`; raises `UsageError`."""
     match = re.fullmatch(r"([0-9]{1,12})\s*(|kib|mib|gib)", text.lower())
     if match is None:
         raise UsageError(f"{option}: {text!r} is not a size: a whole number and KiB, MiB or GiB, such as 1MiB")
@@ -128,7 +128,7 @@ def size(option: str, text: str) -> int:
 
 
 def variable(text: str) -> tuple[str, str]:
-    """A variable as `--env` is given it."""
+    """The (name, value) of an `--env` option; raises `UsageError`."""
     name, equals, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or not equals:
         raise UsageError(f"--env: {text!r} is not NAME=VALUE")

@@ -1,9 +1,9 @@
-"""`penstock run --check`: can agents and their judge begin? No agent runs and nothing is claimed.
+"""`penstock run --check`: checks that agents and their judge can begin. No agent runs and nothing is claimed.
 
-What is certain is refused, by `preflight` of the agents and here of the judge: a function that is not there, or that
-takes neither two arguments nor three. Then the function is tried on a task with a stand-in for an agent's answer. An
-error that may come from the stand-in itself (it lacks a field, a value is of another type) proves nothing. Any other
-error, a reward that is no number, and no reward at all are warned of: without rewards nothing is learnt.
+Certain errors are refused: `preflight` checks the agents, this module the judge, whose function may not exist, or take
+neither two nor three arguments. Then the function is tried on a task with a stand-in for an agent's answer. An error
+that may come from the stand-in itself (it lacks a field, a value has another type) proves nothing. Any other error, a
+reward that is no number, and a missing reward give a warning: without rewards nothing is learnt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.sidecar.rewarding import Judge, RewardError, takes
 from penstock.sidecar.settings import Judging, UsageError
 
 OF_THE_STAND_IN: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What a right function may raise because an answer is not what its agents give."""
+"""Errors that a correct function may raise because the stand-in differs from its agents' answers."""
 ANSWER: Final = "a stand-in for the agent's answer"
 
 
@@ -35,7 +35,7 @@ def first_task(path: Path) -> Any:
 
 
 async def tried(judging: Judging, task: Any) -> str | None:
-    """What is to be warned of. Raises `UsageError` for a judge that cannot work."""
+    """A warning for the user, None when there is none. Raises `UsageError` for a judge that cannot work."""
     judge = Judge(judging)
     if judging.function is None or judge.function is None:
         return None
@@ -46,7 +46,7 @@ async def tried(judging: Judging, task: Any) -> str | None:
         return None
     except RewardError as error:
         what = str(error)
-    # It is the user's, and may raise anything.
+    # The function is the user's and may raise anything.
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
     else:
@@ -68,7 +68,7 @@ def _check_parameters(name: str, function: Any) -> None:
 
 
 def stand_in(task: Any) -> Transcript:
-    """A transcript as of an agent that has asked once."""
+    """The transcript of an agent that has made one call."""
     rollout = Rollout(id="check", input=task)
     attempt = Attempt(rollout="check", id="a1", status=AttemptStatus.SUCCEEDED)
     asked = Message(role="user", parts=[Part(type="text", text=json.dumps(task))])

@@ -1,10 +1,10 @@
-"""The program in the terminal: connects to a gateway, follows it, and carries out what keys ask for.
+"""The program in the terminal: connects to a gateway, follows it, and carries out commands of keys.
 
     session     one connection: the feed, the looks (`looking`), who we are; a new one when the context changes
     Main        draws and takes keys (`main_screen`)
     change      asks the person, then does what an `Action` says, if this key and this person may
 
-Everything that waits runs in the session's tasks. No key waits.
+All waiting happens in the session's tasks. No key waits.
 """
 
 from __future__ import annotations
@@ -43,40 +43,41 @@ from penstock.tui.view import Action, View
 from penstock.tui.widgets.dialogs import Confirm, Help
 
 FEED_S: Final = {False: 0.5, True: 2.0}
-"""How often the feed tells of changes, by whether the gateway is far away; s."""
+"""Interval of the feed's digests, by whether the gateway is far away; s."""
 AGAIN_S: Final = 1.0
-"""Between two tries to follow the feed; s."""
+"""Time between two tries to follow the feed; s."""
 PARENT_S: Final = 1.0
-"""How often it is seen whether the server of a page is still there; s."""
+"""Interval at which a page's process checks that its server is alive; s."""
 FIRST_THEME: Final = "textual-dark"
 
 
 def connected(context: Context) -> Client:
-    """A client of a gateway; answers come compressed from far away. Raises `ClientError` for what is no URL of one,
-    and `Failure` when the variable of its key is not set."""
+    """A client of a gateway; answers come compressed from far away. Raises `ClientError` for an invalid URL, and
+    `Failure` when the variable of its key is not set.
+    """
     return Client(context.gateway, context.secret(), compressed=is_far(context.gateway))
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How it is started."""
+    """Options of the program."""
 
     contexts: Mapping[str, Context]
     context: str
-    """The one to begin with."""
+    """The context to begin with."""
     view: Sequence[str] = ("overview",)
-    """The first screen: its name and what it wants."""
+    """The first screen: its name and arguments."""
     read_only: bool = False
     theme: str | None = None
     keys: KeyMap = field(default_factory=lambda: KeyMap({}))
     connect: Callable[[Context], Client] = connected
     now_ns: Callable[[], int] = time.time_ns
     note: Callable[[], str] = str
-    """What the line on top says besides, such as that a recording is played; nothing where it is empty."""
+    """A note for the line on top, such as that a recording is played; empty for none."""
 
 
 class PenstockApp(App[None], inherit_bindings=False):
-    """`penstock tui`."""
+    """The Textual application of `penstock tui`."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "Penstock"
@@ -97,20 +98,20 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.main.handler = Handler(self.main)
 
     def get_driver_class(self) -> type[Driver]:
-        """Ours in a terminal; in a browser and in tests Textual's."""
+        """Our driver in a terminal; in a browser and in tests Textual's own."""
         found = super().get_driver_class()
         return Terminal if found is LinuxDriver else found
 
     # Connecting -------------------------------------------------------------------------------------------------------
 
     async def on_mount(self) -> None:
-        """Shows the first screen while it connects."""
+        """Show the first screen while connecting."""
         if not self.is_headless:
-            # Ends as `q` does: the terminal is as it was, and a recording is whole.
+            # End as `q` does: the terminal is restored, and a recording is complete.
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
         if "TEXTUAL_DRIVER" in os.environ:
-            # A browser's: nobody else ends it when the server of its page was killed.
+            # The process of a browser's tab: it must end by itself when the server of its page was killed.
             server = os.getppid()
             self.set_interval(PARENT_S, lambda: None if os.getppid() == server else self.exit())
         await self.push_screen(self.main)
@@ -120,7 +121,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.exit(return_code=128 + number)
 
     def connect_to(self, name: str) -> None:
-        """Begins a new session."""
+        """Begin a new session with the context of this name."""
         self.context, self.role, self.fields = name, None, ()
         self.link = Link(since_ns=self.now_ns())
         self.run_worker(self._session(self.options.contexts[name]), group="session", exclusive=True)
@@ -132,7 +133,7 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.looking = Looking(client, self.link, far, self._told)
             stack = self.main.stack
             view = stack[-1].view if stack else registry.made(self.options.view)
-            # It may be of another gateway, as all is that was shown.
+            # The view may hold data of another gateway.
             view.forget()
             self.main.open(view, over=False)
             self.main.before = None
@@ -142,7 +143,7 @@ class PenstockApp(App[None], inherit_bindings=False):
                 group.create_task(self._follow(client, far))
 
     async def _follow(self, client: Client, far: bool) -> None:
-        """Tells the view of changes, for as long as the gateway tells us."""
+        """Pass the feed's digests on to the views, and connect again when the feed ends."""
         while True:
             try:
                 await self._learn(client)
@@ -152,14 +153,14 @@ class PenstockApp(App[None], inherit_bindings=False):
                 if e.temporary:
                     self._lost(e)
                 else:
-                    # A key that is being changed, a gateway that has come back with another tape: it may be over soon.
+                    # It may pass: the key is being changed, or the gateway has come back with another tape.
                     self.main.say(str(e))
-                    if e.status == 400:  # its feed ends before what we have seen
+                    if e.status == 400:  # its feed ends before our cursor: another tape
                         self._begin_anew()
             await asyncio.sleep(AGAIN_S)
 
     def _begin_anew(self) -> None:
-        """Nothing that is shown is of the tape that the gateway has now."""
+        """Forget all data: it is not of the tape that the gateway has now."""
         for shown in filter(None, (*self.main.stack, self.main.before)):
             shown.view.forget()
             shown.data = shown.closer = shown.closer_of = None
@@ -167,7 +168,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.looking.nudge()
 
     async def _learn(self, client: Client) -> None:
-        """What a session needs to know once."""
+        """Ask once for our role and for the fields of filters."""
         caller, fields = await asyncio.gather(client.whoami(), client.filter_fields())
         self.role, self.fields = caller.role, fields.rollouts
         self._told("link")
@@ -179,7 +180,7 @@ class PenstockApp(App[None], inherit_bindings=False):
     def _changed(self, digest: Digest) -> None:
         self.link.answered(time.time_ns())
         self.traffic.add(digest)
-        # Every view on the way back hears of it, so that none is out of date when one comes back to it.
+        # Every view on the stack is notified, so that none is out of date when one goes back to it.
         due = [shown.view.tell(digest) for shown in self.main.stack]
         if due and due[-1]:
             self.looking.nudge()
@@ -191,7 +192,7 @@ class PenstockApp(App[None], inherit_bindings=False):
     # Going ------------------------------------------------------------------------------------------------------------
 
     def go(self, words: Sequence[str]) -> None:
-        """To a screen, a context or a theme; or out."""
+        """Go to a screen, a context or a theme, or quit."""
         name, *rest = words
         try:
             match name, rest:
@@ -209,7 +210,7 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.main.say(str(e))
 
     def commands(self) -> dict[str, Sequence[str]]:
-        """What may be typed after `:`, and behind it."""
+        """Completions of `:`: the commands, each with its possible arguments."""
         shown = self.main.shown
         ids = [] if shown.data is None or shown.view.name != "rollouts" else list(shown.data.order[:500])
         found: dict[str, Sequence[str]] = {
@@ -233,12 +234,12 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.main.say(f"Theme {theme}.")
 
     def next_theme(self) -> None:
-        """The next one by name."""
+        """Switch to the next theme by name."""
         names = sorted(self.available_themes)
         self._set_theme(names[(names.index(self.theme) + 1) % len(names)])
 
     def try_filter(self, view: View[Any, Any]) -> None:
-        """Shows a filtered view if the gateway takes its filter; else says what is wrong, and the last one stays."""
+        """Show a filtered view if the gateway accepts its filter; else show the error and keep the view before."""
 
         async def ask() -> None:
             try:
@@ -253,7 +254,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.run_worker(ask(), group="filter", exclusive=True)
 
     def compare(self) -> None:
-        """What is marked, side by side."""
+        """Show the marked rows side by side."""
         shown = self.main.shown
         marked = self.main.marked.get(shown.view.name, [])
         if shown.data is None:
@@ -267,26 +268,25 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.main.open(registry.made(words))
 
     def show_help(self, title: str, keys: Sequence[Key]) -> None:
-        """Lists keys until one is pressed."""
+        """List keys until one is pressed."""
         self.push_screen(Help(title, keys))
 
     def quit(self) -> None:
-        """Ends it."""
         self.exit()
 
     def _fatal_error(self) -> None:
-        """As Textual does, but without the values of variables: the gateway's key is among them."""
+        """Print a traceback as Textual does, but without the values of variables: the gateway's key is among them."""
         self.panic(Traceback(width=None, show_locals=False))
 
     # Changing ---------------------------------------------------------------------------------------------------------
 
     def limits(self) -> list[str]:
-        """What the line on top says of what may be done."""
+        """Notes for the line on top, such as `read-only`."""
         reason = self.may_not_change()
         return [*filter(None, [self.options.note()]), *(["read-only"] if reason else [])]
 
     def may_not_change(self) -> str | None:
-        """Why nothing can be changed; None when it can."""
+        """The reason why nothing can be changed; None when changes are allowed."""
         if self.options.read_only:
             return "it was started with --read-only"
         if self.options.contexts[self.context].read_only:
@@ -296,7 +296,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         return None
 
     def change(self, key: Key) -> None:
-        """Asks the person, and does it."""
+        """Ask the person, and carry out the key's action."""
         shown = self.main.shown
         action = next((one for one in shown.view.actions if one.id == key.id), None)
         refused = self.may_not_change()
@@ -330,12 +330,12 @@ class PenstockApp(App[None], inherit_bindings=False):
     # Taking along -----------------------------------------------------------------------------------------------------
 
     def copy(self, text: str) -> None:
-        """To the clipboard of the terminal, by OSC 52; it is shown too, for terminals that have none."""
+        """Copy to the clipboard of the terminal, by OSC 52, and show the text, for terminals without one."""
         self.copy_to_clipboard(text)
         self.main.say(f"Copied: {text}")
 
     def copy_command(self, command: str) -> None:
-        """To the clipboard; with the gateway, where it is not the one that `penstock` asks by itself."""
+        """Copy a command; name the gateway in it unless `penstock` asks that gateway by default."""
         gateway = self.options.contexts[self.context].gateway.rstrip("/")
         if gateway != os.environ.get("PENSTOCK_GATEWAY", LOCAL).rstrip("/"):
             named = f" --gateway {shlex.quote(gateway)}"
@@ -345,7 +345,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.copy(command)
 
     def open_outside(self, variable: str) -> None:
-        """Shows the pane in the program that a variable names."""
+        """Show the pane in the program that a variable names."""
         pane = self.main.pane
         command = os.environ.get(variable) or ("less" if variable == "PAGER" else "")
         if pane is None or not command:
@@ -371,12 +371,13 @@ class PenstockApp(App[None], inherit_bindings=False):
 
 
 def _unheard(number: int, frame: object) -> None:
-    """Nothing is done."""
+    """Ignore the signal."""
 
 
 def _ran(command: str, path: str) -> str:
-    """Runs a program on a file; what is to be said of how that went, if anything."""
-    # Its keys are for it: the terminal tells us of Ctrl-C too. A handler, because it would inherit that we ignore them.
+    """Run a program on a file; return a message when it failed, else an empty text."""
+    # Ctrl-C is for the program alone, but the terminal signals us too. A handler, because the program would inherit
+    # SIG_IGN.
     before = {number: signal.signal(number, _unheard) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
         ended = subprocess.run([*shlex.split(command), path], check=False)

@@ -1,4 +1,4 @@
-"""Which rows are shown, in which order, and which of them is chosen. Pure."""
+"""Filters and sorts the rows of a table, and places the selection. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.text import Text
 from penstock.tui.view import Table
 
 FAILED = ("failed", "error", "timeout", "unresponsive", "interrupted", "rolled back", "silent")
-"""What a row says that went wrong."""
+"""Words in the text of a row that went wrong."""
 
 
 def arranged(table: Table, sort: str, reverse: bool, search: str) -> Sequence[str]:
-    """The ids of the rows that are searched for, sorted."""
+    """The ids of the rows that match the search, sorted."""
     ids = table.ids
     if search:
         wanted = [word.casefold() for word in search.split()]
@@ -27,25 +27,27 @@ def arranged(table: Table, sort: str, reverse: bool, search: str) -> Sequence[st
 
 
 def matches(text: str, wanted: Sequence[str]) -> bool:
-    """Whether a text has all words, and none of those that begin with `!`."""
+    """True if a text has all words, and none of those that begin with `!`."""
     return all((word[1:] not in text) if word.startswith("!") and word != "!" else word in text for word in wanted)
 
 
 def row_text(table: Table, id: str) -> str:
-    """What a row says."""
+    """The text of a row, for searches."""
     if table.words is not None:
         return table.words(id)
     return " ".join([id, *(cell.plain if isinstance(cell, Text) else cell for cell in table.cells(id))])
 
 
 def next_sort(table: Table, sort: str) -> str:
-    """The column after this one by which rows can be sorted; empty is the order in which they came."""
+    """The column after `sort` by which rows can be sorted; empty for the original order."""
     names = ["", *table.order]
     return names[(names.index(sort) + 1) % len(names)] if sort in names else ""
 
 
 def place_of(ids: Sequence[str], chosen: str | None, before: int | None, following: bool) -> int | None:
-    """Where the selection stands: on its row; on the first one while it follows; where its row was if that has gone."""
+    """The selection's place: that of its row; the first one while it follows; the place before if its row is gone. None
+    without rows.
+    """
     if not ids:
         return None
     if following or chosen is None:
@@ -57,7 +59,7 @@ def place_of(ids: Sequence[str], chosen: str | None, before: int | None, followi
 
 
 def failed_row(table: Table, ids: Sequence[str], at: int, step: int) -> int | None:
-    """The next row, from a place on, that says it went wrong."""
+    """The place of the next row that went wrong, in steps of `step` from `at`; None when there is none."""
     place = at + step
     while 0 <= place < len(ids):
         text = row_text(table, ids[place]).casefold()

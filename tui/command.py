@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 Screen = Annotated[str, Parameter(help="A screen and what it wants: rollouts status:failed, releases, rollout r1 ...")]
 Flag = Annotated[bool, Parameter(negative="")]
 WIDTH = 80
-"""Columns of `--plain` where there is no terminal."""
+"""Columns of `--plain` without a terminal."""
 FIRST = ("rollouts",)
-"""The screen that one begins with."""
+"""The first screen."""
 DEMO = "demo"
-"""What the line on top calls a gateway that is a recording."""
+"""Name of the demo recording on the line on top."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +44,11 @@ class Recorded:
 
     @property
     def playing(self) -> bool:
-        """Whether no gateway is asked."""
+        """True if no gateway is asked."""
         return self.demo or self.play is not None
 
     def check(self) -> None:
-        """Raises `Failure` for what does not go together."""
+        """Raise `Failure` for options that exclude each other."""
         if self.record is not None and self.playing:
             raise Failure("--record does not go with --play or --demo: what is played is a recording already", 2)
         if self.play is not None and self.demo:
@@ -67,7 +67,7 @@ class Browser:
     """With --web, let the page change things."""
 
     def check(self, plain: bool, record: Path | None) -> None:
-        """Raises `Failure` for what does not go together."""
+        """Raise `Failure` for options that exclude each other."""
         if not self.web and (self.port is not None or self.writes):
             raise Failure(f"--{'port' if self.port is not None else 'writes'} goes with --web", 2)
         if self.web and (plain or record is not None):
@@ -127,7 +127,7 @@ def tui(
 def _again(
     screen: tuple[str, ...], gateway: str, context: str | None, recorded: Recorded, read_only: bool
 ) -> list[str]:
-    """The command of a tab; keys are in the environment, not in it."""
+    """The command of a browser tab's process. Keys of gateways stay in the environment, not in the command."""
     named = ["--context", context] if context is not None else []
     played = ["--play", str(recorded.play)] if recorded.play is not None else ["--demo"] if recorded.demo else []
     only = ["--read-only"] if read_only else []
@@ -147,7 +147,7 @@ def _serve(command: list[str], port: int) -> None:
 
 
 class _Source:
-    """Where answers come from."""
+    """The gateway, or the recording, that answers questions."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Source:
         self.recorder: Recorder | None = None
 
     def close(self) -> None:
-        """Ends the recording."""
+        """End the recording, and print its problem if it is incomplete."""
         if self.recorder is not None:
             self.recorder.close()
             if self.recorder.problem is not None:
@@ -171,7 +171,7 @@ class _Source:
 
 
 def _live(found: Settings, gateway: str, context: str | None, record: Path | None) -> _Source:
-    """A gateway that runs."""
+    """A source that is a running gateway."""
     from penstock.gateway.client.client import Client, ClientError
     from penstock.tui import settings
     from penstock.tui.link import is_far
@@ -197,7 +197,7 @@ def _live(found: Settings, gateway: str, context: str | None, record: Path | Non
 
 
 def _played(play: Path | None, plain: bool) -> _Source:
-    """A gateway that is a recording."""
+    """A source that is a recording."""
     from penstock.tui import recording, settings
 
     path = play or Path(__file__).with_name("demo.jsonl.gz")
@@ -251,7 +251,7 @@ def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool
 
 
 def _print(source: _Source, screen: tuple[str, ...]) -> None:
-    """One screen, or all that need nothing."""
+    """Print one screen, or all screens that need no arguments."""
     import asyncio
 
     from rich.console import Console
@@ -287,7 +287,7 @@ def _view(words: tuple[str, ...]) -> View[Any, Any]:
 
 
 def _fit_for_it() -> None:
-    """Raises `Failure` where no terminal can show it; a browser has one of its own."""
+    """Raise `Failure` when there is no usable terminal; a browser's tab has one of its own."""
     if "TEXTUAL_DRIVER" in os.environ:
         return
     if os.environ.get("TERM", "") in ("", "dumb"):

@@ -1,7 +1,7 @@
-"""How a line that is typed may go on. Pure.
+"""Completes a line that is typed. Pure.
 
 Filters are completed by the gateway's own list of fields (`GET /api/filters`): a name, then an operator, then a value
-where there is a choice. A command is the name of a screen and what that wants.
+if the values are listed. A command is the name of a screen and its arguments.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from penstock.gateway.model.answers import FilterField
 
 MOST = 12
-"""Completions that are named."""
+"""The most completions."""
 _TERM = re.compile(r"(?P<sign>-?)(?P<name>[a-z_.]*)(?P<operator>[:=<>~!]*)(?P<value>.*)", re.DOTALL)
 
 
 def filters(text: str, fields: Sequence[FilterField]) -> list[str]:
-    """How a filter may go on: whole texts, each one word further."""
+    """Completions of a filter: whole texts, each one word longer."""
     before, last = _split(text)
     match = _TERM.fullmatch(last)
     if match is None:
@@ -34,7 +34,7 @@ def filters(text: str, fields: Sequence[FilterField]) -> list[str]:
 
 
 def commands(text: str, wanted: Mapping[str, Sequence[str]]) -> list[str]:
-    """How a command may go on; `wanted`: what may stand behind each name."""
+    """Completions of a command. `wanted`: the possible arguments of each name."""
     before, last = _split(text)
     if not before:
         return [name for name in wanted if name.startswith(last) and name != last][:MOST]
@@ -43,11 +43,11 @@ def commands(text: str, wanted: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """(what is finished, the last word)."""
+    """(the finished words, the last word)."""
     at = text.rfind(" ") + 1
     return text[:at], text[at:]
 
 
 def briefly(likely: Sequence[str]) -> str:
-    """Completions for the line below: their last words."""
+    """Completions for the bottom line: their last words."""
     return "  ".join(_split(text)[1] for text in likely)

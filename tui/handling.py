@@ -1,6 +1,6 @@
-"""What keys do: each id of the key map that changes nothing becomes a call of a method here. None asks the gateway.
+"""Carries out keys: each id of the key map that changes nothing becomes a call of a method here. None asks the gateway.
 
-A key that can do nothing at the moment says why.
+A key that can do nothing at the moment shows the reason.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from penstock.tui.main_screen import Main
 from penstock.tui.widgets.prompt import Prompt
 
 FAR_ROWS = 10**9
-"""More rows than there are."""
+"""More rows than any table has."""
 
 
 class Handler:
-    """Carries out keys for the one screen."""
+    """Carries out keys for the main screen."""
 
     def __init__(self, main: Main) -> None:
         self.main = main
         self._does: dict[str, Callable[[], None]] = self._methods()
 
     def press(self, key: str) -> None:
-        """Does what the key map says, or says why nothing happens."""
+        """Do what the key map says, or show why nothing happens."""
         view = self.main.shown.view.name
         found = self.main.penstock.keys.find(key, view)
         if found is None:
@@ -61,7 +61,7 @@ class Handler:
         self.move(by * (self.main.sheet.size.height if in_panes else self.main.rows.page))
 
     def move(self, by: int) -> None:
-        """Moves the selection, or the pane where that is looked at."""
+        """Move the selection, or scroll the pane when it has the focus."""
         if self.main.shown.focus == "panes" or self.main.table is None:
             self._scroll(by)
             return
@@ -83,7 +83,7 @@ class Handler:
         sheet.scroll_relative(y=by, animate=False)
 
     def choose(self, at: int) -> None:
-        """Chooses a row by its place."""
+        """Select the row at a place."""
         shown = self.main.shown
         shown.chosen, self.main.at = self.main.ids[at], at
         self.main.rows.choose(at)
@@ -227,7 +227,7 @@ class Handler:
         self.main.prompt.open("command", "", lambda text: completion.commands(text, wanted))
 
     def given(self, event: Prompt.Given) -> None:
-        """A line was typed: filters, or goes."""
+        """Handle a typed line: apply a filter, or carry out a command."""
         shown = self.main.shown
         if event.purpose == "command":
             self.main.prompt.close()

@@ -1,6 +1,7 @@
-"""The key map: every key, what it does, and where. The help, the line below and the tests are made of this table.
+"""The key map: every key, its effect, and its screens. The help, the bottom line and the tests are made from this
+table.
 
-A key that stands here and does nothing at the moment says why. `[keys]` of the settings gives an id other keys.
+A key that can do nothing at the moment shows the reason. `[keys]` of the settings gives an id other keys.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Key(NamedTuple):
     does: str
     group: Group
     views: frozenset[str] | None = None
-    """The screens that have it; None: all."""
+    """The screens that have the key; None for all."""
 
     def on(self, view: str) -> bool:
-        """Whether a screen has it."""
+        """True if a screen has the key."""
         return self.views is None or view in self.views
 
 
@@ -37,7 +38,7 @@ VIEW_KEYS: Final = {
     "overview": "0", "rollouts": "1", "tools": "2", "releases": "3", "resources": "4", "workers": "5", "runs": "6",
     "upstreams": "7", "log": "8", "groups": "9",
 }  # fmt: skip
-"""The screens that have a key of their own."""
+"""The screens with a key of their own, and that key."""
 
 KEYS: Final = (
     Key("up", ("up", "k"), "one row up", "move"),
@@ -103,32 +104,31 @@ SHOWN: Final = {
     "space": "Space",
 }  # fmt: skip
 HINTS: Final = ("open", "back", "filter", "command", "compare", "sort", "mark", "copy_command", "help", "quit")
-"""What the line below names after the keys that change something: as many as there is room for, the last two always."""
+"""Keys on the bottom line, after those that change something: as many as there is room for, the last two always."""
 
 
 class KeyMap:
-    """Which key does what, on each screen."""
+    """The keys of each screen, with those of the settings."""
 
     def __init__(self, other: Mapping[str, Sequence[str]]) -> None:
-        """`other`: keys in place of those of the table, by id. Raises `ValueError` for an id that is not there."""
+        """`other`: keys that replace those of the table, by id. Raises `ValueError` for an unknown id."""
         if unknown := sorted(set(other) - set(BY_ID)):
             raise ValueError(f"{unknown[0]!r} is the id of no key; `?` in the TUI lists them")
         self._rows = [row._replace(keys=tuple(other.get(row.id, row.keys))) for row in KEYS]
 
     def find(self, key: str, view: str) -> Key | None:
-        """What a key does on a screen; what a screen has of its own goes before what all have."""
+        """The row of a key on a screen, None when it has none; a screen's own rows precede those of all screens."""
         found = [row for row in self._rows if key in row.keys and row.on(view)]
         return next((row for row in found if row.views is not None), found[0] if found else None)
 
     def of(self, view: str) -> Sequence[Key]:
-        """All keys of a screen."""
         return [row for row in self._rows if row.on(view)]
 
     def elsewhere(self, key: str) -> Key | None:
-        """What a key does on another screen."""
+        """The row of a key on any screen; None when no screen has it."""
         return next((row for row in self._rows if key in row.keys), None)
 
 
 def name(key: str) -> str:
-    """A key as people call it."""
+    """The name of a key for people."""
     return SHOWN.get(key, key.replace("ctrl+", "^"))

@@ -1,7 +1,7 @@
-"""How the gateway is reached: whether it answers, and how often it may be asked.
+"""The link to the gateway: its state, and the pauses between questions.
 
-A link that is far away (it is not this machine) has a budget of bytes: after an answer of B bytes the next question
-waits for B / `FAR_BYTES_S` seconds. So a screen that changes all the time costs a bounded rate, whatever its size.
+A far link (to another machine) has a budget of bytes: after an answer of B bytes the next question waits for B /
+`FAR_BYTES_S` seconds. So a screen that changes all the time costs a bounded rate, whatever its size.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from yarl import URL
 from penstock.gateway.display.text import age
 
 FAR_BYTES_S: Final = 8_000
-"""Bytes a second that looks may take from a gateway far away: below 10 KB/s, which leaves room for the feed."""
+"""Bytes a second that looks may take from a far gateway: below 10 KB/s, which leaves room for the feed."""
 NEAR_S, FAR_S = 0.25, 1.0
 """Least time between two looks at the same screen; s."""
 LONGEST_S: Final = 15.0
 """Longest pause that a large answer causes; s."""
 AWAY_S: Final = 1.0
-"""Between two looks while the gateway does not answer; s."""
+"""Time between two looks while the gateway does not answer; s."""
 
 
 def is_far(url: str) -> bool:
-    """Whether a gateway is on another machine."""
+    """True if a gateway is on another machine."""
     host = URL(url).host or ""
     return not (host == "localhost" or host.startswith("127.") or host == "::1")
 
 
 def pause(far: bool, received: int, took_s: float) -> float:
-    """How long the next look waits after one that has brought so many bytes in so much time; s."""
+    """The pause after a look that received so many bytes in so much time; s."""
     if not far:
         return max(NEAR_S, 2 * took_s)
     return min(max(FAR_S, received / FAR_BYTES_S), LONGEST_S)
@@ -38,23 +38,23 @@ def pause(far: bool, received: int, took_s: float) -> float:
 
 @dataclass(slots=True)
 class Link:
-    """Whether the gateway answers."""
+    """The state of the link."""
 
     state: Literal["connecting", "live", "lost"] = "connecting"
     since_ns: int = 0
-    """Since when it is so."""
+    """The beginning of this state; ns since the epoch."""
     why: str = ""
-    """What stood in the way."""
+    """The last error; empty while there is none."""
 
     def answered(self, now_ns: int) -> bool:
-        """It has answered; True when that is news."""
+        """Note an answer; True if the state changes."""
         if self.state == "live":
             return False
         self.state, self.since_ns, self.why = "live", now_ns, ""
         return True
 
     def failed(self, why: str, now_ns: int) -> bool:
-        """It has not; True when that is news."""
+        """Note a failure; True if the state changes."""
         news = self.state != "lost"
         if news:
             self.since_ns = now_ns
@@ -62,7 +62,7 @@ class Link:
         return news
 
     def words(self, now_ns: int) -> str:
-        """For the line on top."""
+        """The state for the line on top."""
         match self.state:
             case "connecting":
                 return "connecting ..."

@@ -1,9 +1,9 @@
 """Keeps what a screen shows up to date: asks when something has changed, never more often than the link allows.
 
 Three tasks ask, so that none waits for another: the look itself, the closer look at the chosen row, and the rows that a
-long list lacks. A closer look begins a moment after the selection has stopped, and one that is not wanted any more is
-given up. Another screen is asked for at once: it waits neither for an answer that nobody looks at any more, nor for the
-pause that the link asks for between two looks at one screen. Errors are the screen's to show: what was known stays.
+long list lacks. A closer look begins a moment after the selection has stopped, and is cancelled when another row is
+selected. Another screen is asked for at once: it waits neither for the answer to the screen before, nor for the pause
+between two looks at one screen. Errors are shown by the screen, which keeps its data.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from penstock.tui.link import AWAY_S, Link, pause
 from penstock.tui.view import View
 
 STILL_S: Final = 0.12
-"""How long a selection has to stand before it is looked at closer; s."""
+"""The time for which a selection must not move before a closer look; s."""
 T = TypeVar("T")
 What = Literal["data", "closer", "rows", "link"]
 
 
 @dataclass(slots=True)
 class Shown:
-    """A view on the screen, with what is known of it and where the person is in it."""
+    """A view on the screen, its data, and the person's place in it."""
 
     view: View[Any, Any]
     data: Any = None
-    """What its last look found; None before the first."""
+    """The data of its last look; None before the first."""
     error: str | None = None
-    """Why its last look failed; None when it did not."""
+    """The error of its last look; None when it succeeded."""
     chosen: str | None = None
-    """The row that is chosen."""
+    """Id of the selected row."""
     closer: Any = None
     closer_of: str | None = None
-    """The row that `closer` is about."""
+    """Id of the row that `closer` is of."""
     closer_error: str | None = None
     deeper: dict[str, Any] = field(default_factory=dict[str, Any])
     tab: int = 0
-    """The pane that is shown."""
+    """Index of the pane that is shown."""
     sort: str = ""
     reverse: bool = False
     search: str = ""
-    """What `/` searches for in the rows at hand."""
+    """The text that `/` searches for in the loaded rows."""
     following: bool = True
     """True while the selection stays on the first row, whatever it is."""
     focus: Literal["rows", "panes"] = "rows"
@@ -54,7 +54,7 @@ class Shown:
 
 
 class Looking:
-    """Asks for one screen at a time."""
+    """Asks the gateway for one screen at a time."""
 
     def __init__(self, client: Client, link: Link, far: bool, tell: Callable[[What], None]) -> None:
         self._client, self._link, self._far, self._tell = client, link, far, tell
@@ -67,7 +67,7 @@ class Looking:
     # What the app says ------------------------------------------------------------------------------------------------
 
     def show(self, shown: Shown) -> None:
-        """Another screen: it is looked at now."""
+        """Switch to another screen, and look at it now."""
         self._shown, self._visible = shown, ()
         self._looks_left.set()
         self._fills_left.set()
@@ -75,22 +75,22 @@ class Looking:
         self.choose()
 
     def nudge(self) -> None:
-        """Something has changed."""
+        """Look again, because something has changed."""
         self._look_due.set()
 
     def choose(self) -> None:
-        """Another row is chosen, or what is known of it has changed."""
+        """Look closer, because another row is selected, or its data has changed."""
         self._closer_due.set()
 
     def see(self, visible: Sequence[str]) -> None:
-        """These rows are in sight."""
+        """Note the rows that are in sight, and fill them."""
         self._visible = visible
         self._fill_due.set()
 
     # Asking -----------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Asks until it is cancelled."""
+        """Ask until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._looks())
             group.create_task(self._closer_looks())
@@ -99,13 +99,13 @@ class Looking:
     async def _looks(self) -> None:
         while True:
             wait = await self._look()
-            # What changes meanwhile is seen by the next look.
+            # Changes during the pause are seen by the next look.
             await _until(self._looks_left, wait)
             shown = self._shown
             await _until(self._look_due, None if shown is None or self.paused else shown.view.every_s)
 
     async def _look(self) -> float:
-        """One look; how long to wait before the next."""
+        """Look once; return the pause before the next look in s."""
         self._look_due.clear()
         self._looks_left.clear()
         shown = self._shown
@@ -127,7 +127,7 @@ class Looking:
         return pause(self._far, self._client.received - received, time.monotonic() - began)
 
     async def _looked(self, view: View[Any, Any]) -> Any:
-        """A look; while the gateway is lost, one that asks for something."""
+        """Look once; while the gateway is lost, make sure that something is asked of it."""
         received = self._client.received
         data = await view.look(self._client)
         if self._link.state == "lost" and self._client.received == received:
@@ -145,7 +145,7 @@ class Looking:
                 await self._closer_look(shown, shown.chosen)
 
     async def _closer_look(self, shown: Shown, id: str) -> None:
-        """Looks at a row, unless another one is chosen meanwhile."""
+        """Look closer at a row, unless another one is selected meanwhile."""
         looking = asyncio.ensure_future(self._asked(shown.view.look_closer(self._client, shown.data, id)))
         again = False
         while not looking.done():
@@ -157,7 +157,7 @@ class Looking:
             if self._closer_due.is_set() and (shown is not self._shown or shown.chosen != id):
                 looking.cancel()
                 return
-            # The same row once more: what is under way need not stop for it.
+            # The same row is due again: the running look need not stop for it.
             again = again or self._closer_due.is_set()
             self._closer_due.clear()
         found, shown.closer_error = looking.result()
@@ -182,14 +182,15 @@ class Looking:
             if shown.view.wants(shown.data, self._visible):
                 self._fill_due.set()
             took_s = time.monotonic() - began
-            # What was refused is refused again, for as long as it is.
+            # A refused question would be refused again: pause.
             away = self._link.state == "lost" or shown.error is not None
             wait = AWAY_S if away else pause(self._far, self._client.received - received, took_s)
             await _until(self._fills_left, wait)
 
     async def _asked(self, question: Coroutine[Any, Any, Any]) -> tuple[Any, str | None]:
-        """(answer, None), or (None, what went wrong). Not all that is asked needs the gateway: where nothing came from
-        it, nothing is known of it."""
+        """(answer, None), or (None, error). Some questions need nothing from the gateway: without received bytes, the
+        state of the link stays.
+        """
         received = self._client.received
         try:
             found, error = await question, None
@@ -200,7 +201,7 @@ class Looking:
                 self._tell("link")
                 return None, error
         except Exception as e:
-            # One odd record: the other screens go on, and this one as soon as it is gone.
+            # An odd record: other screens still work, and this one works again once the record is gone.
             return None, f"this cannot be shown: {type(e).__name__}: {e}"
         answered = error is not None or self._client.received > received
         if answered and self._link.answered(time.time_ns()):
@@ -209,7 +210,7 @@ class Looking:
 
 
 async def _unless(event: asyncio.Event, question: Coroutine[Any, Any, T]) -> T | None:
-    """The answer; None when the event came first, and the question was given up."""
+    """The answer; None when the event came first, and the question was cancelled."""
     asking, due = asyncio.ensure_future(question), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait([asking, due], return_when=asyncio.FIRST_COMPLETED)
@@ -220,7 +221,7 @@ async def _unless(event: asyncio.Event, question: Coroutine[Any, Any, T]) -> T |
 
 
 async def _until(event: asyncio.Event, seconds: float | None) -> None:
-    """Waits for an event, at most so long."""
+    """Wait for an event, for at most so many seconds."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

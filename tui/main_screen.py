@@ -1,8 +1,8 @@
-"""The one screen that shows every view: a line on top, rows, panes, a line to type in, a line of keys.
+"""The screen that shows every view: a line on top, rows, panes, a line to type in, a line of keys.
 
-Keys are looked up in the key map and become calls of the methods in `_does`, or actions of the view; none asks the
-gateway itself. What is asked is `looking`'s business, which tells this screen when to draw again. It draws at most ten
-times a second then, and at once after a key.
+Keys are looked up in the key map and become calls of methods of `handling.Handler`, or actions of the view; none asks
+the gateway itself. `looking` asks it, and tells this screen when to draw again. The screen then draws at most ten times
+a second, and at once after a key.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from penstock.tui.widgets.rows import Rows
 from penstock.tui.widgets.sheet import Sheet
 
 DRAW_S: Final = 0.1
-"""Least time between two drawings that no key asked for; s."""
+"""Least time between two drawings, except after keys; s."""
 MESSAGE_S: Final = 8.0
-"""How long a message stays; s."""
+"""The time for which a message stays; s."""
 TALL: Final = 32
-"""Lines from which on rows and panes are shown below each other."""
+"""The fewest lines of a terminal with which rows and panes are shown below each other."""
 DEEPEST: Final = 20
-"""Screens that Escape leads back through."""
+"""The most screens that Escape leads back through."""
 
 
 class Handling(Protocol):
-    """What carries out keys; `handling.Handler` is it."""
+    """The interface of `handling.Handler`, which carries out keys."""
 
     def press(self, key: str) -> None:
-        """Does what a key means."""
+        """Carry out a key."""
         ...
 
     def given(self, event: Prompt.Given) -> None:
-        """Takes a line that was typed."""
+        """Handle a line that was typed."""
         ...
 
     def choose(self, at: int) -> None:
-        """Chooses a row by its place."""
+        """Select the row at a place."""
         ...
 
     def open_row(self) -> None:
-        """Opens the chosen row."""
+        """Open the selected row."""
         ...
 
 
@@ -87,22 +87,21 @@ class Main(Screen[None], inherit_bindings=False):
         self.handler: Handling
 
     def compose(self) -> ComposeResult:
-        """From top to bottom."""
         yield from (self._top, self._head, self.rows, self._tabs, self.sheet, self.prompt, self._keys)
 
     def on_mount(self) -> None:
-        """Ages go on by themselves."""
+        """Draw every second, because ages change."""
         self.set_interval(1.0, self.draw_soon)
 
     # What is shown ----------------------------------------------------------------------------------------------------
 
     @property
     def shown(self) -> Shown:
-        """The view on top."""
+        """The view on top of the stack."""
         return self.stack[-1]
 
     def open(self, view: View[Any, Any], over: bool = True) -> None:
-        """Shows another view; over this one, or in place of all."""
+        """Show another view: on top of this one, or (`over` False) in place of the whole stack."""
         if self.stack:
             self.before = self.shown
         kept = self.stack[-DEEPEST:] if over else []
@@ -115,11 +114,11 @@ class Main(Screen[None], inherit_bindings=False):
         self.draw()
 
     def told(self, what: What) -> None:
-        """Something is known that was not."""
+        """Called when new data has come."""
         self.draw_soon()
 
     def draw_soon(self) -> None:
-        """Draws within `DRAW_S`, once for all that happens until then."""
+        """Draw within `DRAW_S`, once for all changes until then."""
         if not self._due and self.stack and self.is_mounted:
             self._due = True
             self.set_timer(DRAW_S, self._draw_now)
@@ -129,7 +128,7 @@ class Main(Screen[None], inherit_bindings=False):
         self.draw()
 
     def draw(self) -> None:
-        """Draws all of it."""
+        """Draw the whole screen."""
         if not self.stack:
             return
         shown, now = self.shown, self.penstock.now_ns()
@@ -143,7 +142,7 @@ class Main(Screen[None], inherit_bindings=False):
         self.draw_keys()
 
     def _arrange(self, has_table: bool) -> None:
-        """Rows, panes or both: what there is room for."""
+        """Show rows, panes or both, as the room allows."""
         focus = self.shown.focus if has_table else "panes"
         split = has_table and self.size.height >= TALL and not self.shown.zoomed
         # A short list leaves its room to the panes.
@@ -182,7 +181,7 @@ class Main(Screen[None], inherit_bindings=False):
 
     def _draw_head(self, shown: Shown, now: int) -> None:
         if shown.error is not None:
-            # Where nothing is known yet the error has the whole pane.
+            # Before there is data, the error has the whole pane.
             head = Text(clean(shown.error) if shown.data is not None else "", style="bold red")
         elif shown.data is None:
             head = Text("asking ...", style="dim")
@@ -195,7 +194,7 @@ class Main(Screen[None], inherit_bindings=False):
         self._head.update(head)
 
     def draw_panes(self) -> None:
-        """Draws what is beside the rows."""
+        """Draw the panes beside the rows."""
         shown = self.shown
         empty = self._nothing(shown)
         closer = shown.closer if shown.closer_of == shown.chosen else None
@@ -217,13 +216,13 @@ class Main(Screen[None], inherit_bindings=False):
             self.sheet.show((shown.view.name, shown.chosen, one.title), one.draw, shown.closer)
 
     def _in_sight(self, title: str) -> None:
-        """Lets the view ask for what this pane shows."""
+        """Tell the view which pane is in sight, and let it ask for that pane's data."""
         if self.shown.view.pane != title:
             self.shown.view.pane = title
             self.penstock.looking.choose()
 
     def _nothing(self, shown: Shown) -> Text:
-        """What stands where a pane would."""
+        """The text in place of a pane when there is none."""
         if shown.closer_error is not None and shown.chosen is not None:
             return Text(clean(shown.closer_error), style="red")
         if shown.data is None and shown.error is not None:
@@ -233,7 +232,7 @@ class Main(Screen[None], inherit_bindings=False):
         return Text("" if self.table is None or self.ids else self.table.none)
 
     def draw_keys(self) -> None:
-        """A message, how the line may go on that is typed, or the keys."""
+        """Draw the bottom line: a message, completions of the typed line, or the keys."""
         if self.prompt.is_open and not self._message:
             self._keys.update(Text(completion.briefly(self._likely)))
             return
@@ -245,44 +244,43 @@ class Main(Screen[None], inherit_bindings=False):
         self._keys.update(hints([*own, *(keys[id] for id in HINTS if id in keys)], self.size.width))
 
     def say(self, text: str) -> None:
-        """A message on the line of keys, for a moment."""
+        """Show a message on the bottom line, for a moment."""
         self._message = clean(" ".join(text.split()))
         said = self._message
         self.draw_keys()
         self.set_timer(MESSAGE_S, lambda: self._forget(said))
 
     def _forget(self, said: str | None = None) -> None:
-        """Shows the keys again in place of a message: of this one, or of any."""
+        """Show the keys again in place of the message `said`, or of any message when it is None."""
         if self._message and said in (None, self._message):
             self._message = ""
             self.draw_keys()
 
     def on_key(self, event: events.Key) -> None:
-        """Carries out a key, unless a line is typed."""
+        """Carry out a key, unless a line is being typed."""
         if not self.prompt.is_open and self.stack:
             event.stop()
             self._forget()
             self.handler.press(event.key)
 
     def on_prompt_typed(self, event: Prompt.Typed) -> None:
-        """Names what the line may go on to."""
+        """Show the completions of the line."""
         self._likely = event.likely
         self._forget()
         self.draw_keys()
 
     def on_prompt_left(self, event: Prompt.Left) -> None:
-        """Shows the keys again."""
+        """Show the keys again."""
         self.prompt.close()
         self.draw_keys()
 
     def on_prompt_given(self, event: Prompt.Given) -> None:
-        """Filters, or goes."""
         self.handler.given(event)
 
     # The mouse --------------------------------------------------------------------------------------------------------
 
     def on_rows_clicked(self, event: Rows.Clicked) -> None:
-        """Chooses a row; a second click opens it."""
+        """Select a row; a second click opens it."""
         if event.id not in self.ids:  # it has gone meanwhile
             return
         self.shown.following = False
@@ -291,17 +289,16 @@ class Main(Screen[None], inherit_bindings=False):
             self.handler.open_row()
 
     def on_rows_scrolled(self, event: Rows.Scrolled) -> None:
-        """Other rows are in sight."""
+        """Fill the rows that are now in sight."""
         if self.stack:
             self.penstock.looking.see(self.rows.in_sight())
 
     def on_resize(self, event: events.Resize) -> None:
-        """Draws for the new size."""
         self.call_after_refresh(self.draw)
 
     @property
     def pane(self) -> Pane | None:
-        """The pane that is shown."""
+        """The pane that is shown; None when there is none."""
         return self.panes[self.shown.tab] if self.panes else None
 
 
@@ -309,7 +306,7 @@ HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go 
 
 
 def hints(keys: Sequence[Key], width: int) -> Text:
-    """As many keys as there is room for, each with a word; the last two always: where help is, and the way out."""
+    """As many keys as there is room for, each with a word; the last two (help and quit) always."""
     pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
     first, last = pieces[:-2], pieces[-2:]
     room = width - 1 - sum(piece.cell_len + 2 for piece in last)
@@ -325,7 +322,7 @@ def _word(key: Key) -> str:
 
 
 def tabs(titles: Sequence[str], at: int) -> Text:
-    """The panes there are; the one that is shown is in brackets."""
+    """The titles of the panes; that of the pane in sight is in brackets."""
     line = Text(" ")
     for place, title in enumerate(titles):
         line.append(f"[{title}]" if place == at else f" {title} ", "bold" if place == at else "").append(" ")
@@ -333,7 +330,6 @@ def tabs(titles: Sequence[str], at: int) -> Text:
 
 
 def stacked(panes: Sequence[Pane], width: int) -> RenderableType:
-    """Panes below each other, each with its title."""
     pieces: list[RenderableType] = []
     for one in panes:
         title = [Text(one.title, style="bold underline")] if one.title else []

@@ -1,7 +1,7 @@
 """A screen as text, once: for pipes, agents and screen readers. The same rows and panes as in the terminal, no boxes.
 
-Titles are lines of their own that begin with `==`. A row of a table is one line. All panes are shown below each other,
-those of the chosen row with it: the first one unless another is named.
+Titles are lines of their own that begin with `==`. A row of a table is one line. All panes are printed below each
+other, among them those of one row: the first, unless another is named.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 MOST_ROWS = 100
-"""Rows of a table."""
+"""The most rows of a table."""
 BAR = 30
-"""Characters of what stands right of the columns."""
+"""Width of the bar right of the columns; characters."""
 
 
 async def printed(
     view: View[Any, Any], client: Client, now_ns: int, width: int, id: str | None = None
 ) -> list[RenderableType]:
-    """A screen, with the panes of the row `id` or of its first row. Raises `ClientError`."""
+    """The pieces of a screen, with the panes of the row `id` or of its first row. Raises `ClientError`."""
     data = await view.look(client)
     table = view.table(data, now_ns)
     if table is not None:
         await view.fill(client, data, table.ids[:MOST_ROWS])
-        # What it has asked for may be other rows.
+        # `fill` may have changed the rows.
         table = view.table(data, now_ns) or table
     found: list[RenderableType] = [title(view), *_some(view.head(data, now_ns))]
     if table is not None:
@@ -50,7 +50,7 @@ async def printed(
 
 
 def title(view: View[Any, Any]) -> Text:
-    """The first line: which screen, and the command that prints the same."""
+    """The first line: the name of the screen, and the command that prints the same."""
     return plain(f"== {' '.join(filter(None, (view.title, view.place())))}  ({view.command(None)})", "bold")
 
 
@@ -63,7 +63,7 @@ def _some(head: Text) -> list[Text]:
 
 
 def rows(table: Table) -> Iterator[RenderableType]:
-    """The rows as `penstock ...` prints them."""
+    """The rows in the format of `penstock ...`."""
     bar = table.bar
     made = Listing(*table.columns) if bar is None else Listing(*table.columns, Column(bar("", BAR).plain))
     for id in table.ids[:MOST_ROWS]:

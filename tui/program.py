@@ -1,4 +1,4 @@
-"""What the screen and its keys need of the program that they are part of. `app.PenstockApp` is it."""
+"""The interface of the program (`app.PenstockApp`) that the main screen and its keys use."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.tui.view import View
 
 
 class Program(Protocol):
-    """One connection to a gateway, and what can be done with it."""
+    """A connection to a gateway, and the commands that keys call."""
 
     looking: Looking
-    """Asks for what the screen shows."""
+    """Asks the gateway for the data of the screen."""
     link: Link
-    """How the connection is."""
+    """The state of the connection."""
     traffic: Traffic
-    """What the feed told lately."""
+    """The recent digests of the feed."""
     keys: KeyMap
     context: str
     """Name of the gateway that is shown."""
@@ -30,53 +30,53 @@ class Program(Protocol):
     now_ns: Callable[[], int]
 
     def limits(self) -> list[str]:
-        """What the line on top says of what may be done."""
+        """Notes for the line on top, such as `read-only`."""
         ...
 
     def go(self, words: Sequence[str]) -> None:
-        """To a screen, a context or a theme; or out."""
+        """Go to a screen, a context or a theme, or quit."""
         ...
 
     def commands(self) -> Mapping[str, Sequence[str]]:
-        """What may be typed after `:`, and behind it."""
+        """Completions of `:`: the commands, each with its possible arguments."""
         ...
 
     def try_filter(self, view: View[Any, Any]) -> None:
-        """Shows a filtered view if the gateway takes its filter."""
+        """Show a filtered view if the gateway accepts its filter."""
         ...
 
     def change(self, key: Key) -> None:
-        """Asks the person, and does what a key changes."""
+        """Ask the person, and carry out the key's action."""
         ...
 
     def compare(self) -> None:
-        """Shows what is marked side by side."""
+        """Show the marked rows side by side."""
         ...
 
     def next_theme(self) -> None:
-        """The next one by name."""
+        """Switch to the next theme by name."""
         ...
 
     def copy(self, text: str) -> None:
-        """To the clipboard of the terminal."""
+        """Copy to the clipboard of the terminal."""
         ...
 
     def copy_command(self, command: str) -> None:
-        """The same for a command of `penstock`, which then names the gateway if it has to."""
+        """Copy a command of `penstock`, which names the gateway unless it is the default."""
         ...
 
     def open_outside(self, variable: str) -> None:
-        """Shows the pane in the program that a variable names."""
+        """Show the pane in the program that a variable names."""
         ...
 
     def show_help(self, title: str, keys: Sequence[Key]) -> None:
-        """Lists keys until one is pressed."""
+        """List keys until one is pressed."""
         ...
 
     def action_suspend_process(self) -> None:
-        """To the shell, until `fg`."""
+        """Return to the shell, until `fg`."""
         ...
 
     def quit(self) -> None:
-        """Ends it."""
+        """End the program."""
         ...

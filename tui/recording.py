@@ -1,13 +1,13 @@
-"""`--record` and `--play`: what a gateway answered, in a file, and a gateway that is such a file.
+"""`--record` and `--play`: writes a gateway's answers to a file, and plays such a file in place of a gateway.
 
-A recording is lines of JSON, compressed with gzip. The first line says what it is and when it began; each other line is
-an answer, with the question that it was for and the nanoseconds since the beginning: a body of the control API, a
+A recording is lines of JSON, compressed with gzip. The first line has the format and the time of the beginning; each
+other line is an answer, with its question and the nanoseconds since the beginning: a body of the control API, a
 refusal, or an event of the feed. So a screen that is played asks the same questions and draws the same panes, at the
-times at which they were seen.
+times at which they were recorded.
 
-A played question gets the last answer that was recorded until then, or the first one after it. Rows that are asked for
-by their ids are found in any answer that has them. What nobody had asked cannot be played: the answer says so. Nothing
-can be changed in a recording. A recording holds what was looked at, so whoever gets one can read that; it has no keys.
+A played question gets the last answer that was recorded until then, or the first one after it. Rows requested by their
+ids are found in any answer that has them. A question that was never recorded gets a refusal (404). Nothing can be
+changed in a recording. A recording holds all data that was shown, so its readers can see that; it has no keys.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from penstock.gateway.model.rollout import RolloutSummary
 
 FORMAT: Final = "penstock tui recording 1"
 MOVING: Final = frozenset({"since", "limit", "after"})
-"""Parameters that differ from look to look at the same thing."""
+"""Parameters that differ between two looks at the same data."""
 FEED: Final = "FEED"
 
 
 class RecordingError(Exception):
-    """A file that cannot be written or played; the message says which and why."""
+    """Raised when a file cannot be written or played; the message has the file and the reason."""
 
 
 class Recorder:
-    """Writes a recording. Each line is whole in the file when it has been written, so a kill loses nothing before."""
+    """Writes a recording. Each line is complete in the file once it is written, so a kill loses none before it."""
 
     def __init__(self, path: Path, began_ns: int) -> None:
         self._path, self._began = path, began_ns
@@ -57,16 +57,16 @@ class Recorder:
 
     @property
     def note(self) -> str:
-        """What becomes of it, in a few words."""
+        """The state of the recording, in a few words."""
         return f"recording to {self._path}" if self._broke is None else f"not recorded any more: {self._broke}"
 
     @property
     def problem(self) -> str | None:
-        """Why it is not whole; None when it is."""
+        """The reason why the recording is incomplete; None when it is complete."""
         return None if self._broke is None else f"--record: {self._path} ends before its end: {self._broke}"
 
     def add(self, question: str, body: bytes, now_ns: int, status: int | None = None) -> None:
-        """Adds an answer, or a refusal by its status."""
+        """Add an answer, or a refusal with its status."""
         said: dict[str, Any] = {"at_ns": now_ns - self._began, "question": question}
         try:
             said["text"] = body.decode()
@@ -81,11 +81,10 @@ class Recorder:
         try:
             self._file.write(line)
             self._file.flush()
-        except OSError as e:  # what is shown goes on
+        except OSError as e:  # the TUI goes on without the recording
             self._broke = e.strerror or str(e)
 
     def close(self) -> None:
-        """Ends the file."""
         try:
             self._file.close()
         except OSError as e:
@@ -93,7 +92,7 @@ class Recorder:
 
 
 class RecordingClient(Client):
-    """A client whose answers are recorded."""
+    """A client that records its answers."""
 
     def __init__(self, recorder: Recorder, url: str, key: str | None, compressed: bool) -> None:
         super().__init__(url, key, compressed=compressed)
@@ -102,7 +101,6 @@ class RecordingClient(Client):
     async def read(
         self, method: str, path: str, params: Mapping[str, str | int | None] | None = None, body: str | None = None
     ) -> bytes:
-        """The bytes of a good answer, which are recorded."""
         question = asked(method, path, params)
         try:
             found = await super().read(method, path, params, body)
@@ -116,21 +114,20 @@ class RecordingClient(Client):
     async def digests(
         self, since: int | None = None, every_s: float = 1.0, lost: Callable[[ClientError], None] | None = None
     ) -> AsyncGenerator[Digest]:
-        """What changes, which is recorded."""
         async for digest in super().digests(since, every_s, lost):
             self._recorder.add(FEED, digest.model_dump_json().encode(), time.time_ns())
             yield digest
 
 
 def asked(method: str, path: str, params: Mapping[str, str | int | None] | None, moving: bool = True) -> str:
-    """A question as it stands in a recording. `moving`: with the parameters that differ from look to look."""
+    """The text of a question in a recording. `moving`: with the parameters that differ between looks."""
     given = {k: v for k, v in sorted((params or {}).items()) if v is not None and (moving or k not in MOVING)}
     return " ".join([method, path, *(f"{name}={value}" for name, value in given.items())])
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A line of a recording."""
+    """A line of a recording; `status` is that of a refusal, else None."""
 
     at_ns: int
     body: bytes
@@ -143,16 +140,16 @@ class Recording:
 
     began_ns: int
     ended_ns: int = 0
-    """When the last answer came; ns since the beginning."""
+    """The time of the last answer; ns since the beginning."""
     answers: dict[str, list[Answer]] = field(default_factory=dict[str, list[Answer]])
-    """By question, in the order in which they came."""
+    """The answers to each question, in order."""
     loose: dict[str, list[Answer]] = field(default_factory=dict[str, list[Answer]])
-    """The same by the question without what moves."""
+    """The same, by the question without the parameters `MOVING`."""
     feed: list[Answer] = field(default_factory=list[Answer])
 
 
 def load(path: Path) -> Recording:
-    """Reads a recording; one that was cut off by a kill as far as it goes. Raises `RecordingError`."""
+    """Read a recording; one that was cut off by a kill, as far as it goes. Raises `RecordingError`."""
     lines = _lines(path)
     try:
         head = next(lines, dict[str, Any]())
@@ -199,25 +196,25 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Clock:
-    """The time of a recording: it goes on from its beginning, and stands still at its end."""
+    """The time of a recording: it runs from the beginning, and stops at the end."""
 
     def __init__(self, recording: Recording, at_end: bool = False) -> None:
         self._recording, self._at_end = recording, at_end
         self._started_ns = time.monotonic_ns()
 
     def since_ns(self) -> int:
-        """Nanoseconds since the beginning."""
+        """The time since the beginning of the recording; ns."""
         if self._at_end:
             return self._recording.ended_ns
         return min(time.monotonic_ns() - self._started_ns, self._recording.ended_ns)
 
     def now_ns(self) -> int:
-        """The time of day, then."""
+        """The recorded time of day; ns since the epoch."""
         return self._recording.began_ns + self.since_ns()
 
 
 class PlayedClient(Client):
-    """A client of a gateway that is a recording."""
+    """A client that answers from a recording."""
 
     def __init__(self, recording: Recording, clock: Clock) -> None:
         super().__init__("http://127.0.0.1")
@@ -232,7 +229,7 @@ class PlayedClient(Client):
     async def read(
         self, method: str, path: str, params: Mapping[str, str | int | None] | None = None, body: str | None = None
     ) -> bytes:
-        """The answer that was recorded."""
+        """The recorded answer to a question; raises `ClientError` when there is none, or when it was a refusal."""
         if method != "GET":
             raise ClientError("a recording is played: nothing can be changed in it", 403)
         exact, loose = asked(method, path, params), asked(method, path, params, moving=False)
@@ -251,7 +248,7 @@ class PlayedClient(Client):
         return next((one for one in reversed(answers) if one.at_ns <= now), answers[0])
 
     async def rollouts_by_id(self, ids: Sequence[str], filter: str = "") -> list[RolloutSummary]:
-        """Rows from whatever answer has them."""
+        """Rows from any recorded answers that have them."""
         pages = [name for name in self._recording.answers if name.startswith("GET /api/rollouts ")]
         rows: dict[str, RolloutSummary] = {}
         for answer in sorted((self._at(self._recording.answers[name]) for name in pages), key=lambda one: one.at_ns):
@@ -263,7 +260,9 @@ class PlayedClient(Client):
     async def digests(
         self, since: int | None = None, every_s: float = 1.0, lost: Callable[[ClientError], None] | None = None
     ) -> AsyncGenerator[Digest]:
-        """What changed, when it did; then nothing more. Of what is over by now the sums: answers hold the rest."""
+        """Yield the digests at their recorded times, then nothing more. Of digests that are past at the start only the
+        sums are yielded: answers have the rest.
+        """
         begun = self._clock.since_ns()
         for answer in self._recording.feed:
             digest = Digest.model_validate_json(answer.body, extra="ignore")

@@ -40,7 +40,7 @@ class Context(Section):
     """Whether the TUI changes nothing there."""
 
     def secret(self, environment: Mapping[str, str] = os.environ) -> str | None:
-        """The key. Raises `Failure` when its variable is not set."""
+        """The key; None without one. Raises `Failure` when its variable is not set."""
         if self.key is None:
             return control_key()
         if not environment.get(self.key):
@@ -62,7 +62,7 @@ class Settings(Section):
 
 
 def load(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings; the defaults where there is no file. Raises `Failure` naming what is wrong."""
+    """The settings; the defaults when there is no file. Raises `Failure` for an invalid file."""
     named = environment.get("PENSTOCK_TUI")
     path = Path(named) if named else user_config_path("penstock") / FILE
     if not named and not path.exists():
@@ -83,5 +83,5 @@ def contexts(settings: Settings, gateway: str) -> dict[str, Context]:
 
 
 def host(url: str) -> str:
-    """A short name for a URL."""
+    """A short name for a URL: the URL without its scheme."""
     return url.split("://", 1)[-1].rstrip("/")

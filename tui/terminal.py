@@ -1,9 +1,9 @@
-"""Textual's driver of a terminal, made to survive the window that is closed.
+"""Textual's driver of a terminal, changed so that the program ends when the window is closed.
 
-The kernel then sends SIGHUP and SIGCONT, every write fails, and every read says that nothing is left. Textual's own
+The kernel then sends SIGHUP and SIGCONT, every write fails, and every read reports the end of the file. Textual's own
 driver (8.2) takes the SIGCONT for a return from the background: it starts a second thread of each kind, and the writing
-thread ends at its first error with nobody left to empty its queue. After thirty more writes the program waits for
-ever, without a terminal. Here a SIGCONT without a terminal means nothing, and what nobody can see is thrown away.
+thread ends at its first error, so that its queue is never emptied. After thirty more writes the program waits forever,
+without a terminal. Here a SIGCONT without a terminal is ignored, and failed writes are dropped.
 """
 
 from __future__ import annotations
@@ -30,29 +30,25 @@ class Terminal(LinuxDriver):
 
 
 class Window:
-    """What is written, for as long as somebody has the window open."""
+    """The output file of a terminal; drops writes once the window is closed."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
 
     def write(self, text: str) -> None:
-        """Writes, or not."""
         try:
             self._file.write(text)
-        except OSError:  # the window is closed, which SIGHUP says too
+        except OSError:  # the window is closed: SIGHUP ends the program
             return
 
     def flush(self) -> None:
-        """Flushes, or not."""
         try:
             self._file.flush()
         except OSError:
             return
 
     def fileno(self) -> int:
-        """The terminal's."""
         return self._file.fileno()
 
     def isatty(self) -> bool:
-        """Whether it is a terminal still."""
         return self._file.isatty()

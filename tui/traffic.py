@@ -1,4 +1,4 @@
-"""What the feed told lately: calls, errors and tokens a second, for sparklines. It keeps the last `SECONDS`."""
+"""The recent digests of the feed: calls, errors and tokens a second, for sparklines. It keeps the last `SECONDS`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Final, NamedTuple
 from penstock.gateway.model.change import Digest
 
 SECONDS: Final = 120
-"""How far back it goes; s."""
+"""The time for which digests are kept; s."""
 BUCKETS: Final = 24
 
 
 class Flow(NamedTuple):
-    """One figure over time."""
+    """A figure over time."""
 
     rates: list[float | None]
-    """A second, in `BUCKETS` pieces of time, the oldest first; None before it was followed."""
+    """Rates a second in `BUCKETS` intervals, oldest first; None for intervals before the feed was followed."""
 
     @property
     def now(self) -> float:
-        """Mean of the last two pieces."""
+        """Mean rate of the last two intervals."""
         last = [rate for rate in self.rates[-2:] if rate is not None]
         return sum(last) / len(last) if last else 0.0
 
     @property
     def peak(self) -> float:
-        """The highest."""
+        """The highest rate."""
         return max((rate for rate in self.rates if rate is not None), default=0.0)
 
 
@@ -35,12 +35,12 @@ class Traffic:
     """A bounded history of digests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock`: s since whenever."""
+        """`clock` returns seconds, from any origin."""
         self._clock, self._since = clock, clock()
         self._told: deque[tuple[float, Digest]] = deque()
 
     def add(self, digest: Digest) -> None:
-        """A digest that has just come."""
+        """Add a digest that has just come."""
         now = self._clock()
         self._told.append((now, digest))
         while self._told and self._told[0][0] < now - SECONDS:

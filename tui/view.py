@@ -1,4 +1,4 @@
-"""What a screen is, without a terminal: questions to the gateway, and their answers as rows and panes.
+"""The interface of a screen, without a terminal: questions to the gateway, and their answers as rows and panes.
 
     look          asks the gateway for what the screen shows             Client -> Data
     table         the rows that can be chosen                            Data -> Table
@@ -7,9 +7,9 @@
     command       the command line that prints the same
     actions       what the screen can change, each with a question first
 
-The app calls `look` again when something that the view `concerns` itself with has changed, and `look_closer` a moment
-after the selection has stopped: no key waits for the gateway. `tui.plain` calls each once and prints the result. Rows
-are known by their ids, so a selection stays on its row whatever comes, goes or is sorted.
+The app calls `look` again when a noun in the view's `concerns` has changed, and `look_closer` a moment after the
+selection has stopped: no key waits for the gateway. `tui.plain` calls each once and prints the result. Rows are
+identified by their ids, so a selection stays on its row when others come, go or are sorted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from penstock.tui.traffic import Traffic
 
 D = TypeVar("D")
-"""What a look finds."""
+"""The data of a look."""
 E = TypeVar("E")
-"""What a closer look at one row finds."""
+"""The data of a closer look at one row."""
 
 Kind = Literal["rollouts", "resources", "releases", "runs"]
 Cells = Sequence[Text | str]
 Order = Any
-"""A value by which rows are sorted; of one column all are of one type."""
+"""A value by which rows are sorted; all values of a column have one type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Pane:
 
     title: str
     draw: Callable[[int], RenderableType]
-    """Draws it for so many columns."""
+    """Draws the pane for a number of columns."""
     whole: Callable[[], bytes] | None = None
-    """All of it for $PAGER, where a pane shows a part only."""
+    """All of its content for $PAGER, if the pane shows only a part."""
 
 
 def pane(title: str, shown: RenderableType) -> Pane:
@@ -62,19 +62,19 @@ class Table:
 
     columns: Sequence[Column]
     ids: Sequence[str]
-    """The rows by their ids, in order."""
+    """The ids of the rows, in order."""
     cells: Callable[[str], Cells]
-    """The cells of a row; asked when the row is drawn."""
+    """The cells of a row; called when the row is drawn."""
     none: str = ""
-    """What is said when there are no rows."""
+    """The text that is shown when there are no rows."""
     order: Mapping[str, Callable[[str], Order]] = field(default_factory=dict[str, Callable[[str], Order]])
-    """By which columns rows can be sorted: column -> id -> value."""
+    """The columns by which rows can be sorted: column -> id -> value."""
     start: str | None = None
-    """The row that is chosen first; None: the first one."""
+    """The row that is selected at the beginning; None for the first one."""
     bar: Callable[[str, int], Text] | None = None
-    """Draws what stands right of the columns, for a row and so many characters; of the row `` it is the heading."""
+    """Draws the bar right of the columns, for a row's id and a width in characters; for the empty id, the heading."""
     words: Callable[[str], str] | None = None
-    """The text of a row that `/` searches, where the gateway does not filter."""
+    """The text of a row that `/` searches, if the gateway does not filter; None for its cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +84,37 @@ class Action(Generic[D]):
     id: str
     """Its name in the key map, such as `release.promote`."""
     unavailable: Callable[[D, str | None], str | None]
-    """Why it cannot be done now, with this data and this row; None when it can."""
+    """The reason why it cannot be done now, with this data and row; None when it can."""
     question: Callable[[D, str | None], str]
-    """Names what it changes, for the person who confirms."""
+    """The question for the person, which names what will change."""
     act: Callable[[Client, D, str | None, Said], Awaitable[str]]
-    """Does it; a sentence that says what was done."""
+    """Makes the change; returns a sentence that says what was done."""
     reason: bool = False
     """True when a reason must be given."""
 
 
 class View(Generic[D, E]):
-    """A screen. Subclasses say what it asks and draws."""
+    """A screen. Subclasses define its questions and drawings."""
 
     name: ClassVar[str]
     """Its name for `:` and `--plain`."""
     title: ClassVar[str]
     """Its name for people."""
     help: ClassVar[str]
-    """What it shows, in a sentence."""
+    """A sentence about what it shows."""
     concerns: ClassVar[frozenset[Kind]] = frozenset()
-    """After which changes it looks again."""
+    """The nouns after whose changes it looks again."""
     every_s: ClassVar[float] = 10.0
-    """It looks again after so long, also without a change; s."""
+    """Interval of looks without a change; s."""
     stacked: ClassVar[bool] = False
     """True: panes are shown below each other. False: one at a time, as tabs."""
     actions: ClassVar[Sequence[Action[Any]]] = ()
 
     async def look(self, client: Client) -> D:
-        """Asks for what the screen shows. Raises `ClientError`."""
+        """Ask for the data of the screen. Raises `ClientError`."""
         raise NotImplementedError
 
     def head(self, data: D, now_ns: int) -> Text:
-        """The line above the rows."""
         return Text()
 
     def table(self, data: D, now_ns: int) -> Table | None:
@@ -123,11 +122,11 @@ class View(Generic[D, E]):
         return None
 
     async def look_closer(self, client: Client, data: D, id: str) -> E | None:
-        """Asks for what is shown of one row. Raises `ClientError`."""
+        """Ask for more data of one row. Raises `ClientError`."""
         return None
 
     def panes(self, data: D, id: str | None, closer: E | None, now_ns: int) -> Sequence[Pane]:
-        """What is shown beside the rows; `closer` is None until it is known, and when nothing is chosen."""
+        """The panes beside the rows. `closer` is None until it has come, and when no row is selected."""
         return ()
 
     def command(self, id: str | None) -> str:
@@ -135,27 +134,28 @@ class View(Generic[D, E]):
         raise NotImplementedError
 
     def opens(self, data: D, id: str) -> View[Any, Any] | None:
-        """The screen that Enter opens on a row; None where its panes are all there is."""
+        """The screen that Enter opens on a row; None if the row has only panes."""
         return None
 
     def place(self) -> str:
-        """Which of its kind it is, for the line that says where one is, such as the id of a rollout."""
+        """The name of the object that is shown, such as a rollout's id, for the line on top."""
         return ""
 
     pane: str | None = None
-    """The title of the pane in sight, empty before it is known; None: all are. A closer look need not ask for what
-    other panes show."""
+    """The title of the pane in sight, empty before it is known; None when all are. A closer look need not ask for the
+    data of other panes.
+    """
 
     traffic: Traffic | None = None
-    """What the feed told lately; None where nothing follows it."""
+    """The recent digests of the feed; None when it is not followed."""
 
     def forget(self) -> None:
-        """What it keeps from look to look is of another gateway, or of a tape that is no more."""
+        """Drop all data kept between looks: it is of another gateway, or of an older tape."""
 
-    # What lists of more rows than are held do besides.
+    # For lists that hold only a part of their rows.
 
     def tell(self, digest: Digest) -> bool:
-        """Hears of a change; True when it should look again."""
+        """Handle a digest of changes; return True if the view should look again."""
         names = {"resources": digest.resources, "releases": digest.releases, "runs": digest.runs}
         touched = {kind for kind, changed in names.items() if changed}
         if digest.rollouts or digest.more:
@@ -163,14 +163,14 @@ class View(Generic[D, E]):
         return bool(touched & self.concerns)
 
     def wants(self, data: D, visible: Sequence[str]) -> bool:
-        """Whether `fill` has something to ask, when these rows are seen."""
+        """True if `fill` has something to ask for when these rows are in sight."""
         return False
 
     async def fill(self, client: Client, data: D, visible: Sequence[str]) -> None:
-        """Asks for what rows in sight, or just beyond them, need. Raises `ClientError`."""
+        """Ask for data that rows in sight, or just beyond, need. Raises `ClientError`."""
 
     def filtered(self, terms: str) -> View[D, E] | None:
-        """The same screen with another filter of the gateway's language; None where `/` searches the rows at hand."""
+        """The same screen with another filter of the gateway's language; None if `/` searches the loaded rows."""
         return None
 
     @property

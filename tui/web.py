@@ -1,7 +1,7 @@
 """`penstock tui --web`: the TUI in a browser on this machine, by textual-serve.
 
-textual-serve has no authentication and no check of origins, and its page takes a font from elsewhere. So this module
-stands in front of it:
+textual-serve has no authentication and no check of origins, and its page loads a font from another host. So this module
+guards it:
 
     listens          on 127.0.0.1 only
     link             has a token that works once and is exchanged for a cookie; every other request needs the cookie
@@ -33,7 +33,7 @@ from penstock.gateway.client.console import Failure
 HOST: Final = "127.0.0.1"
 COOKIE: Final = "penstock_tui"
 MOST_TABS: Final = 8
-"""Processes at the same time."""
+"""The most processes at a time."""
 USED: Final = "This link has been used. Start `penstock tui --web` again; it prints a new one."
 STRANGER: Final = (
     "This page opens by the link that `penstock tui --web` has printed, once. Start it again for a new one."
@@ -42,11 +42,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Page(Server):
-    """The server behind its guards."""
+    """The server of textual-serve behind guards."""
 
     def __init__(self, command: Sequence[str], port: int) -> None:
-        """`command`: starts the TUI; it gets this process's environment, the gateway's key with it."""
-        # Its annotation of a path says PathLike without what of.
+        """`command` starts the TUI; it inherits this process's environment, with the gateway's key."""
+        # textual-serve annotates a path as PathLike without its parameter.
         super().__init__(  # pyright: ignore[reportUnknownMemberType]
             f"exec {shlex.join(command)}", host=HOST, port=port, title="Penstock"
         )
@@ -58,7 +58,7 @@ class Page(Server):
 
     @property
     def link(self) -> str:
-        """What opens it, once."""
+        """The URL that opens the page, once."""
         return f"{self.public_url}/?token={self._token}"
 
     async def application(self) -> web.Application:
@@ -74,15 +74,15 @@ class Page(Server):
         return made
 
     async def on_startup(self, app: web.Application) -> None:
-        """Prints nothing: the link is printed by who knows it."""
+        """Print nothing: the caller prints the link."""
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Lets through what has come by the link."""
+        """Pass on only requests with the cookie that the link gives."""
         if request.headers.get("Host") != f"{HOST}:{self.port}":
             return _refused(421, f"This page is {self.public_url}; other names do not lead to it.")
         if request.method not in ("GET", "HEAD"):
             return _refused(405, "Only GET and HEAD are answered here.")
-        # A HEAD, which some programs send to look at a link, does not use it up.
+        # A HEAD, which some programs send to preview a link, does not use it up.
         if request.method == "GET" and request.path == "/" and "token" in request.query:
             return self._exchange(request.query["token"])
         if not _same(request.cookies.get(f"{COOKIE}_{self.port}", ""), self._cookie):
@@ -92,7 +92,7 @@ class Page(Server):
         return await handler(request)
 
     def _exchange(self, token: str) -> web.Response:
-        """The cookie for the token, once."""
+        """Exchange the token for the cookie, once."""
         if not _same(token, self._token):
             return _refused(403, STRANGER)
         if self._used:
@@ -103,7 +103,7 @@ class Page(Server):
         return response
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Everything stays on this machine, and in no cache."""
+        """Headers that keep everything on this machine, and out of caches."""
         policy = (
             f"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src 'self' "
             f"data:; connect-src 'self' ws://{HOST}:{self.port}; frame-ancestors 'none'; base-uri 'none'; "
@@ -115,7 +115,7 @@ class Page(Server):
         })  # fmt: skip
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
-        """A tab: a process of its own, until the tab or the process ends."""
+        """Serve a tab: a process of its own, until the tab or the process ends."""
         if self._tabs >= MOST_TABS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_TABS} tabs are open already; close one.\n")
         self._tabs += 1
@@ -135,7 +135,7 @@ def _refused(status: int, why: str) -> web.Response:
 
 
 def listener(port: int) -> socket.socket:
-    """A socket on the loopback; 0 takes a free port. Raises `Failure` when it cannot be had."""
+    """A socket on the loopback; port 0 takes a free one. Raises `Failure` when the port is not available."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -147,10 +147,10 @@ def listener(port: int) -> socket.socket:
 
 
 async def serve(command: Sequence[str], port: int, ready: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM; `ready` is told the link."""
+    """Serve until SIGINT or SIGTERM; `ready` is called with the link."""
     with listener(port) as sock:
         page = Page(command, sock.getsockname()[1])
-        # Without an access log: it would have the token.
+        # Without an access log, which would contain the token.
         runner = web.AppRunner(await page.application(), access_log=None, shutdown_timeout=2.0)
         await runner.setup()
         try:

@@ -1,1 +1,3 @@
-"""The agent's own process: its environment, its output, its end. It sees what `sidecar` sees. Begin with `process`."""
+"""The agent's own process: its environment, its output, its end. It may import what `sidecar` may. Begin with
+`process`.
+"""

@@ -1,10 +1,11 @@
 """An agent that is a Python function: `python -m penstock.sidecar.agent.callables module:function`.
 
-With `--check` it only checks that there is such a function: exit code 1 and one line when there is certainly none.
+With `--check` it only checks that the function exists: exit code 1 and one line when it certainly does not.
 
-The function gets the task, and its address if it has a parameter `address`. It runs in a process of its own. So its
-clients read the rollout's variables when they are made, its output is its own, and it can be killed. Its return value
-is the output, as the last line of stdout; an exception is a traceback on stderr and exit code 1, as for any script.
+The function gets the task, and its address if it has a parameter `address`. It runs in a process of its own, so its
+clients read the rollout's variables when they are made, its output is kept apart, and it can be killed. Its return
+value becomes the output, as the last line of stdout; an exception becomes a traceback on stderr and exit code 1, as for
+any script.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.sidecar.agent.loading import LoadError, load
 
 
 def task() -> Any:
-    """The task of this process."""
+    """The task of this process, from the variable `PENSTOCK_INPUT` or the file that `PENSTOCK_INPUT_FILE` names."""
     if path := os.environ.get("PENSTOCK_INPUT_FILE"):
         with open(path, encoding="utf-8") as file:
             return json.load(file)
@@ -30,23 +31,23 @@ def task() -> Any:
 
 
 def call(name: str) -> Any:
-    """Calls the function with the task; returns its result."""
+    """Call the function with the task; return its result."""
     function = load(name)
     return awaited(function(task(), **more(function)))
 
 
 def more(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function gets besides the task: where its models are, if it has a parameter `address`."""
+    """Keyword arguments besides the task: the address of the models, if the function has a parameter `address`."""
     try:
         wanted = "address" in inspect.signature(function).parameters
     except (TypeError, ValueError):
-        # Some are not written in Python.
+        # Some functions that are not written in Python have no signature.
         wanted = False
     return {"address": helper.address()} if wanted else {}
 
 
 def awaited(result: Any) -> Any:
-    """The result of a function that may return something to be awaited; where no event loop runs."""
+    """The result of a function, awaited if it is an awaitable. No event loop may run in this thread."""
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
 
@@ -55,7 +56,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def check(name: str) -> None:
-    """Ends the process: with the reason when there is certainly no such function."""
+    """End the process: with exit code 1 and the reason on stderr when the function certainly does not exist."""
     problem = None
     try:
         _ = load(name)
@@ -64,7 +65,7 @@ def check(name: str) -> None:
     except (ImportError, SyntaxError) as e:
         problem = f"{name!r} cannot be imported: {type(e).__name__}: {e}"
     except BaseException:
-        # What a module does when it is imported may need an attempt.
+        # The import may fail only because it needs an attempt.
         pass
     if problem is not None:
         print(f"\n{problem}", file=sys.stderr, flush=True)
@@ -72,7 +73,6 @@ def check(name: str) -> None:
 
 
 def main() -> None:
-    """The process."""
     if sys.argv[1] == "--check":
         check(sys.argv[2])
     try:

@@ -1,8 +1,8 @@
-"""Makes of a claim what an agent is started with: arguments, variables, stdin. Pure.
+"""Makes the arguments, variables and stdin of an agent from its claim. Pure.
 
 The variables that an agent's client reads lead an unmodified agent to its rollout (docs/running-agents.md has the
-table). API keys become the rollout's own token. Variables that could lead a client past the gateway, or give an agent
-the runner's own key, are removed from what it inherits; `--env` comes last and may set anything.
+table). API keys become the rollout's own token. Inherited variables that could lead a client past the gateway, or give
+an agent the runner's own key, are removed; `--env` comes last and may set anything.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penstock.sidecar.agent.templates import fill, to_json
 from penstock.sidecar.settings import Agents
 
 LARGEST_VARIABLE = 100_000
-"""Bytes of a task that still go into a variable; Linux allows 128 KiB for one."""
+"""The most bytes of a task that go into a variable; Linux allows 128 KiB for one."""
 OPENAI_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "HOSTED_VLLM_API_BASE")
 BARE_URLS = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL")
 CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS")
-"""Read by clients that do not read SSL_CERT_FILE."""
+"""Variables for clients that do not read SSL_CERT_FILE."""
 NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
-"""Base URL of a client that is made before there is an attempt: the discard port, which answers nobody."""
+"""Base URL of a client that is made before there is an attempt: the discard port, where nothing answers."""
 LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
 REMOVED = frozenset(
     {
@@ -52,23 +52,24 @@ REMOVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an agent is started with."""
+    """The arguments, variables and stdin of an agent."""
 
     argv: tuple[str, ...]
     """Command and arguments."""
     own: dict[str, str]
-    """The variables that the runner sets; the rest is inherited."""
+    """The variables that the runner sets; the others are inherited."""
     task: str
     """The task as JSON."""
     file: Path | None
-    """Where the task must be put because it is too large for a variable."""
+    """The file for a task that is too large for a variable; None when it is not."""
     stdin: bytes | None
-    """What the agent reads; None closes stdin at once."""
+    """The bytes on the agent's stdin; None closes stdin at once."""
 
 
 def plan(claim: Claim, url: str, agents: Agents, file: Path, front: dict[str, str] | None = None) -> Plan:
-    """How the attempt is run; raises `TemplateError`. `url` is the gateway's, `file` a place for a large task, `front`
-    the variables that lead to a front of the agent's own, in place of base URLs."""
+    """The plan of an attempt; raises `TemplateError`. `url`: the gateway's. `file`: the place for a large task.
+    `front`: variables that lead to the agent's own front, in place of base URLs.
+    """
     task = to_json(claim.rollout.input)
     large = len(task.encode()) > LARGEST_VARIABLE
     names = _names(claim, url, task)
@@ -85,7 +86,7 @@ def _without_urls(made: dict[str, str]) -> dict[str, str]:
 
 
 def command(agents: Agents) -> tuple[str, ...]:
-    """The command of all attempts."""
+    """The command of all attempts, without the arguments made of a task."""
     python = "python" if agents.image else sys.executable
     return (
         agents.command
@@ -123,7 +124,9 @@ def variables(claim: Claim, url: str) -> dict[str, str]:
 
 
 def _telemetry(base: str, claim: Claim) -> dict[str, str]:
-    """OpenTelemetry's own variables, with which the agent's spans join the trace of its calls, and its logs."""
+    """OpenTelemetry's own variables: with them the agent's spans join the trace of its calls, and its logs go to the
+    gateway.
+    """
     rollout, attempt = claim.rollout.id, claim.attempt.id
     trace = trace_id(rollout, attempt)
     ids = f"penstock.rollout_id={rollout},penstock.attempt_id={attempt}"
@@ -132,7 +135,7 @@ def _telemetry(base: str, claim: Claim) -> dict[str, str]:
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
         "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={quote(f'Bearer {claim.token}')}",
         "OTEL_LOGS_EXPORTER": "otlp",
-        # The gateway keeps none.
+        # The gateway stores no metrics.
         "OTEL_METRICS_EXPORTER": "none",
         "OTEL_RESOURCE_ATTRIBUTES": ids,
         # The runner is the root: span 0 of the attempt, before the first call.
@@ -141,7 +144,7 @@ def _telemetry(base: str, claim: Claim) -> dict[str, str]:
 
 
 def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str | None) -> dict[str, str]:
-    """All variables of an agent on this machine. `key` is the gateway's admin key: no variable may hold it."""
+    """All variables of an agent on this machine. `key`: the gateway's admin key, which no variable may hold."""
     kept = _kept(inherited, key)
     made = {**kept, **own}
     if (before := kept.get("OTEL_RESOURCE_ATTRIBUTES")) and own["OTEL_RESOURCE_ATTRIBUTES"]:
@@ -152,7 +155,7 @@ def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str |
 
 
 def imported(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
-    """All variables for importing a module before there is an attempt: no client gets past the gateway."""
+    """All variables of a process that imports a module before there is an attempt: its clients lead nowhere."""
     return _kept(inherited, key) | LEADING_NOWHERE | dict.fromkeys(KEYS, "none")
 
 
@@ -161,7 +164,7 @@ def _kept(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
 
 
 def _past_proxies(made: Mapping[str, str], host: str) -> dict[str, str]:
-    """Adds the gateway's host to `NO_PROXY`, so that a proxy for the world outside is not asked for it."""
+    """Variables that add the gateway's host to `NO_PROXY`, so that a proxy for other hosts is not used for it."""
     if not any(made.get(name) for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")):
         return {}
     listed = ",".join(filter(None, (made.get("NO_PROXY") or made.get("no_proxy"), host)))

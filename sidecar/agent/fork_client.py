@@ -1,7 +1,6 @@
 """The runner's side of `sidecar.agent.fork_server`: attempts of a function that was imported once.
 
-The fork server is started with the first attempt, and again when it has died; attempts that it has started do not need
-it.
+The fork server starts with the first attempt, and again when it has died; attempts that it has started do not need it.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from penstock.sidecar.agent import pipes
 from penstock.sidecar.agent.process import Command, Process, Sink
 
 STARTS_S = 120.0
-"""How long the fork server may take for an order; the first one waits for the import of the function's module."""
+"""The longest time for an order; the first one waits for the import of the function's module; s."""
 ENDS_S = 5.0
-"""How long it may take to end."""
+"""The longest time that the fork server may take to end; s."""
 
 
 class Preloaded:
-    """Starts attempts of one function."""
+    """Starts attempts of one function through a fork server."""
 
     def __init__(self, function: str, env: Mapping[str, str], cwd: Path | None) -> None:
-        """`env` and `cwd`: what its module is imported with."""
+        """`env` and `cwd`: variables and directory in which the function's module is imported."""
         self._function, self._env, self._cwd = function, env, cwd
         self._orders: socket.socket | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
     async def start(self, command: Command, grace_s: float, sink: Sink) -> Process:
-        """Starts an attempt with the variables, directory and stdin of `command`. Raises OSError when it cannot be
-        tried.
+        """Start an attempt with the variables, directory and stdin of `command`. Raises OSError when it cannot be
+        started.
         """
         told = {"env": dict(command.env), "cwd": None if command.cwd is None else str(command.cwd), "grace_s": grace_s}
         with ExitStack() as theirs:
@@ -53,13 +52,13 @@ class Preloaded:
         return Process(pid, {"stdout": out, "stderr": err}, lives.read, ours, sink)
 
     async def _order(self, told: bytes, fds: list[int]) -> int:
-        """Has an attempt started; the pid of its warden."""
+        """Have an attempt started; return the pid of its warden."""
         async with self._turn:
             if self._orders is not None:
                 try:
                     return await self._asked(self._orders, told, fds)
                 except OSError:
-                    # It has died since.
+                    # The fork server has died since the last order.
                     await self.close()
             self._orders = await self._begin()
             return await self._asked(self._orders, told, fds)
@@ -71,7 +70,7 @@ class Preloaded:
             self._kill()
             raise OSError(f"{self._function} was not imported within {STARTS_S:g} s") from None
         except asyncio.CancelledError:
-            # What it answers would be taken for the answer to the next order.
+            # Its answer would be taken for the answer to the next order.
             self._kill()
             raise
 
@@ -90,7 +89,7 @@ class Preloaded:
         return ours
 
     async def close(self) -> None:
-        """Closes the fork server; attempts that run go on."""
+        """Close the fork server; attempts that run go on."""
         if self._orders is not None:
             self._orders.close()
             self._orders = None
@@ -99,7 +98,7 @@ class Preloaded:
                 async with asyncio.timeout(ENDS_S):
                     _ = await self._process.wait()
             except TimeoutError:
-                # It still imports, and looks at no socket.
+                # It is still importing, and does not read its socket.
                 self._kill()
                 _ = await self._process.wait()
 
@@ -110,7 +109,7 @@ class Preloaded:
 
 
 def _ask(orders: socket.socket, told: bytes, fds: list[int]) -> int:
-    """One order and its answer. Blocks; raises OSError when the fork server is gone."""
+    """Send an order and wait for its answer, the pid. Blocks; raises OSError when the fork server is gone."""
     _ = socket.send_fds(orders, [len(told).to_bytes(4)], fds)
     orders.sendall(told)
     answer = orders.recv(4, socket.MSG_WAITALL)

@@ -1,16 +1,17 @@
-"""Starts attempts of a Python function quickly: the function is imported once, and each attempt is a fork of that.
+"""Starts attempts of a Python function quickly: the function is imported once, and each attempt is a fork of that
+process.
 
     python -m penstock.sidecar.agent.fork_server FD module:function
 
 The runner (`sidecar.agent.fork_client`) has the other end of the socket FD. For each attempt it sends a length (4
-bytes, big endian) with five descriptors: stdin, stdout, stderr, the warden's control socket, and one that is only held
-until nothing of the attempt is left. Then it sends JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The
+bytes, big endian) with five descriptors: stdin, stdout, stderr, the warden's control socket, and one that stays open
+until no process of the attempt is left. Then it sends JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The
 answer is the pid (4 bytes) of a fork, which becomes a warden (`sidecar.agent.supervisor`); its agent calls the
-function. So an attempt has its own process, variables, output and end, like one that was started by a command, but does
-not wait for imports.
+function. So an attempt has its own process, variables, output and end, like one that was started by a command, but
+needs no imports.
 
 Objects that the function's module makes on import are made once, before any attempt has its variables. A client among
-them would go past the gateway, so its base URL (`environment.imported`) names a port that answers nobody.
+them would go past the gateway, so its base URL (`environment.imported`) names a port where nothing answers.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ FDS = 5
 
 
 class Zygote:
-    """The process that attempts are forked from. No thread may be started here."""
+    """The process from which attempts are forked. No thread may be started here."""
 
     def __init__(self, orders: socket.socket, function: str) -> None:
         self._orders, self._function = orders, function
 
     def run(self) -> None:
-        """Serves orders until the runner is gone."""
+        """Serve orders until the runner is gone."""
         _ = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the runner alone
-        _ = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever has ended is not waited for
+        _ = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended are not waited for
         while (order := self._order()) is not None:
             told, fds = order
             pid = os.fork()
@@ -50,14 +51,14 @@ class Zygote:
                 os.close(fd)
 
     def _order(self) -> tuple[dict[str, Any], list[int]] | None:
-        """(what to start, its descriptors); None when the runner is gone."""
+        """(the order, its descriptors); None when the runner is gone."""
         head, fds, _, _ = socket.recv_fds(self._orders, 4, FDS)
         head += self._orders.recv(4 - len(head), socket.MSG_WAITALL)
         told = self._orders.recv(int.from_bytes(head), socket.MSG_WAITALL)
         return (json.loads(told), fds) if told else None
 
     def _attempt(self, told: dict[str, Any], fds: list[int]) -> None:
-        """The fork: a warden. Both of its processes hold `life`."""
+        """Turn the fork into a warden. Both of its processes hold `life` open."""
         stdin, stdout, stderr, control, life = fds
         self._orders.close()
         _ = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -69,7 +70,7 @@ class Zygote:
         os._exit(0)
 
     def _become(self, told: dict[str, Any], life: int, failure: int) -> None:
-        """Becomes the agent, and ends as a Python process ends."""
+        """Become the agent, and end as a Python process ends."""
         os.close(life)
         os.environ.clear()
         os.environ.update(told["env"])
@@ -89,13 +90,13 @@ class _Agent(BaseException):
 
 
 def main() -> None:
-    """The process."""
     orders, function = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     supervisor.close_others(orders.fileno())
     os.set_inheritable(orders.fileno(), False)
     with suppress(Exception):  # each attempt tries again, and its output says why
         _ = load(function)
-    # What was imported is shared with every attempt as long as nobody writes to it; a collection at their end would.
+    # Imported objects share memory with every attempt until a write; a garbage collection at its end would write to
+    # them.
     gc.freeze()
     try:
         with orders:

@@ -1,5 +1,5 @@
-"""For agents that you may change: report how well it went, what happened, and what was done. It needs the standard
-library only; an image without Penstock can take it by `pip install --no-deps penstock-gateway`.
+"""For agents that you may change: report rewards, events and spans. It needs the standard library only; an image
+without Penstock can install it with `pip install --no-deps penstock-gateway`.
 
     import penstock
 
@@ -12,8 +12,8 @@ Nothing here waits for the gateway: a thread sends every report at once (`sideca
 waits for that thread before it ends. So the same calls work in synchronous and in asynchronous code, and block no event
 loop. Call `flush` before you leave by `os._exit`.
 
-Nothing here raises because of the gateway: what cannot be sent is reported on stderr, once. Outside a rollout nothing
-is sent, so the same script runs anywhere.
+Nothing here raises because of the gateway: a report that cannot be sent causes a message on stderr, once. Outside a
+rollout nothing is sent, so the same script runs anywhere.
 
 Rewards and events go to the routes of the agent's own address, spans to its `/v1/traces` as OTLP in JSON: they are
 spans of OpenTelemetry like those of any instrumented agent.
@@ -29,7 +29,7 @@ from contextvars import ContextVar, Token
 from penstock.sidecar.agent.helper_sender import EVENTS, REWARDS, SENDER, SPANS, Home, say_once
 
 TYPE_CHECKING = False
-"""As in `typing`, which takes longer to import than all the rest."""
+"""As in `typing`, whose import takes longer than all others here."""
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
 LONGEST_TEXT: Final = 16_384
-"""Characters of one value: the gateway keeps half of it, and marks what it has cut."""
+"""The most characters of one value; the gateway keeps half of them, and marks the cut."""
 LONGEST_NAME, LONGEST_REASON = 256, 10_000
 
 
@@ -49,8 +49,9 @@ def reward(
     key: str | None = None,
     **dimensions: float,
 ) -> None:
-    """Reward this attempt with a number, named scores, or both. It is kept with the source `agent` and not trained on
-    unless the gateway is configured to trust it. Of several with one `key` the first is kept."""
+    """Reward this attempt with a number, named scores, or both. The reward is stored with the source `agent` and not
+    trained on unless the gateway is configured to trust it. Of several rewards with one `key` the first is stored.
+    """
     home = own_home()
     if home is None:
         return
@@ -70,8 +71,9 @@ def reward(
 
 
 def event(name: str, attributes: Mapping[str, object] | None = None, /, **more: object) -> None:
-    """Note something that happened in this attempt; it stands in the `span` that is open. `attributes` and `more` are
-    put together as `dict` does it; what is no text, number, flag or None is kept as JSON."""
+    """Record an event in this attempt, as a part of the open `span`. `attributes` and `more` are merged as `dict` does
+    it; a value that is no text, number, flag or None is stored as JSON.
+    """
     home = own_home()
     if home is None:
         return
@@ -81,15 +83,17 @@ def event(name: str, attributes: Mapping[str, object] | None = None, /, **more: 
 
 
 def span(name: str, attributes: Mapping[str, object] | None = None, /, **more: object) -> Span:
-    """A piece of the agent's work, to be used by `with`, `async with` or as a decorator. Model calls, events and other
-    spans that begin inside it stand in it. An exception that leaves it is its error, and goes on."""
+    """A piece of the agent's work, for use with `with`, `async with` or as a decorator. Model calls, events and other
+    spans that begin inside it are its children. An exception that leaves it is recorded as its error, and propagates.
+    """
     return Span(name, {**(attributes or {}), **more})
 
 
 def address() -> Address | None:
-    """Where the models of this attempt are; None outside a rollout. Many attempts of a function may share a process
-    (`penstock run --concurrency`): each finds its own here, where variables could not tell them apart. A thread that an
-    agent starts itself does not; `asyncio.to_thread` and tasks do."""
+    """The address of this attempt's models; None outside a rollout. Many attempts of a function may share a process
+    (`penstock run --concurrency`) and its variables, so each gets its own address here. Tasks and `asyncio.to_thread`
+    keep it; a thread that an agent starts itself does not.
+    """
     _asked.get().add("address")
     if own_home() is None:
         return None
@@ -97,11 +101,11 @@ def address() -> Address | None:
 
 
 class Address:
-    """Where the models of an attempt are."""
+    """The URLs and the key of an attempt's models."""
 
     def __init__(self, variable: Callable[[str], str | None]) -> None:
         self.url = variable("PENSTOCK_URL") or ""
-        """Of the rollout, as clients of Anthropic and Gemini want it."""
+        """The rollout's base URL for clients of Anthropic and Gemini."""
         self.openai_url = f"{self.url}/v1"
         """The base URL of an OpenAI client."""
         self.token = variable("PENSTOCK_TOKEN") or ""
@@ -112,19 +116,20 @@ class Address:
 
 
 def pin(variables: Mapping[str, str]) -> None:
-    """In this context these are the attempt's variables, whatever those of the process are."""
+    """Make these the attempt's variables in this context, in place of those of the process."""
     _pinned.set(variables)
     _asked.set(set())
 
 
 def address_was_asked_for() -> bool:
-    """Whether the attempt of this context has asked for its address."""
+    """True if the attempt of this context has called `address`."""
     return bool(_asked.get())
 
 
 def flush(timeout_s: float | None = None) -> bool:
-    """Wait until everything that was said is on the tape; False when it took longer. Only who ends by `os._exit` needs
-    it. In asynchronous code: `await asyncio.to_thread(penstock.flush)`."""
+    """Wait until all reports are on the tape; False when it takes longer. Needed only before `os._exit`. In
+    asynchronous code: `await asyncio.to_thread(penstock.flush)`.
+    """
     return SENDER.wait(timeout_s)
 
 
@@ -134,20 +139,21 @@ class Span:
     def __init__(self, name: str, attributes: dict[str, object]) -> None:
         self.name = name
         self.attributes = attributes
-        """They are read when the span ends."""
+        """Attributes; they are read when the span ends."""
         self.id = self._trace = self._parent = ""
         self._home: Home | None = None
         self._start_ns = 0
         self._before: Token[Span | None] | None = None
 
     def set_attributes(self, attributes: Mapping[str, object] | None = None, /, **more: object) -> None:
-        """Say more about it while it is open; of two values with one name the last counts."""
+        """Add attributes while the span is open; a later value replaces an earlier one of the same name."""
         self.attributes.update(attributes or {}, **more)
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers that put a model call into this span whatever else is open beside it, such as `extra_headers`
-        of an SDK; empty outside a rollout."""
+        """HTTP headers that make a model call a child of this span, whatever other spans are open (the `extra_headers`
+        of an SDK); empty outside a rollout.
+        """
         return {} if self._home is None else {"traceparent": f"00-{self._trace}-{self.id}-01"}
 
     def __enter__(self) -> Self:
@@ -166,7 +172,7 @@ class Span:
         home, before, self._home, self._before = self._home, self._before, None, None
         if home is None or before is None:
             return
-        with suppress(ValueError):  # it was opened in another context, as in a generator that somebody else closes
+        with suppress(ValueError):  # it was opened in another context, as in a generator that is closed elsewhere
             _current.reset(before)
         SENDER.put(home, SPANS, self._as_otlp(time.time_ns(), error))
 
@@ -179,7 +185,7 @@ class Span:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: Function) -> Function:
-        """Each call of the function is a span of its own."""
+        """Decorate a function: each of its calls is a span of its own."""
         import functools
         import inspect
 
@@ -221,7 +227,7 @@ _current: ContextVar[Span | None] = ContextVar("penstock_span", default=None)
 
 _NOBODY: set[str] = set()
 _asked: ContextVar[set[str]] = ContextVar("penstock_asked", default=_NOBODY)
-"""What the attempt of this context has asked for; its threads and tasks share it."""
+"""Holds "address" once the attempt of this context has called `address`; its threads and tasks share the set."""
 _pinned: ContextVar[Mapping[str, str] | None] = ContextVar("penstock_variables", default=None)
 
 
@@ -231,13 +237,13 @@ def _variable(name: str) -> str | None:
 
 
 def own_home() -> Home | None:
-    """Where reports of this attempt go; None outside a rollout."""
+    """The address and token for reports of this attempt; None outside a rollout."""
     url, token = _variable("PENSTOCK_URL"), _variable("PENSTOCK_TOKEN")
     return (url, token) if url and token else None
 
 
 def _outermost() -> tuple[str, str]:
-    """(trace id, parent's id) of a span that stands in no other: those of the attempt, or a trace of its own."""
+    """(trace id, parent's id) for a span without an open span around it: those of the attempt, or a new trace."""
     parts = (_variable("TRACEPARENT") or "").split("-")
     return (parts[1], parts[2]) if len(parts) == 4 else (_random(16), "")
 
@@ -252,7 +258,9 @@ def _type_of(error: BaseException) -> str:
 
 
 def _exception(error: BaseException) -> list[object]:
-    """The names are OpenTelemetry's. Of a long stack the end is kept, which is where it happened."""
+    """Attributes of an exception, by OpenTelemetry's names. Of a long stack the end is kept: the error happened
+    there.
+    """
     import traceback
 
     stack = "".join(traceback.format_exception(error))[-LONGEST_TEXT // 2 :]
@@ -269,7 +277,7 @@ def _plain_values(attributes: Mapping[str, object] | None, more: Mapping[str, ob
 
 
 def _plain(value: object) -> str | float | bool | None:
-    """A value as the gateway takes it."""
+    """A value as the gateway accepts it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -280,7 +288,7 @@ def _plain(value: object) -> str | float | bool | None:
 
 
 def _number(value: object) -> float | None:
-    """A finite number, of whichever library it is."""
+    """A finite number as a float, whatever its type (such as NumPy's); None for anything else."""
     try:
         number = float(value)  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError, OverflowError):
@@ -289,13 +297,13 @@ def _number(value: object) -> float | None:
 
 
 def _text(value: object, longest: int = LONGEST_TEXT) -> str:
-    """A text that can be sent, whatever it is made of."""
+    """A text that can be sent, made from any value."""
     import json
 
     try:
         made = type(value) in (list, tuple, dict)
         text = json.dumps(value, ensure_ascii=False, default=str) if made else str(value)
-    except Exception as e:  # the agent's own classes say what they are, or fail to; then the text says so
+    except Exception as e:  # `str` of the agent's own classes may fail
         text = f"{type(value).__name__} (no text of it can be made: {type(e).__name__})"
     return text[:longest].encode(errors="replace").decode()
 

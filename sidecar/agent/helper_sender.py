@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 Home = tuple[str, str]
 """The agent's own address, and its token."""
 REWARDS, EVENTS, SPANS = "/rewards", "/events", "/v1/traces"
-"""Where things go, below the address."""
+"""Paths of the reports below the address."""
 
 TIMEOUT_S: Final = 10.0
 PATIENCE_S: Final = 30.0
-"""How long a gateway that does not answer is asked again; then what waits is lost, so that agents come to their end."""
+"""The time for which a request is repeated while the gateway does not answer; s. Then all waiting reports are dropped,
+so that agents can end.
+"""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 MOST_WAITING: Final = 10_000
-"""Statements in memory while the gateway is away; what comes then is lost."""
+"""The most reports in memory while the gateway is away; further ones are dropped."""
 MOST_AT_ONCE: Final = 100
 
 _said: set[str] = set()
 
 
 def say_once(kind: str, text: str) -> None:
-    """Complain; of each kind of trouble a process hears once."""
+    """Print a complaint on stderr, once in a process for each kind of trouble."""
     if kind not in _said:
         _said.add(kind)
         with suppress(OSError, ValueError, AttributeError):  # stderr may be closed, or not be there
@@ -43,18 +45,18 @@ def say_once(kind: str, text: str) -> None:
 
 
 class _Refused(Exception):
-    """The gateway has answered, and does not want it."""
+    """Raised when the gateway has refused a report."""
 
 
 class Sender:
-    """What waits to be sent, in its order, and the thread that sends it, which lives while anything waits."""
+    """The queue of waiting reports, in order, and the thread that sends them, which lives while any report waits."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew. In the child of a fork what waited is the parent's, and the thread is not there."""
-        # Who is interrupted by a signal while it holds the lock may speak in the signal's handler too.
+        """Begin anew: in the child of a fork the waiting reports are the parent's, and the thread does not exist."""
+        # Reentrant, because a signal's handler may send a report while the interrupted thread holds the lock.
         self._lock = threading.RLock()
         self._moved = threading.Condition(self._lock)
         self._sending: Home | None = None
@@ -62,7 +64,7 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def put(self, home: Home, path: str, said: dict[str, object]) -> None:
-        """Send it soon."""
+        """Queue a report; the thread sends it."""
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:
                 say_once("full", f"more than {MOST_WAITING:,} statements wait for the gateway: what follows is lost")
@@ -73,7 +75,7 @@ class Sender:
         self._run()
 
     def _start(self) -> bool:
-        """False when Python is at its end, or has no thread to give."""
+        """Start the thread; False when Python is ending or can start no thread."""
         thread = threading.Thread(target=self._run, name="penstock", daemon=False)
         try:
             if threading.main_thread().is_alive():
@@ -84,7 +86,7 @@ class Sender:
         return self._thread is thread
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Until nothing waits; False when it takes longer."""
+        """Wait until no report is left; False when it takes longer."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
@@ -92,8 +94,9 @@ class Sender:
         return not thread.is_alive()
 
     def wait_for(self, home: Home, timeout_s: float) -> bool:
-        """Until nothing of one attempt waits, whatever others of this process still say; False when it takes
-        longer."""
+        """Wait until no report of one attempt is left, whatever other attempts of this process send; False when it
+        takes longer.
+        """
 
         def sent() -> bool:
             return self._sending != home and all(of != home for of, _, _ in self._waiting)
@@ -106,7 +109,7 @@ class Sender:
             self._send(*batch)
 
     def _next(self) -> tuple[Home, str, list[dict[str, object]]] | None:
-        """What goes into one request; None when there is nothing left."""
+        """The reports of the next request; None when none is left."""
         with self._lock:
             self._sending = None
             self._moved.notify_all()
@@ -146,7 +149,7 @@ def _body(path: str, batch: list[dict[str, object]]) -> object:
 
 
 def _post(home: Home, path: str, body: object) -> None:
-    """Returns when it is on the tape. Raises `_Refused`, or OSError when nobody has answered for so long."""
+    """Return once the reports are on the tape. Raises `_Refused`, or OSError after `PATIENCE_S` without an answer."""
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError

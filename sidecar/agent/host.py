@@ -5,10 +5,10 @@ The runner (`sidecar.agent.shared`) listens on the socket. Both sides send lines
     from the runner   {"run": 1, "task": ..., "variables": {...}}    {"stop": 1}
     to the runner     {"of": 1, "stream": "stdout", "text": ...}     {"of": 1, "exit_code": 0}
 
-An async function is a task of the one event loop, any other function has a thread. Variables belong to a process, so
-here they lead nowhere; each attempt has its own address in a context variable (`helper.address`), which its tasks and
-`asyncio.to_thread` inherit. What an attempt prints goes to its own output in the same way. `stop` cancels a task; a
-thread cannot be stopped, and the runner then replaces this process when its other attempts have ended.
+An async function runs as a task of the one event loop, any other function in a thread. Variables belong to a process,
+so here they lead nowhere; each attempt has its own address in a context variable (`helper.address`), which its tasks
+and `asyncio.to_thread` inherit. In the same way each attempt has its own output. `stop` cancels a task; a thread cannot
+be stopped, and the runner then replaces this process when its other attempts have ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.sidecar.agent.output import Stream
 from penstock.sidecar.agent.threads import in_thread
 
 LONGEST_LINE = 1 << 30
-"""Bytes of one order: a task may be large."""
+"""The most bytes of one order: a task may be large."""
 HINT = (
     "penstock: with --concurrency the variables of the process lead nowhere; the function gets its address as its "
     "parameter `address`, or by penstock.address()"
@@ -41,7 +41,7 @@ _printed: ContextVar[Callable[[Stream, str], None] | None] = ContextVar("penstoc
 
 
 class Routed(io.TextIOBase):
-    """stdout or stderr: what an attempt prints goes to its own."""
+    """stdout or stderr of the process: text that an attempt prints goes to the output of that attempt."""
 
     def __init__(self, name: Stream, real: TextIO) -> None:
         self._stream: Stream = name
@@ -65,16 +65,16 @@ class Routed(io.TextIOBase):
 
 
 class Host:
-    """The process."""
+    """The process: runs attempts of the function as the runner orders them."""
 
     def __init__(self, function: Callable[..., Any] | str, writer: asyncio.StreamWriter) -> None:
-        """`function`: what is called, or why it cannot be."""
+        """`function`: the function, or the reason why it cannot be loaded."""
         self._function, self._writer = function, writer
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[int, asyncio.Task[Any]] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Until the runner is gone."""
+        """Follow the runner's orders until it is gone."""
         while line := await reader.readline():
             order = json.loads(line)
             if "run" in order:
@@ -102,7 +102,7 @@ class Host:
         except (Exception, SystemExit, asyncio.CancelledError) as e:
             code = 1
             hint = "" if helper.address_was_asked_for() else HINT + "\n"
-            # The reason is the last line.
+            # The traceback comes last: its last line is the reason.
             print(hint + "".join(traceback.format_exception(e)), end="", file=sys.stderr)
         address = helper.own_home()
         if address is not None:
@@ -127,19 +127,19 @@ class Host:
 
 
 async def _in_thread(work: Callable[[], Any]) -> Any:
-    """What it returns, however often the attempt is told to stop."""
+    """The result of `work`, which goes on however often the attempt is told to stop."""
     done = in_thread(work, "penstock-attempt")
     while True:
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            # It was told to stop, and has not: a thread cannot be.
+            # The attempt was told to stop, but a thread cannot be stopped.
             if done.cancelled():
                 raise
 
 
 def _function(name: str) -> Callable[..., Any] | str:
-    """The function, or why there is none."""
+    """The function, or the reason why it cannot be loaded."""
     try:
         return load(name)
     except LoadError as e:
@@ -154,7 +154,6 @@ async def _serve(path: str, function: Callable[..., Any] | str) -> None:
 
 
 def main() -> None:
-    """The process."""
     sys.stdout, sys.stderr = Routed("stdout", sys.stdout), Routed("stderr", sys.stderr)
     asyncio.run(_serve(sys.argv[1], _function(sys.argv[2])))
 

@@ -1,4 +1,6 @@
-"""Functions by name: `module:function`, found where the user stands. Standard library only."""
+"""Loads functions by name, `module:function`, from the working directory or the installed modules. Standard library
+only.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from typing import Any
 
 
 class LoadError(Exception):
-    """There is no such function."""
+    """Raised when the function does not exist."""
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function of a `module:function`; the working directory is searched first. Raises `LoadError`."""
+    """The function named `module:function`; the working directory is searched first. Raises `LoadError`."""
     module, colon, path = name.partition(":")
     if not colon or not module or not path:
         raise LoadError(f"{name!r} is not module:function")

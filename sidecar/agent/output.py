@@ -1,4 +1,4 @@
-"""What an agent prints: makes lines of bytes, and finds the last JSON line and the last words for a reason. No I/O.
+"""The output of an agent: cuts bytes into lines, and finds the last JSON line and the last line on stderr. No I/O.
 
 The last line of stdout that is JSON is the agent's output. An object with a number `reward`, or with an object of
 numbers `rewards`, is also a reward.
@@ -13,9 +13,9 @@ from typing import Any, Literal, NoReturn, cast
 
 Stream = Literal["stdout", "stderr"]
 LONGEST_LINE = 1 << 20
-"""Bytes; a longer line comes in pieces of this size, and a piece is not JSON."""
+"""The most bytes of a line; a longer one is cut into pieces of this size, and a piece is not JSON."""
 DEEPEST = 100
-"""Levels of nesting of an output: as many as the gateway reads of a body."""
+"""The most levels of nesting of an output: the gateway reads no deeper bodies."""
 LAST_WORDS = 300
 LAST_LINES = 5
 
@@ -27,7 +27,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that are complete now, without their ends."""
+        """Add bytes; return the lines that are complete now, without their ends."""
         self._rest += data
         *lines, rest = self._rest.split(b"\n")
         pieces = [line[at : at + LONGEST_LINE] for line in lines for at in range(0, len(line) or 1, LONGEST_LINE)]
@@ -38,7 +38,7 @@ class Lines:
         return list(map(_text, pieces))
 
     def close(self) -> list[str]:
-        """The last line, when nothing ended it."""
+        """The last line, if it had no end."""
         rest, self._rest = self._rest, bytearray()
         return [_text(rest)] if rest else []
 
@@ -48,24 +48,26 @@ def _text(line: bytes | bytearray) -> str:
 
 
 class Outputs:
-    """Both streams of one agent: passes its lines on and remembers those that explain its end."""
+    """Both streams of one agent: passes its lines on and keeps those that explain its end."""
 
     def __init__(self, line: Callable[[Stream, str], None]) -> None:
         self._line = line
         self._lines: dict[Stream, Lines] = {"stdout": Lines(), "stderr": Lines()}
         self.result: Any = None
-        """The last JSON line of stdout."""
+        """The value of the last JSON line of stdout; None until there is one."""
         self.last_words = ""
-        """The last line of stderr."""
+        """The last line of stderr that is not empty."""
         self._ends: dict[Stream, deque[str]] = {"stdout": deque(maxlen=LAST_LINES), "stderr": deque(maxlen=LAST_LINES)}
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of stderr; of stdout if there are none, because not every place tells one from the other."""
+        """The last lines of stderr; those of stdout if there are none, because some engines do not tell the streams
+        apart.
+        """
         return tuple(self._ends["stderr"] or self._ends["stdout"])
 
     def feed(self, stream: Stream, data: bytes) -> None:
-        """Bytes that the agent wrote; none at the end of the stream."""
+        """Add bytes that the agent wrote; empty at the end of the stream."""
         lines = self._lines[stream]
         for line in lines.feed(data) if data else lines.close():
             self._note(stream, line)
@@ -81,7 +83,7 @@ class Outputs:
 
 
 def parsed(line: str) -> Any:
-    """The line as JSON; None when it is none."""
+    """The value of a line of JSON; None when it is not JSON."""
     text = line.strip()
     if not text or text[0] not in '{["-0123456789tf':
         return None
@@ -92,12 +94,12 @@ def parsed(line: str) -> Any:
 
 
 def _whole(value: Any, text: str) -> Any:
-    """The value as it can be written again; raises `ValueError` for one that is nested too deep for the gateway."""
+    """The value in a form that can be written again; raises `ValueError` if it is nested too deep for the gateway."""
     if text.count("[") + text.count("{") > DEEPEST and _depth(value) > DEEPEST:
         raise ValueError("it is nested too deep")
     if "\\u" not in text:
         return value
-    # Half of a character, as of a text that was cut, is no Unicode: it becomes a question mark.
+    # A lone surrogate, as in a text that was cut, cannot be encoded: it becomes a question mark.
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 

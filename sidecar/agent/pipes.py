@@ -1,7 +1,7 @@
 """Pipes between a runner and its agents.
 
-They are made here, because an event loop may take sockets for them (uvloop does): an agent cannot open those by name,
-as `cat /dev/stdin` and `echo done > /dev/stderr` do.
+They are made here, because an event loop may use sockets instead (uvloop does), and an agent cannot open a socket by
+name, as `cat /dev/stdin` and `echo done > /dev/stderr` do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FLOOD = 1 << 20
 
 
 class _Read(asyncio.StreamReaderProtocol):
-    """A pipe is closed at its end. A socket could still be written to, so that uvloop would keep it."""
+    """Closes a pipe at its end. uvloop would keep it open, as a socket to which one could still write."""
 
     def eof_received(self) -> bool:
         _ = super().eof_received()
@@ -23,7 +23,7 @@ class _Read(asyncio.StreamReaderProtocol):
 
 
 async def output(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
-    """(what reads it, the end that an agent writes to). `theirs` closes that end here."""
+    """A pipe for an agent's output: (its reader, the end that the agent writes to). `theirs` closes that end here."""
     reading, writing = os.pipe()
     theirs.callback(os.close, writing)
     reader, loop = asyncio.StreamReader(limit=FLOOD), asyncio.get_running_loop()
@@ -32,14 +32,14 @@ async def output(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
 
 
 async def given(theirs: ExitStack, data: bytes) -> int:
-    """The end of a pipe that an agent reads `data` from; `theirs` closes that end here. The loop writes as the agent
-    reads; one that does not read is no error.
+    """The end of a pipe from which an agent reads `data`; `theirs` closes that end here. The loop writes as the agent
+    reads; an agent that does not read is no error.
     """
     reading, writing = os.pipe()
     theirs.callback(os.close, reading)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(writing, "wb", 0))
-    # Before there is an agent: the pipe of one that has ended is closed, and must not be written to.
+    # Written before the agent starts, because the pipe of an agent that has ended is closed and must not be written to.
     transport.write(data)
     transport.close()
     return reading

@@ -1,7 +1,7 @@
 """One agent on this machine: a command below a warden (`sidecar.agent.supervisor`), its output, and how it ended.
 
-The warden has the other end of a socket pair. Closing ours, on purpose or by dying, ends the agent and all that it has
-started. Output is read all the time and never makes an agent wait.
+The warden has the other end of a socket pair. When ours closes, on purpose or because the runner dies, the agent and
+all that it has started end. Output is read all the time and never makes an agent wait.
 """
 
 from __future__ import annotations
@@ -22,57 +22,58 @@ from penstock.sidecar.agent.output import Stream
 Sink = Callable[[Stream, bytes], None]
 READ = 1 << 16
 DRAIN_S = 5.0
-"""How long output is waited for when the tree is gone: a process that cannot be killed may still hold the pipe."""
+"""The time for which output is still read after all processes are gone: one that cannot be killed may hold the pipe; s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is started."""
+    """A command to start."""
 
     argv: tuple[str, ...]
     """Command and arguments."""
     env: Mapping[str, str]
-    """All of its variables."""
+    """All variables of the command."""
     stdin: bytes | None = None
-    """What it reads; None is nothing."""
+    """The bytes on its stdin; None is no stdin."""
     cwd: Path | None = None
-    """Where it starts; None is the runner's own directory."""
+    """Its working directory; None is the runner's own."""
     after: tuple[str, ...] = ()
-    """A command that cleans up after it, however it ended."""
+    """A command that cleans up at the end, however that comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How an agent ended."""
+    """The end of an agent."""
 
     exit_code: int | None = None
-    """What it exited with; None when a signal ended it or it was not started."""
+    """Its exit code; None when a signal ended it or it was not started."""
     signal: str | None = None
-    """Name of the signal that ended it."""
+    """Name of the signal that ended it; None without one."""
     duration_ns: int = 0
-    """How long it ran."""
+    """Its run time; ns."""
     error: str | None = None
-    """Why it could not be started or followed."""
+    """The reason why it could not be started or followed; None when it could."""
 
 
 class Agent(Protocol):
-    """Something that runs an attempt."""
+    """A running agent: one attempt, wherever it runs."""
 
     @property
     def pid(self) -> int | None:
-        """Root of its processes on this machine."""
+        """Pid of the root of its processes on this machine; None when it has none here."""
         ...
 
     async def wait(self) -> Ending:
-        """How it ended, once nothing of it is left."""
+        """Wait until no process of it is left; return its end."""
         ...
 
     def terminate(self) -> None:
-        """TERM, and KILL after the grace. May be asked for more than once."""
+        """Send TERM, and KILL after the grace. May be called more than once."""
         ...
 
     def kill(self) -> None:
-        """KILL at once."""
+        """Send KILL at once."""
         ...
 
 
@@ -87,20 +88,18 @@ class Process:
         control: socket.socket,
         sink: Sink,
     ) -> None:
-        """`pid`: the warden's; `gone` comes back when nothing of it is left."""
+        """`pid`: the warden's. `gone` returns when no process of the agent is left."""
         self._pid, self._pipes, self._gone, self._control, self._sink = pid, pipes, gone, control, sink
 
     @property
     def pid(self) -> int | None:
-        """The warden."""
+        """Pid of the warden."""
         return self._pid
 
     def terminate(self) -> None:
-        """TERM, and KILL after the grace."""
         self._order(b"T")
 
     def kill(self) -> None:
-        """KILL at once."""
         self._order(b"K")
 
     def _order(self, order: bytes) -> None:
@@ -108,11 +107,11 @@ class Process:
             _ = self._control.send(order)
 
     def close(self) -> None:
-        """Ends it now, if it has not ended."""
+        """End the agent now, if it has not ended."""
         self._control.close()
 
     async def wait(self) -> Ending:
-        """How it ended, once nothing of it is left and its output is read. This also holds when it is cancelled."""
+        """Wait until no process of the agent is left and its output is read, even when cancelled; return its end."""
         readers = [asyncio.ensure_future(self._read(name, pipe)) for name, pipe in self._pipes.items()]
         try:
             messages = await warden.follow(self._control)
@@ -131,7 +130,7 @@ class Process:
 
 
 async def start(command: Command, grace_s: float, sink: Sink) -> Process:
-    """Start a command; raises OSError or ValueError when it cannot even be tried."""
+    """Start a command below a warden. Raises OSError or ValueError when it cannot be started."""
     told = {"grace_s": grace_s, "after": command.after}
     stdin = asyncio.subprocess.DEVNULL if command.stdin is None else command.stdin
     made = await warden.start(command.argv, told, stdin, command.env, command.cwd)

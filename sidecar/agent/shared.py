@@ -1,8 +1,8 @@
 """The runner's side of `sidecar.agent.host`: attempts of a function that share processes.
 
 A process takes up to `size` attempts at a time. It stands below a warden of its own, so nothing of it outlives the
-runner. An attempt that does not stop when it is told to (a thread cannot be killed) is *left behind*: it has ended for
-the runner, and its process takes no more work and is killed as soon as no other attempt runs in it.
+runner. An attempt that does not stop when it is told to (a thread cannot be killed) is *left behind*: for the runner it
+has ended; its process takes no more work and is killed as soon as no other attempt runs in it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from penstock.sidecar.agent.output import Stream
 from penstock.sidecar.agent.process import Command, Ending, Process, Sink, start
 
 STARTS_S = 120.0
-"""How long a process may take to import the function's module."""
+"""The longest time that a process may take to import the function's module; s."""
 GRACE_S = 1.0
-"""Between TERM and KILL of a process whose attempts have ended."""
+"""Time between TERM and KILL of a process whose attempts have ended; s."""
 LONGEST_LINE = 1 << 26
-"""Bytes of one piece of output."""
+"""The most bytes of one piece of output."""
 _NAME = "host"
 
 
 class SharedAgent:
-    """One attempt in a process that others use, too."""
+    """One attempt in a process that it shares with others."""
 
     def __init__(self, host: _Host, number: int, grace_s: float, sink: Sink) -> None:
         self._host, self.number, self._grace_s, self.sink = host, number, grace_s, sink
@@ -39,31 +39,30 @@ class SharedAgent:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that it shares."""
+        """Pid of the shared process's warden."""
         return self._host.pid
 
     async def wait(self) -> Ending:
-        """How it ended."""
         return await asyncio.shield(self._ended)
 
     def terminate(self) -> None:
-        """It is told to stop, and left behind when it has not after the grace."""
+        """Tell the attempt to stop; it is left behind if it has not ended after the grace."""
         if not self._asked:
             self._asked = True
             self._host.say({"stop": self.number})
             _ = asyncio.get_running_loop().call_later(self._grace_s, self.kill)
 
     def kill(self) -> None:
-        """It is left behind, if it has not ended."""
+        """Leave the attempt behind, if it has not ended."""
         if not self._ended.done():
             self._host.leave(self)
 
     def close(self) -> None:
-        """As `kill`."""
+        """The same as `kill`."""
         self.kill()
 
     def end(self, exit_code: int | None, error: str | None = None) -> None:
-        """It has ended."""
+        """Record the end of the attempt, unless it has ended already."""
         if not self._ended.done():
             self.sink("stdout", b"")
             self.sink("stderr", b"")
@@ -71,12 +70,12 @@ class SharedAgent:
 
 
 class _Host:
-    """One process."""
+    """A process that runs many attempts, seen from the runner."""
 
     def __init__(self) -> None:
         self.agents: dict[int, SharedAgent] = {}
         self.retired = False
-        """It takes no more work."""
+        """True if it takes no more work."""
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._connected = asyncio.Event()
@@ -88,7 +87,7 @@ class _Host:
         return None if self._process is None else self._process.pid
 
     async def begin(self, function: str, env: Mapping[str, str], cwd: Path | None) -> None:
-        """Starts it; raises OSError when it cannot be."""
+        """Start the process; raises OSError when it cannot be started."""
         with socket_folder("penstock-", _NAME) as home:
             path = str(Path(home, _NAME))
             server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_LINE)
@@ -106,17 +105,16 @@ class _Host:
             raise OSError(f"the process of {function} did not start: {' '.join(self._last) or 'it said nothing'}")
 
     def say(self, order: dict[str, Any]) -> None:
-        """Sends an order, if it still listens."""
+        """Send an order, if the process still listens."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(json.dumps(order).encode() + b"\n")
 
     def run(self, agent: SharedAgent, task: Any, variables: Mapping[str, str]) -> None:
-        """Begins an attempt."""
         self.agents[agent.number] = agent
         self.say({"run": agent.number, "task": task, "variables": dict(variables)})
 
     def leave(self, agent: SharedAgent) -> None:
-        """An attempt does not stop: this process ends when the others have."""
+        """Leave an attempt behind that does not stop: this process ends when its others have."""
         self.retired = True
         _ = self.agents.pop(agent.number, None)
         agent.end(None, "it did not stop when it was told to")
@@ -146,7 +144,7 @@ class _Host:
         self._end_when_idle()
 
     async def _wait(self, process: Process) -> None:
-        """All attempts end with their process."""
+        """Wait for the process to end; then its attempts end too."""
         ending = await process.wait()
         self.retired = True
         how = ending.error or ending.signal or f"exit code {ending.exit_code}"
@@ -155,13 +153,12 @@ class _Host:
         self.agents.clear()
 
     def _print(self, stream: Stream, data: bytes) -> None:
-        """What belongs to no attempt."""
+        """Print output that belongs to no attempt."""
         if text := data.decode(errors="replace"):
             self._last = text.strip().splitlines()[-1:] or self._last
             print(text, end="", file=sys.stderr, flush=True)
 
     async def close(self) -> None:
-        """Ends it."""
         self.retired = True
         if self._process is not None:
             self._process.kill()
@@ -173,14 +170,14 @@ class Shared:
     """Starts attempts of one function in as few processes as their size allows."""
 
     def __init__(self, function: str, size: int, env: Mapping[str, str], cwd: Path | None) -> None:
-        """`size`: attempts of one process at a time; `env`, `cwd`: those of the processes."""
+        """`size`: attempts of one process at a time. `env`, `cwd`: variables and directory of the processes."""
         self._function, self._size, self._env, self._cwd = function, size, env, cwd
         self._hosts: list[_Host] = []
         self._number = 0
         self._turn = asyncio.Lock()
 
     async def start(self, task: Any, variables: Mapping[str, str], grace_s: float, sink: Sink) -> SharedAgent:
-        """Starts an attempt. Raises OSError when there can be no process for it."""
+        """Start an attempt. Raises OSError when no process can be started for it."""
         async with self._turn:
             host = await self._free()
             self._number += 1
@@ -199,6 +196,5 @@ class Shared:
         return host
 
     async def close(self) -> None:
-        """Ends all processes."""
         for host in self._hosts:
             await host.close()

@@ -1,20 +1,20 @@
-"""The process between a runner and one agent. Nothing of the agent outlives it, or the runner.
+"""The process between a runner and one agent. No process of the agent outlives it, or the runner.
 
     python -I -S supervisor.py '{"control": FD, "grace_s": 5, "after": []}' COMMAND ...
 
-This process, the *warden*, is the *subreaper* of its agent: whatever the agent starts and leaves behind, also in a
-session of its own, becomes the warden's child. The tree is gone when the kernel says that the warden has no children
-left, and not before. The warden kills it (TERM, then KILL after the grace) when the agent has ended, when the runner
-asks for it, and when the runner has died in any way: the other end of the control socket closes.
+This process, the *warden*, is the *subreaper* of its agent: any process that the agent starts and leaves behind, also
+in a session of its own, becomes the warden's child. The tree is gone when the kernel says that the warden has no
+children left, and not before. The warden kills the tree (TERM, then KILL after the grace) when the agent has ended,
+when the runner asks for it, and when the runner has died in any way, which closes the other end of the control socket.
 
     from the runner   T: TERM, and KILL after the grace     K: KILL at once      end of file: like T
     to the runner     {"started_ns": clock, "pid": agent}  {"error": text}  {"status": wait status, "ended_ns": clock}
 
-What it says are lines of JSON.
+Its messages are lines of JSON.
 
-There are two wardens, parent and child, because a warden may be killed too (a cluster cleans up, memory runs out). When
-the inner one dies, the outer one inherits the processes that are left and kills them. When the outer one dies, a pipe
-between them closes and the inner one ends as if the runner were gone.
+There are two wardens, parent and child, because a warden may be killed too (by a cluster that cleans up, or when memory
+runs out). When the inner one dies, the outer one inherits the processes that are left and kills them. When the outer
+one dies, a pipe between them closes and the inner one ends as if the runner were gone.
 
 `after` is a command that is run at the very end, such as one that removes a container; `limits` are bounds of the
 command by their names in `resource` (`{"NOFILE": 4096}`). The warden is a process of its own and uses the standard
@@ -40,19 +40,18 @@ from typing import NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SWEEP_S = 0.02
-"""Between two rounds of signals, because a process may have been started while the last round went through the table;
-s.
+"""Time between two rounds of signals; s. A process may have been started while the last round went through the table.
 """
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-"""What the warden or Python handles otherwise than a new process does."""
+"""Signals that the warden or Python handles and whose default the agent gets back."""
 
 
 class Row(NamedTuple):
-    """A process, as /proc has it."""
+    """A process in /proc."""
 
     parent: int
     ticks: int
-    """CPU time of it and of the children that it has waited for; clock ticks."""
+    """CPU time of the process and of the children that it has waited for; clock ticks."""
     pages: int
     """Resident memory; pages."""
 
@@ -100,7 +99,7 @@ class Warden:
     """Runs one agent to its end."""
 
     def __init__(self, control: int, guard: int, grace_s: float) -> None:
-        """`guard` is a pipe that closes when the outer warden dies."""
+        """`guard`: a pipe that closes when the outer warden dies."""
         self.control: int | None = control
         self.watched = {control, guard}
         self.grace_s = grace_s
@@ -114,7 +113,7 @@ class Warden:
         _ = signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
 
     def run(self, become: Become) -> None:
-        """Start the agent and come back when it and all that it has started are gone."""
+        """Start the agent and return when it and all that it has started are gone."""
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
         _ = signal.signal(signal.SIGCHLD, self._wake_up)
         _ = signal.signal(signal.SIGTERM, self._asked_to_end)
@@ -139,7 +138,7 @@ class Warden:
         self._tell(**({"error": error} if error else {"started_ns": time.monotonic_ns(), "pid": self.agent}))
 
     def _reap(self) -> bool:
-        """Notes those who have ended; False when nobody is left."""
+        """Note the children that have ended; False when none is left."""
         try:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] == self.agent:
@@ -152,7 +151,7 @@ class Warden:
         return True
 
     def _turn(self) -> None:
-        """Waits for something to happen and reacts to it."""
+        """Wait for an event and react to it."""
         if self.ended:
             self._terminate()
         waiting = select.poll()  # `select` takes no number above 1,023, and a busy parent's are larger
@@ -186,7 +185,7 @@ class Warden:
             self.kill_at = time.monotonic()
 
     def _wake_up(self, *_: object) -> None:
-        """A handler that does nothing: without one Python does not tell the pipe of a signal."""
+        """Do nothing: but without a handler Python does not write to the wake-up pipe."""
 
     def _asked_to_end(self, *_: object) -> None:
         self._terminate()
@@ -196,12 +195,12 @@ class Warden:
             self.kill_at = time.monotonic() + self.grace_s
 
     def _signal(self, number: int) -> None:
-        """Sends KILL to everybody every time, TERM to each process once."""
+        """Send KILL to every process each time, TERM once."""
         for pid in below(os.getpid(), table()):
             if number == signal.SIGKILL or pid not in self.asked:
                 self.asked.add(pid)
                 _send(os.kill, pid, number)
-                _send(os.kill, pid, signal.SIGCONT)  # what is stopped cannot end
+                _send(os.kill, pid, signal.SIGCONT)  # a stopped process cannot end
         if sys.platform != "linux":
             _send(os.killpg, self.agent, number)
 
@@ -212,7 +211,7 @@ class Warden:
 
 
 def _leave_home(parent: int) -> None:
-    """After the fork: a session of its own that dies with its warden."""
+    """Prepare the forked agent: a session of its own, and KILL when its warden dies."""
     _ = signal.set_wakeup_fd(-1)
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -223,7 +222,7 @@ def _leave_home(parent: int) -> None:
 
 
 def _execute(argv: list[str], limits: Mapping[str, int], failure: int) -> None:
-    """Becomes a command; what is open is closed by that."""
+    """Become a command (exec closes what is open); on failure write the reason to `failure`."""
     try:
         _limit(limits)
         os.execvp(argv[0], argv)
@@ -233,7 +232,7 @@ def _execute(argv: list[str], limits: Mapping[str, int], failure: int) -> None:
 
 
 def _limit(limits: Mapping[str, int]) -> None:
-    """Bounds this process and what it starts, as far as its own bounds let it."""
+    """Bound this process and those that it starts, as far as its own hard limits allow."""
     if not limits:
         return
     import resource
@@ -241,7 +240,7 @@ def _limit(limits: Mapping[str, int]) -> None:
     for name, limit in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
-        # At the hard limit of CPU time comes KILL; the signal a second before says why.
+        # The hard limit of CPU time sends KILL; the soft one, a second before, sends the signal that names the reason.
         soft, most = limit, limit + (name == "CPU")
         if hard != resource.RLIM_INFINITY:
             soft, most = min(soft, hard), min(most, hard)
@@ -249,19 +248,19 @@ def _limit(limits: Mapping[str, int]) -> None:
 
 
 def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # it has ended, or is not ours any more
+    with suppress(ProcessLookupError, PermissionError):  # it has ended, or its pid belongs to another user
         kill(pid, number)
 
 
 def _let_go() -> None:
-    """Closes the agent's pipes, which would otherwise never end."""
+    """Close the agent's pipes here; while they are open in this process, they would never end."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         _ = os.dup2(null, fd)
 
 
 def _guard(inner: int) -> None:
-    """The outer warden: waits for the inner one, then kills whatever it has left behind."""
+    """Run the outer warden: wait for the inner one, then kill every process that it has left behind."""
     _let_go()
     with suppress(ChildProcessError):
         _ = os.waitpid(inner, 0)
@@ -273,7 +272,7 @@ def _guard(inner: int) -> None:
 
 
 def watch(control: int, grace_s: float, become: Become) -> bool:
-    """Run an agent to its end, in two processes; True in the inner one, when nothing of it is left."""
+    """Run an agent to its end, in two processes; return True in the inner one, once no process of the agent is left."""
     os.set_inheritable(control, False)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -291,7 +290,6 @@ def watch(control: int, grace_s: float, become: Become) -> bool:
 
 
 def main() -> None:
-    """The process."""
     told, argv = json.loads(sys.argv[1]), sys.argv[2:]
     close_others(told["control"])
     limits = told.get("limits", {})
@@ -300,9 +298,10 @@ def main() -> None:
 
 
 def close_others(control: int) -> None:
-    """Closes what no one meant to pass on to a process that was started with this descriptor. Some event loops (uvloop)
-    leave more open than they were asked to, such as ends of the agent's pipes: while they are open, nobody sees that it
-    has closed its stdout."""
+    """Close descriptors that were passed on unintentionally to a process started with the descriptor `control`. Some
+    event loops (uvloop) leave more open than requested, such as ends of the agent's pipes; while one is open, its
+    reader does not see that the agent has closed its stdout.
+    """
     found = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(256))
     for fd in map(int, found):
         if fd > 2 and fd != control:

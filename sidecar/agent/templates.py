@@ -5,8 +5,8 @@
     {rollout} {attempt} {openai_url} {anthropic_url} {token}
     {{  }}                                a brace
 
-Text is put in as it is, everything else as JSON. A brace that begins none of these stays as it is, so JSON can be
-written without escapes. A field that the task does not have is an error: an agent must not be asked half a question.
+Text is inserted as it is, everything else as JSON. A brace that begins none of these stays, so JSON can be written
+without escapes. A field that the task does not have is an error: an agent must not get half a question.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*)
 
 
 class TemplateError(ValueError):
-    """A template asks for a field that the task does not have."""
+    """Raised when a template names a field that the task does not have."""
 
 
 def fill(template: str, task: Any, names: Mapping[str, str]) -> str:
-    """The template with the task's fields and the other `names`; raises `TemplateError`."""
+    """The template filled with the task's fields and the other `names`; raises `TemplateError`."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -35,7 +35,7 @@ def fill(template: str, task: Any, names: Mapping[str, str]) -> str:
 
 
 def to_json(value: Any) -> str:
-    """A value as agents get it: JSON in one line, in readable text."""
+    """A value in the form that agents get: one line of JSON, in readable text."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

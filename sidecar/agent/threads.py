@@ -1,4 +1,4 @@
-"""Functions that are not async, in threads that may never end."""
+"""Runs functions that are not async in threads that may never end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 
 def in_thread(work: Callable[[], Any], name: str) -> asyncio.Future[Any]:
-    """As `asyncio.to_thread`, but a thread that does not end keeps neither the process nor others. `name`: of the
-    thread."""
+    """Run a function in a thread called `name`, as `asyncio.to_thread` does; but one that never ends delays neither the
+    end of the process nor other functions.
+    """
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -25,7 +26,7 @@ def in_thread(work: Callable[[], Any], name: str) -> asyncio.Future[Any]:
         try:
             result = context.run(work)
         except (StopIteration, asyncio.CancelledError) as e:
-            # These mean something else to who awaits.
+            # These would mean something else to the awaiting code.
             error = RuntimeError(f"the function raised {e!r}")
         except BaseException as e:
             error = e

@@ -1,4 +1,4 @@
-"""What a runner's agents use: CPU and memory from /proc, GPUs from `nvidia-smi`, where there are any."""
+"""The resources that a runner's agents use: CPU and memory from /proc, GPUs from `nvidia-smi`, where there are any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMI_S = 5.0
 
 
 class Meter:
-    """Measures trees of processes between one look and the next."""
+    """Measures process trees between one reading and the next."""
 
     def __init__(self) -> None:
         self._smi = shutil.which("nvidia-smi")
@@ -27,7 +27,7 @@ class Meter:
         self._at = time.monotonic()
 
     async def read(self, roots: Iterable[int]) -> Figures:
-        """The figures since the last look. What cannot be measured here is None."""
+        """The figures since the last reading of the trees below `roots`; None for each that cannot be measured here."""
         cpu, memory = self._processes(list(roots))
         busy, used = await self._gpus()
         return Figures(cpu_percent=cpu, memory_bytes=memory, gpu_percent=busy, gpu_memory_bytes=used)
@@ -59,14 +59,16 @@ class Meter:
         except TimeoutError:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            # Where a driver hangs it cannot be killed. Nobody waits for it, and none is started beside it.
+            # Where a driver hangs, nvidia-smi cannot be killed. It is not waited for, and no second one is started.
             self._late = process
             return None, None
         return gpus(text)
 
 
 def gpus(text: str) -> tuple[float | None, int | None]:
-    """Busiest GPU in percent and memory in use on all in bytes, from what nvidia-smi prints (`97, 1024` a GPU)."""
+    """(utilization of the busiest GPU in percent, memory in use on all in bytes), from the output of nvidia-smi (`97,
+    1024` for each GPU).
+    """
     rows = [line.split(",") for line in text.splitlines() if line.count(",") == 1]
     busy = [float(row[0]) for row in rows if row[0].strip().isdigit()]
     used = [int(row[1]) << 20 for row in rows if row[1].strip().isdigit()]

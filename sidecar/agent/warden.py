@@ -1,4 +1,4 @@
-"""Starts a command below a warden (`sidecar.agent.supervisor`), and hears what the warden says until it is gone."""
+"""Starts a command below a warden (`sidecar.agent.supervisor`), and reads the warden's messages until it is gone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from penstock.sidecar.agent import pipes, supervisor
 
 
 class Started(NamedTuple):
-    """What is held of it here."""
+    """A warden that was started: its process, its control socket, and the outputs of its command."""
 
     process: asyncio.subprocess.Process
     """The warden."""
     control: socket.socket
-    """Gives orders; closing it, on purpose or by dying, ends the command and all that it has started."""
+    """The socket for orders; when it closes, on purpose or because this process dies, the command and all that it has
+    started end.
+    """
     stdout: asyncio.StreamReader
     stderr: asyncio.StreamReader
 
@@ -32,8 +34,8 @@ async def start(
     env: Mapping[str, str],
     cwd: Path | None,
 ) -> Started:
-    """Start a command; raises OSError or ValueError when it cannot even be tried. `told`: what its warden is told,
-    besides its socket. `stdin`: what the command reads, or a constant of `asyncio.subprocess`.
+    """Start a command below a warden. Raises OSError or ValueError when it cannot be started. `told`: more settings for
+    the warden, besides its socket. `stdin`: bytes for the command, or a constant of `asyncio.subprocess`.
     """
     with ExitStack() as theirs:
         ours, control = socket.socketpair()
@@ -49,7 +51,7 @@ async def start(
                 env=dict(env),  # uvloop takes no other mapping
                 cwd=cwd,
                 pass_fds=(control.fileno(),),
-                start_new_session=True,  # Ctrl-C in a terminal is for whoever starts it alone
+                start_new_session=True,  # Ctrl-C in a terminal is for the starting process alone
             )
         except BaseException:
             ours.close()
@@ -59,9 +61,9 @@ async def start(
 
 
 async def follow(control: socket.socket) -> dict[str, Any]:
-    """All that a warden says until it is gone."""
+    """Read the warden's messages until it is gone; return them merged into one object."""
     loop, said = asyncio.get_running_loop(), b""
-    with suppress(OSError, ValueError):  # ValueError: of uvloop, where it is closed already
+    with suppress(OSError, ValueError):  # ValueError: from uvloop, when the socket is closed already
         while data := await loop.sock_recv(control, 4096):
             said += data
     messages: dict[str, Any] = {}

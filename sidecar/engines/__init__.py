@@ -1,3 +1,3 @@
-"""Where agents run: on this machine, in containers, on Ray, on Kubernetes. It sees what `sidecar` sees. Begin with
-`local`.
+"""Engines, which run agents: on this machine, in containers, on Ray, on Kubernetes. They may import what `sidecar` may.
+Begin with `local`.
 """

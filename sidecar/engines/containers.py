@@ -1,7 +1,8 @@
 """Agents in containers: the `docker run` (or podman's, which takes the same options) of an attempt. Pure, but `tool`.
 
 Variables are passed by name, so that no token is in a list of processes. The container has the attempt's name. The
-warden removes it at the very end, also when the runner was killed: ending `docker run` alone does not end a container.
+warden removes it at the very end, also when the runner was killed, because the end of `docker run` alone does not end a
+container.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LOCAL = ("localhost", "::1")
 
 
 def tool() -> str:
-    """The command that runs containers here; raises `UsageError`."""
+    """The command that runs containers here; raises `UsageError` when there is none."""
     found = next(filter(None, map(shutil.which, TOOLS)), None)
     if found is None:
         raise UsageError(f"--image needs {' or '.join(TOOLS)}, and neither is on the PATH")
@@ -30,7 +31,9 @@ def tool() -> str:
 
 
 def command(tool: str, settings: Settings, claim: Claim, plan: Plan, env: Mapping[str, str]) -> Command:
-    """What is run for an attempt. `env` is the environment of the tool itself and holds the variables that go in."""
+    """The command of an attempt in a container. `env`: the environment of the tool itself, which holds the variables
+    for the container.
+    """
     name = container(settings.name, claim)
     agents = settings.agents
     options = [tool, "run", "--rm", "--init", "-i", f"--name={name}", *_network(settings.gateway)]
@@ -44,13 +47,15 @@ def command(tool: str, settings: Settings, claim: Claim, plan: Plan, env: Mappin
 
 
 def container(worker: str, claim: Claim) -> str:
-    """A name that no other attempt has; what an id may hold and a container's name may not becomes a dash."""
+    """The container's name, which no other attempt has; each character that an id allows and a name does not becomes a
+    dash.
+    """
     name = f"{worker}\0{claim.rollout.id}\0{claim.attempt.id}".encode()
     readable = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{claim.rollout.id}-{claim.attempt.id}")[:60]
     return f"penstock-{readable}-{blake2b(name, digest_size=6).hexdigest()}"
 
 
 def _network(gateway: str) -> list[str]:
-    """The option for a gateway on a loopback address: only the machine's own network reaches it."""
+    """The option for a gateway on a loopback address, which is reachable only from the machine's own network."""
     host = urlsplit(gateway).hostname or ""
     return ["--network=host"] if host in LOCAL or host.startswith("127.") else []

@@ -1,9 +1,9 @@
 """Agents as Kubernetes Jobs: the runner stays where it is, and each attempt is a Job in the cluster.
 
-The runner watches the pod, follows its log, and deletes the Job when the attempt ends before it does. When a cluster or
-a watch is away for a while, the runner asks again. As long as it lives it moves the Job's deadline on; when it dies,
-the cluster ends the Job within the lease. Pods have no stdin here, and their log does not tell stderr from stdout:
-everything is kept as stdout.
+The runner watches the pod, follows its log, and deletes the Job when the attempt ends before the Job does. When a
+cluster or a watch is away for a while, the runner asks again. As long as it lives it extends the Job's deadline; when
+it dies, the cluster ends the Job within the lease. Pods have no stdin here, and their log does not tell stderr from
+stdout: all output counts as stdout.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.sidecar.settings import Settings, UsageError
 PAUSE_S = 1.0
 WATCH_S = 240
 LOG_S = 10.0
-"""How long the rest of a log is waited for when its container has ended."""
+"""The time for which the rest of a log is read after its container has ended; s."""
 MAKE_S = 20.0
-"""How long a cluster may be away when a Job is to be made."""
+"""The longest time that a cluster may be away when a Job is created; s."""
 CONFLICT = 409
 LEAVE_S = 30.0
-"""How long a deleted pod may take beyond its grace; s."""
+"""The longest time that a deleted pod may take beyond its grace; s."""
 
 
 class Job:
@@ -49,7 +49,7 @@ class Job:
         self._orders: set[asyncio.Future[None]] = set()
         self._deleted: float | None = None
         self._ended = asyncio.Event()
-        """Its container has ended."""
+        """Set when its container has ended."""
 
     def terminate(self) -> None:
         """Delete the Job: its pod gets TERM, and KILL after the grace."""
@@ -58,7 +58,7 @@ class Job:
             self._order(self._cluster.jobs(self._name), {"propagationPolicy": "Background"})
 
     def kill(self) -> None:
-        """Delete the pod at once too."""
+        """Delete the Job, and its pod without a grace."""
         self.terminate()
         if self._pod is not None:
             self._order(self._cluster.pods(self._pod), {"gracePeriodSeconds": 0})
@@ -79,7 +79,7 @@ class Job:
             return
 
     async def wait(self) -> Ending:
-        """How it ended, once its log is read."""
+        """Wait until the agent has ended and its log is read; return its end."""
         keeping = asyncio.ensure_future(self._keep())
         try:
             ending = await self._follow()
@@ -93,7 +93,7 @@ class Job:
                 _ = self._log.cancel()
 
     async def _keep(self) -> None:
-        """Move the Job's deadline on, as heartbeats do with the lease."""
+        """Extend the Job's deadline again and again, as heartbeats extend the lease."""
         began, lease = time.monotonic(), self._settings.lease_s
         while True:
             await asyncio.sleep(lease / 3)
@@ -101,7 +101,7 @@ class Job:
             try:
                 _ = await self._cluster.ask("PATCH", self._cluster.jobs(self._name), moved)
             except ClusterError:
-                continue  # the next one comes in time
+                continue  # the next request comes in time
 
     async def _follow(self) -> Ending:
         while True:
@@ -130,7 +130,7 @@ class Job:
         return ending or (Ending(error="the pod was deleted") if gone else None)
 
     async def _states(self) -> AsyncGenerator[tuple[bool, Json]]:
-        """The states of the pod, until the watch ends; and whether it is gone."""
+        """Yield (True if the pod is gone, the pod) for each change of the pod, until the watch ends."""
         selector = {"labelSelector": f"job-name={self._name}"}
         listed = await self._cluster.ask("GET", self._cluster.pods(), query=selector)
         if not listed["items"] and self._deleted is not None:
@@ -139,7 +139,7 @@ class Job:
             yield False, pod
         version = str(listed["metadata"].get("resourceVersion", ""))
         query = selector | {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_S)}
-        # A connection that was lost without a word says nothing, for ever.
+        # Without a timeout, a connection that was lost silently would be waited for forever.
         patience = WATCH_S + REQUEST_S
         async with self._cluster.answering("GET", self._cluster.pods(), query=query, timeout_s=patience) as response:
             async for line in _lines(response.content.iter_any()):
@@ -150,7 +150,9 @@ class Job:
                     yield event["type"] == "DELETED", event["object"]
 
     async def _read_log(self, pod: str) -> None:
-        """All of it: a connection that ends before the container does is made anew, and what was read is skipped."""
+        """Read the whole log: a connection that ends before the container does is made again, and bytes that were read
+        are skipped.
+        """
         query, read, whole = {"container": self._container, "follow": "true"}, 0, False
         try:
             while not whole:
@@ -175,7 +177,7 @@ class Job:
             self._sink("stdout", b"")
 
     async def leave(self) -> None:
-        """Waits until orders that were given have reached the cluster."""
+        """Wait until pending deletions have reached the cluster."""
         if self._orders:
             _ = await asyncio.wait(self._orders, timeout=LEAVE_S)
 
@@ -189,14 +191,13 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
 
 
 class Jobs:
-    """The engine: runs agents as Jobs of one cluster. Made by `engine`."""
+    """The engine: runs agents as Jobs of one cluster. `engine` makes it."""
 
     def __init__(self, settings: Settings, template: Json, cluster: Cluster) -> None:
         self._settings, self._template, self._cluster = settings, template, cluster
 
     @asynccontextmanager
     async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
-        """The agent of an attempt."""
         made = plan(claim, self._settings.gateway, self._settings.agents, Path("input.json"))
         manifest = kubernetes_job.job(self._template, self._settings, claim, made)
         await self._make(manifest)
@@ -211,7 +212,7 @@ class Jobs:
             await job.leave()
 
     async def _make(self, manifest: Json) -> None:
-        """Makes a Job. A cluster that is away for a moment is asked again: it costs the rollout no try."""
+        """Create a Job. A cluster that is away for a moment is asked again, so that it costs the rollout no try."""
         until, asked = time.monotonic() + MAKE_S, False
         while True:
             try:
@@ -219,7 +220,7 @@ class Jobs:
                 return
             except ClusterError as e:
                 if asked and e.status == CONFLICT:
-                    return  # the order before was heard, and its answer was lost
+                    return  # the request before succeeded, and its answer was lost
                 if not e.temporary or time.monotonic() > until:
                     raise OSError(str(e)) from None
             asked = True
@@ -228,8 +229,9 @@ class Jobs:
 
 @asynccontextmanager
 async def engine(settings: Settings, template: Path | None) -> AsyncGenerator[Jobs]:
-    """Runs agents as Jobs; raises `UsageError` when there is no cluster, no template or no image, or when the cluster
-    does not take such a Job."""
+    """Connect to the cluster and yield the engine; raises `UsageError` when there is no cluster, no template or no
+    image, or when the cluster rejects such a Job.
+    """
     checked = kubernetes_job.checked(read(template), settings.agents.image)
     async with connect() as cluster:
         await _try_out(cluster, checked, settings)
@@ -237,8 +239,9 @@ async def engine(settings: Settings, template: Path | None) -> AsyncGenerator[Jo
 
 
 async def _try_out(cluster: Cluster, template: Json, settings: Settings) -> None:
-    """Asks the cluster whether it would take a Job, without making one: it looks at the template, at what the runner
-    may do, and at quotas."""
+    """Check by a dry run that the cluster would accept a Job: it validates the template, the runner's permissions, and
+    quotas.
+    """
     made = plan(STAND_IN, settings.gateway, bare(settings.agents), Path("input.json"))
     manifest = kubernetes_job.job(template, settings, STAND_IN, made)
     try:
@@ -248,7 +251,7 @@ async def _try_out(cluster: Cluster, template: Json, settings: Settings) -> None
 
 
 def read(path: Path | None) -> Json:
-    """The template of a file, YAML or JSON; raises `UsageError`."""
+    """The template in a YAML or JSON file, or the default one; raises `UsageError`."""
     import yaml
 
     if path is None:

@@ -19,7 +19,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from penstock.sidecar.settings import UsageError
 
 config: Any = _config
-"""Its annotations are not complete enough to be checked against."""
+"""As `Any`, because its annotations are too incomplete to type-check against."""
 Json = dict[str, Any]
 Query = Mapping[str, str]
 KUBECONFIG = os.path.expanduser("~/.kube/config")
@@ -28,7 +28,7 @@ REQUEST_S, STREAM_S = 30, 7 * 86400
 
 
 class ClusterError(Exception):
-    """The API server refused, or could not be reached (`status` is None)."""
+    """Raised when the API server refused, or could not be reached (`status` is None)."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -36,19 +36,19 @@ class ClusterError(Exception):
 
     @property
     def temporary(self) -> bool:
-        """True when the same request may succeed later."""
+        """True if the same request may succeed later."""
         return self.status is None or self.status >= 500 or self.status == 429
 
 
 class Cluster:
-    """Asks an API server. Made by `connect`."""
+    """A connection to an API server. `connect` makes it."""
 
     def __init__(self, api: Any, namespace: str) -> None:
         self._api = api
         self.namespace = namespace
 
     async def ask(self, method: str, path: str, body: Json | None = None, query: Query | None = None) -> Json:
-        """A JSON document; raises `ClusterError`."""
+        """Send a request; return the JSON document that answers it. Raises `ClusterError`."""
         async with self.answering(method, path, body, query, REQUEST_S) as response:
             return document(await response.read())
 
@@ -61,7 +61,7 @@ class Cluster:
         query: Query | None = None,
         timeout_s: float = STREAM_S,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """A good response. Whatever else happens, also while it is read, is a `ClusterError`."""
+        """Yield a successful response. Any failure, also while the response is read, is raised as a `ClusterError`."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         headers = {"Accept": "application/json", "Content-Type": kind}
         url = f"{self._api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -85,7 +85,7 @@ class Cluster:
 
 
 def document(data: bytes) -> Json:
-    """JSON of the API server; raises `ClusterError` for what a proxy before it says in its place."""
+    """Parse JSON of the API server; raises `ClusterError` for other text, such as a page of a proxy before it."""
     try:
         return cast(Json, json.loads(data))
     except ValueError:
@@ -103,7 +103,7 @@ async def _message(response: aiohttp.ClientResponse) -> str:
 
 @asynccontextmanager
 async def connect() -> AsyncGenerator[Cluster]:
-    """The API server that the kubeconfig or the pod names; raises `UsageError` when neither does."""
+    """Connect to the API server that the kubeconfig or the pod names; raises `UsageError` when neither names one."""
     configuration = Configuration()
     configuration.connection_pool_maxsize = 0  # every attempt holds a watch and a log
     try:
@@ -115,7 +115,7 @@ async def connect() -> AsyncGenerator[Cluster]:
 
 
 async def _configure(configuration: Any) -> str | None:
-    """The namespace that goes with it."""
+    """Fill the configuration; return its namespace."""
     file = os.environ.get("KUBECONFIG") or KUBECONFIG
     if (namespace := _own_namespace()) and "KUBECONFIG" not in os.environ:
         config.load_incluster_config(client_configuration=configuration)
@@ -125,5 +125,5 @@ async def _configure(configuration: Any) -> str | None:
 
 
 def _own_namespace() -> str | None:
-    """Of the pod that this is."""
+    """The namespace of the pod that this process runs in; None outside a pod."""
     return IN_CLUSTER.read_text().strip() if IN_CLUSTER.exists() else None

@@ -1,8 +1,8 @@
-"""The Kubernetes Job of an attempt, and what its pod says. Pure: JSON in, JSON out.
+"""The Kubernetes Job of an attempt, and the state of its pod. Pure: JSON in, JSON out.
 
-A Job is a template with the attempt put into it: its name, labels, image, command and variables. The template cannot
-change what makes a Job one attempt: one pod, never restarted, because the gateway decides about another try. The Job
-ends by itself when its runner does not move its deadline on (`activeDeadlineSeconds`), like an attempt's lease.
+A Job is a template filled with the attempt: its name, labels, image, command and variables. The template cannot change
+the settings that make a Job one attempt: one pod, never restarted, because the gateway decides about another try. The
+Job ends by itself when its runner does not extend its deadline (`activeDeadlineSeconds`), like an attempt's lease.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ TEMPLATE: Json = {
         },
     },
 }
-"""What is used when no template is given."""
+"""The default template."""
 HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff", "CreateContainerConfigError"})
-"""Reasons for which a container would wait for ever."""
+"""Reasons of a container that would wait forever."""
 
 
 def checked(template: Json, agents_image: str | None) -> Json:
-    """A template that attempts can be put into; raises `UsageError`."""
+    """The template, if attempts can be filled into it; else raises `UsageError`."""
     if template.get("kind") != "Job" or template.get("apiVersion") != "batch/v1":
         raise UsageError("--job-template: it must be of apiVersion batch/v1 and kind Job")
     try:
@@ -72,19 +72,19 @@ def job(template: Json, settings: Settings, claim: Claim, plan: Plan) -> Json:
 
 
 def deadline(elapsed_s: float, lease_s: float) -> int:
-    """`activeDeadlineSeconds` of a Job that was made so long ago and whose runner has just been heard of; s."""
+    """`activeDeadlineSeconds` of a Job that was created `elapsed_s` ago and whose runner is alive now; s."""
     return int(elapsed_s + lease_s) + 1
 
 
 def name(worker: str, claim: Claim) -> str:
-    """Of the Job: a DNS label, no other attempt's."""
+    """The Job's name: a DNS label that no other attempt has."""
     whole = f"{worker}\0{claim.rollout.id}\0{claim.attempt.id}".encode()
     readable = re.sub(r"[^a-z0-9]+", "-", f"{claim.rollout.id}-{claim.attempt.id}".lower())[:36].strip("-")
     return f"penstock-{readable}-{blake2b(whole, digest_size=5).hexdigest()}"
 
 
 def label(text: str) -> str:
-    """A value that a label may have."""
+    """The text in a form that is a valid value of a label."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
 
 
@@ -98,7 +98,7 @@ def _merge(metadata: Json, name: str | None, labels: Mapping[str, str], claim: C
 
 
 def _container(template: Json) -> Json:
-    """The agent's: the one of that name, else the first."""
+    """The agent's container: the one named `agent`, else the first."""
     containers = cast("list[Json]", template["spec"]["template"]["spec"]["containers"])
     return next((container for container in containers if container.get("name") == CONTAINER), containers[0])
 
@@ -119,7 +119,7 @@ def _fill(container: Json, settings: Settings, plan: Plan) -> None:
 
 
 def container_name(template: Json) -> str:
-    """Of the agent's container."""
+    """The name of the agent's container."""
     return str(_container(template)["name"])
 
 
@@ -127,19 +127,19 @@ def container_name(template: Json) -> str:
 
 
 def state(pod: Json, container: str) -> Json:
-    """The state of a container: one of waiting, running and terminated; empty before there is any."""
+    """The state of a container: an object with `waiting`, `running` or `terminated`; empty before there is any."""
     statuses = cast("list[Json]", pod.get("status", {}).get("containerStatuses") or [])
     found = next((status for status in statuses if status.get("name") == container), Json())
     return cast(Json, found.get("state") or {})
 
 
 def started(pod: Json, container: str) -> bool:
-    """Whether there is a log to read."""
+    """True if the container has started, so that it has a log."""
     return bool(state(pod, container).keys() & {"running", "terminated"})
 
 
 def ending(pod: Json, container: str) -> Ending | None:
-    """How the agent ended; None while it has not."""
+    """The end of the agent; None while it has not ended."""
     found = state(pod, container)
     if "terminated" in found:
         return _terminated(found["terminated"])

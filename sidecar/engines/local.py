@@ -1,4 +1,6 @@
-"""Where agents run. An engine starts the agent of a claim; `Here` runs it on this machine, in a container or not."""
+"""The interface of engines, and the local one. An engine starts the agent of a claim; `Here` runs it on this machine,
+in a container or not.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ from penstock.sidecar.settings import Settings
 
 
 class Engine(Protocol):
-    """Runs agents."""
+    """Starts the agents of claims."""
 
     def running(self, claim: Claim, sink: Sink) -> AbstractAsyncContextManager[Agent]:
-        """The agent of an attempt, started; nothing of it is left at the end. Raises `TemplateError`, OSError or
-        ValueError when it cannot be started."""
+        """Start the agent of an attempt and yield it; at the end no process of it is left. Raises `TemplateError`,
+        OSError or ValueError when it cannot be started.
+        """
         ...
 
 
@@ -32,7 +35,7 @@ class Here:
     """Runs agents on this machine."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises `UsageError` when a container is asked for and there is nothing to run it."""
+        """Raises `UsageError` when the agents need a container and no tool can run it."""
         agents = settings.agents
         self._settings = settings
         self._tool = containers.tool() if agents.image else None
@@ -45,7 +48,7 @@ class Here:
             self._shared = Shared(agents.callable, agents.concurrency, env, agents.cwd)
 
     async def __aenter__(self) -> Here:
-        """Raises `UsageError` when it is certain that no agent can work here."""
+        """Raises `UsageError` when agents certainly cannot work here."""
         await preflight.check(self._settings, self._tool)
         return self
 
@@ -57,7 +60,6 @@ class Here:
 
     @asynccontextmanager
     async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
-        """The agent of an attempt."""
         if self._shared is not None:
             own = variables(claim, self._settings.gateway)
             agent = await self._shared.start(claim.rollout.input, own, self._settings.agents.grace_s, sink)
@@ -80,13 +82,14 @@ class Here:
 
     @asynccontextmanager
     async def _front(self, claim: Claim, home: str, sink: Sink) -> AsyncGenerator[dict[str, str] | None]:
-        """The variables that lead to a front of this agent's own; None where it has base URLs. What kept its calls from
-        the gateway is in its output."""
+        """Yield the variables that lead to this agent's own front; None when it has base URLs. Problems that kept its
+        calls from the gateway are added to its output.
+        """
         policy = self._settings.agents.policy
         if policy is None:
             yield None
             return
-        # It needs cryptography, which makes the certificates.
+        # Imported late: it needs `cryptography`, which makes the certificates.
         from penstock.sidecar.intercept.egress import Whose
         from penstock.sidecar.intercept.session import Wanted, behind
 

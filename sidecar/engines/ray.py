@@ -1,7 +1,7 @@
-"""Agents on a Ray cluster: one actor for each worker, and in each the very same runner with one agent at a time.
+"""Agents on a Ray cluster: one actor for each worker, each with the usual runner and one agent at a time.
 
-Ray decides where the actors live, spreads them over the nodes and starts one again elsewhere when its node is gone; the
-attempt that was lost with it comes back when its lease is over. The queue is the gateway's: actors take work from it by
+Ray places the actors, spreads them over the nodes and restarts one elsewhere when its node is gone; the attempt that
+was lost with it returns to the queue when its lease is over. The queue is the gateway's: actors claim from it by
 themselves. Only results go through the driver, which shows them and passes signals on. The driver also decides when
 agents cannot work (`breaker`), because one actor alone would see too few failures.
 """
@@ -34,14 +34,14 @@ from penstock.sidecar.runner import Runner
 from penstock.sidecar.settings import RunnerError, Settings, UsageError
 
 ray: Any = _ray
-"""Its annotations are not complete enough to be checked against."""
+"""As `Any`, because its annotations are too incomplete to type-check against."""
 LOOK_S, SILENCE_S = 0.5, 5.0
-"""Between two looks at what the actors have done; how long one that says nothing may still be at work."""
+"""Time between two looks at the actors' results; time after which an actor that does not answer counts as idle; s."""
 CONNECT_S = 10.0
-"""How long a cluster may take to accept a connection."""
+"""The longest time that a cluster may take to accept a connection; s."""
 OPTIONS: dict[str, Any] = {
     "num_cpus": 1,
-    "max_concurrency": 4,  # the runner has one thread; it is told to stop, and asked for results, by others
+    "max_concurrency": 4,  # the runner takes one thread; orders and questions for results take others
     "max_restarts": -1,
     "max_task_retries": -1,
     "scheduling_strategy": "SPREAD",
@@ -56,7 +56,7 @@ class Quiet(Lines):
         self.results: list[Result] = []
 
     def ended(self, result: Result, tally: Tally) -> None:
-        """Kept until the driver asks for it."""
+        """Keep the result until the driver asks for it."""
         self.results.append(result)
 
 
@@ -74,9 +74,9 @@ class Slot:
         self._told: str | None = None
 
     def run(self) -> None:
-        """Work until there is no more."""
+        """Run attempts until there are no more."""
 
-        # Not a method: Ray would make one that is async a reason to run all of them in a loop of its own.
+        # Not an async method: with one, Ray would run all methods of the actor in an event loop of its own.
         async def work() -> None:
             async with Here(self._settings) as engine:
                 with self._lock:
@@ -89,24 +89,24 @@ class Slot:
         asyncio.run(work())
 
     def tell(self, order: str) -> None:
-        """`stop` or `abandon`."""
+        """Pass the order `stop` or `abandon` to the runner, also before it has started."""
         with self._lock:
             self._told = order
             if self._loop is not None and self._loop.is_running():
                 _ = self._loop.call_soon_threadsafe(getattr(self._runner, order))
 
     def results(self) -> list[Result]:
-        """What has ended since the last time."""
+        """The results since the last call."""
         found, self._shown.results = self._shown.results, []
         return found
 
 
 class Fleet:
-    """The actors, as the driver sees them."""
+    """The actors, seen from the driver."""
 
     def __init__(self, settings: Settings, actor: Any, options: dict[str, Any]) -> None:
-        """`actor`: what Ray makes of a `Slot` with these options."""
-        # A directory that Ray itself brings to the nodes must not be left.
+        """`actor`: the class that Ray makes of `Slot` with these options."""
+        # Actors must stay in a working directory that Ray itself brings to the nodes.
         home = None if "working_dir" in options.get("runtime_env", {}) else str(settings.agents.cwd or Path.cwd())
         shares = _shares(settings)
         self.slots: list[Any] = [actor.remote(share, home) for share in shares]
@@ -115,7 +115,7 @@ class Fleet:
         self._ended: list[Any] = []
 
     def going(self) -> bool:
-        """False when there is no more work for anybody. Raises `RunnerError` with what a runner raised."""
+        """False when there is no more work for any actor. Raises `RunnerError` with the error of a runner."""
         done, _ = ray.wait(list(self.runs), num_returns=len(self.runs), timeout=0)
         for run in done:
             self._ended.append(self.runs.pop(run))
@@ -124,13 +124,15 @@ class Fleet:
             except RayError as e:
                 raise RunnerError(f"a worker on Ray failed: {_cause(e)}") from None
         if self._ended:
-            # One has found nothing more to do: those that Ray has not placed, or not again, have nothing to wait for.
+            # One actor found no more work: those that Ray has not placed, or not placed again, need not be waited for.
             silent = {slot for slot, at in self._asked.values() if time.monotonic() - at > SILENCE_S}
             self.runs = {run: slot for run, slot in self.runs.items() if slot not in silent}
         return bool(self.runs)
 
     def results(self) -> list[Result]:
-        """Results since the last time. An actor without a place has none, and is asked again later."""
+        """The results since the last call. An actor that is not placed yet does not answer, and is asked again
+        later.
+        """
         for slot in set(self.slots) - {slot for slot, _ in self._asked.values()}:
             self._asked[slot.results.remote()] = slot, time.monotonic()
         return self._answers(list(self._asked), LOOK_S)
@@ -150,20 +152,22 @@ class Fleet:
         return found
 
     def tell(self, order: str) -> None:
-        """`stop` or `abandon`, to all."""
+        """Pass the order `stop` or `abandon` to all actors."""
         for slot in self.slots:
             slot.tell.remote(order)
 
 
 def run(settings: Settings, options: str | None) -> Tally:
-    """Work on a cluster until there is no more: on that of RAY_ADDRESS, or the one that Ray finds."""
+    """Run attempts on a cluster until there are no more: on that of RAY_ADDRESS, or the one that Ray finds. Returns the
+    tally.
+    """
     given, address = _options(options), os.environ.get("RAY_ADDRESS")
     actor = _actor(given)
     _check_address(address)
     _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(address=address, log_to_driver=settings.echo, logging_level=logging.WARNING, namespace="penstock")
-    except Exception as e:  # Ray raises it itself, where a cluster that it starts is not there in time
+    except Exception as e:  # Ray raises a bare Exception when a cluster that it starts is not ready in time
         raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
     try:
         with progress(settings.echo, settings.most) as shown:
@@ -173,7 +177,7 @@ def run(settings: Settings, options: str | None) -> Tally:
 
 
 def _actor(options: dict[str, Any]) -> Any:
-    """What runs on the cluster; Ray knows which options are wrong before there is one."""
+    """The class of the actors. Ray rejects wrong options here, before there is an actor: raises `UsageError`."""
     try:
         return ray.remote(**(OPTIONS | options))(Slot)
     except (TypeError, ValueError) as e:
@@ -181,8 +185,8 @@ def _actor(options: dict[str, Any]) -> Any:
 
 
 def _check_address(address: str | None) -> None:
-    """Fails at once when nothing answers at HOST:PORT; Ray itself would try for minutes, and give the reason in a log
-    of its own.
+    """Raise `RunnerError` at once when nothing answers at HOST:PORT; Ray itself would try for minutes, and write the
+    reason to its own log.
     """
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
@@ -226,7 +230,7 @@ def _tell(results: list[Result], tally: Tally, shown: Lines) -> list[Result]:
 def _mind(
     fleet: Fleet, results: list[Result], breaker: Breaker, settings: Settings, tally: Tally, shown: Lines
 ) -> None:
-    """Stops the actors when agents cannot work, and hands back attempts that were no tries."""
+    """Stop the actors when agents cannot work, and hand back attempts that do not count as tries."""
     found = [each for result in results for each in breaker.note(result)]
     if breaker.tripped is not None and tally.stopped is None:
         fleet.tell("stop")
@@ -238,7 +242,7 @@ def _mind(
 
 
 async def _hand_back(settings: Settings, results: list[Result], shown: Lines) -> list[Result]:
-    """Hands attempts back; returns those that were."""
+    """Hand attempts back; return those that the gateway accepted."""
     async with Client(settings.gateway, settings.key) as client:
         return [result for result in results if await hand_back(client, result, shown.away)]
 
@@ -249,7 +253,7 @@ def _shares(settings: Settings) -> list[Settings]:
     shares = [
         None if settings.most is None else settings.most // count + (n < settings.most % count) for n in range(count)
     ]
-    alone = replace(settings, workers=1, keep_going=True)  # the driver minds what all of them say
+    alone = replace(settings, workers=1, keep_going=True)  # the driver has the breaker for all of them
     return [replace(alone, name=f"{settings.name}-{n}", most=most) for n, most in enumerate(shares, 1)]
 
 

@@ -1,9 +1,9 @@
 """Between an agent and the model hosts that it calls: our own TLS front.
 
-The agent has a proxy and a certificate authority in its environment, and nothing else of us. A connection to a model
-host ends here; its bytes go to the gateway in the clear, through a tunnel that says whose they are (the gateway's
-`calls.tunnel`). Nobody looks into them on the way, so they cannot be changed. Every other connection is passed on with
-its TLS as it is, or refused.
+The agent has a proxy and a certificate authority in its environment, and nothing else of Penstock. The TLS of a
+connection to a model host ends here; its bytes go to the gateway in the clear, through a tunnel whose headers name the
+rollout (the gateway's `calls.tunnel`). Nothing parses them on the way, so they are not changed. Every other connection
+is passed on with its TLS as it is, or refused.
 
     authority   certificates for one day and a few hosts, which `certificates` has made
     policy      what becomes of a connection

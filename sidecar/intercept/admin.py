@@ -1,11 +1,11 @@
-"""What a runner tells a sidecar that runs already: which port has which rollout. Its requests carry a token.
+"""The API by which a runner assigns rollouts to the ports of a running sidecar. Its requests carry a token.
 
     GET    /ready          serving? For probes, without the token
     GET    /agents         the ports, and the rollouts that they have
     PUT    /agents/PORT    {"rollout": "r1", "attempt": "a1", "token": "pst_..."}
     DELETE /agents/PORT    the rollout is over
 
-It listens on a socket or a port of its own. Agents get to neither through their fronts, and know no token.
+It listens on a socket or a port of its own. Agents reach neither through their fronts, and do not know the token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.sidecar.intercept.service import Service, Taken
 
 _LARGEST: Final = 64 << 10
 TOKEN: Final = "PENSTOCK_SIDECAR_TOKEN"
-"""The variable that names the token, to the sidecar and to the runner."""
+"""The variable that holds the token, for the sidecar and for the runner."""
 SHORTEST: Final = 16
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,7 +43,7 @@ class Bound(BaseModel):
 
 
 class Admin:
-    """Listens for the runner."""
+    """The server of this API."""
 
     def __init__(self, service: Service, token: str) -> None:
         self._service, self._token = service, token.encode()
@@ -59,7 +59,9 @@ class Admin:
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, address: str) -> str:
-        """Listens on HOST:PORT, or on a socket where the address has a slash. Returns where."""
+        """Listen on HOST:PORT, or on a Unix socket if the address has a slash. Return the address, with the chosen
+        port.
+        """
         await self._runner.setup()
         if "/" in address:
             _vacate(address)
@@ -76,7 +78,7 @@ class Admin:
         return f"{host}:{chosen}"
 
     async def stop(self) -> None:
-        """Listens no more."""
+        """Stop listening."""
         await self._runner.cleanup()
 
     @web.middleware
@@ -126,7 +128,7 @@ class Admin:
 
 
 def _vacate(path: str) -> None:
-    """Removes the socket of a sidecar that was killed, and nothing else."""
+    """Remove the socket of a sidecar that was killed, but no other kind of file."""
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)

@@ -1,4 +1,4 @@
-"""What a front answers itself: refusals, and what it says of itself at the address `CHECK`."""
+"""Answers of the front itself: refusals, and its description of itself at the address `CHECK`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from penstock.sidecar.intercept.ways import Refused, Ways
 
 _REASONS: Final = {200: b"OK", 400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}
 _LARGEST: Final = 64 << 10
-"""Bytes of a head."""
+"""The most bytes of a request's head."""
 
 
 def answer(status: int, message: str, kind: str = "text/plain; charset=utf-8") -> bytes:
-    """A whole answer of ours."""
+    """A complete HTTP response of the front itself."""
     body = message.encode() + b"\n"
     head = b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
     return head % (status, _REASONS[status], kind.encode(), len(body)) + body
 
 
 class Question(End):
-    """The agent's end of a connection that goes nowhere: what it asks for."""
+    """The agent's end of a connection that the front answers itself: reads the target of its request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,6 @@ class Question(End):
         self._head = b""
 
     def data_received(self, data: bytes) -> None:
-        """The head of its request."""
         if self.target.done():
             return
         self._head += data
@@ -42,13 +41,14 @@ class Question(End):
             self.target.set_exception(Refused(400, "the head of the request is too large"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
         self.target.cancel()
         super().connection_lost(exc)
 
 
 async def own_answer(target: str, policy: Policy, ways: Ways) -> bytes:
-    """Whose calls pass here; at `/hosts` also what keeps calls of each host from the gateway, or null."""
+    """The response that names the bound rollout; for the target `/hosts` also, for each model host, the problem that
+    keeps its calls from the gateway, or null.
+    """
     known = dict(ways.binding.headers) if ways.binding is not None else {}
     said: dict[str, object] = {"penstock": "sidecar", "bound": ways.binding is not None}
     said |= {"rollout": known.get("x-rollout-id"), "attempt": known.get("x-attempt-id")}

@@ -1,5 +1,6 @@
-"""Asks a sidecar whether connections get to it, as a client of its agent would: `https://192.0.2.1/`, by the proxy of
-an environment or where the kernel redirects it, and with a file of certificates that the client would trust.
+"""Asks a sidecar for its description of itself, as a client of its agent would: `https://192.0.2.1/`, through the proxy
+of an environment or a redirection by the kernel, and with the certificates that the client would trust. An answer
+proves that connections reach the sidecar.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from penstock.sidecar.intercept.ways import reason
 
 _SECONDS: Final = 5.0
 _ALL: Final = 30.0
-"""Until every host was tried."""
+"""The longest time of a request that tries every host; s."""
 
 
 class NotReached(Exception):
-    """Connections do not get to a sidecar; the text says why."""
+    """Raised when connections do not reach a sidecar; the text is the reason."""
 
 
 async def ask(proxy: str | None, trusted: Path | str | None, hosts: bool = False) -> Mapping[str, Any]:
-    """What the sidecar says of itself, with `hosts` also of the hosts whose calls the gateway takes. `proxy`: its URL;
-    `trusted`: a file of certificates, or the certificates, or None for whoever answers. Raises `NotReached`."""
+    """The sidecar's description of itself; with `hosts`, also which hosts' calls reach the gateway. `proxy`: the
+    sidecar's URL as a proxy; None where the kernel redirects. `trusted`: a file of certificates, or the certificates,
+    or None to trust any server. Raises `NotReached`.
+    """
     try:
         if trusted is None:
             context = ssl.create_default_context()
@@ -60,7 +63,7 @@ async def _asked(proxy: str | None, context: ssl.SSLContext, target: str) -> Map
         try:
             parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
             host, port = parts.hostname or "", parts.port or 80
-        except ValueError:  # what Python says may hold a piece of a password
+        except ValueError:  # Python's message may hold a part of a password
             raise ValueError("it is no HOST with a port up to 65535") from None
     reader, writer = await asyncio.open_connection(host, port)
     try:

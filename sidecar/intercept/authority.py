@@ -1,4 +1,4 @@
-"""The certificates of one run (`certificates`), ready for servers of its hosts. Their authority's key is no more."""
+"""The certificates of one run (`certificates`), ready for servers of its hosts. The key of their authority is gone."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ _MODULE = "penstock.sidecar.intercept.certificates"
 
 
 class Authority:
-    """Vouches for a few hosts."""
+    """Certificates for a few hosts, and the authority that clients must trust for them."""
 
     def __init__(self, pem: str, chains: Mapping[str, str], private: str = "") -> None:
-        """What clients must trust, and for each host its key and certificates, all as PEM. `private`: the authority's
-        key, if it was asked for."""
+        """`pem`: the certificate that clients must trust. `chains`: for each host its key and certificates. `private`:
+        the authority's key, if requested. All are PEM.
+        """
         self.pem, self._chains, self.private = pem, chains, private
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     @classmethod
     async def made(cls, hosts: Iterable[str], private: bool = False) -> Authority:
-        """For these names, or addresses of IPv4 and IPv6; made by a process that ends with it."""
+        """An authority for these names or addresses (IPv4, IPv6), made by a process that ends then. `private`: keep its
+        key.
+        """
         words = [*(["--private"] if private else []), *sorted(set(hosts))]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", _MODULE), *words, stdout=asyncio.subprocess.PIPE
@@ -35,20 +38,21 @@ class Authority:
 
     @classmethod
     def here(cls, hosts: Iterable[str]) -> Authority:
-        """The same, made in this process."""
+        """The same as `made`, but in this process."""
         from penstock.sidecar.intercept.certificates import printed
 
         return cls(**json.loads(printed(sorted(set(hosts)))))
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Those that it vouches for."""
+        """The hosts that have certificates."""
         return frozenset(self._chains)
 
     def context(self, host: str) -> ssl.SSLContext:
-        """TLS for a server of this name; raises `KeyError` for a host that it does not vouch for. Only HTTP/1.1 is
-        offered (ALPN), which carries WebSockets too. A client that asks for another name (SNI) than it has connected
-        to is refused."""
+        """The TLS context of a server for a host; raises `KeyError` for a host without a certificate. It offers only
+        HTTP/1.1 (ALPN), which carries WebSockets too. It refuses a client that asks for another name (SNI) than the
+        host that it connected to.
+        """
         found = self._contexts.get(host)
         if found is None:
             found = self._contexts[host] = _context(host, self._chains[host])
@@ -62,7 +66,7 @@ def _context(host: str, chain: str) -> ssl.SSLContext:
     context.sni_callback = lambda _, named, __: (
         None if not named or named.lower() == host else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
     )
-    # The ssl module reads files only. This one has no name for other processes, and is gone when it is closed.
+    # The ssl module reads only files. This one has no name for other processes, and is gone when it is closed.
     file = os.memfd_create("penstock-certificate")
     try:
         os.write(file, chain.encode())

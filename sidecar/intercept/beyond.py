@@ -1,5 +1,5 @@
-"""The proxy that this machine itself needs for the world outside, from its own environment. It leads to hosts, never
-to the gateway.
+"""The proxy that this machine itself needs for other hosts, from its own environment. It is used for hosts, never for
+the gateway.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Takes CONNECT."""
+    """A proxy that accepts CONNECT."""
 
     host: str
     port: int
     tls: bool
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Its user and password."""
+    """The header with its user and password; empty without them."""
 
 
 def proxy_for(host: str, plain: bool) -> Proxy | None:
-    """The proxy that leads to a host; None where it is reached without one."""
+    """The proxy for a host; None when the host is reached without one."""
     proxies = getproxies_environment()
     url = proxies.get("http" if plain else "https") or proxies.get("all")
     if not url or _is_here(host) or proxy_bypass(host):
@@ -35,7 +35,7 @@ def proxy_for(host: str, plain: bool) -> Proxy | None:
 
 
 def check() -> None:
-    """Raises `ValueError` where a variable of this environment names what can be no proxy."""
+    """Raise `ValueError` when a proxy variable of this environment does not name a proxy."""
     for kind, url in getproxies_environment().items():
         if kind in ("http", "https", "all"):
             try:
@@ -45,12 +45,14 @@ def check() -> None:
 
 
 def parsed(url: str) -> Proxy | None:
-    """A proxy as variables name it; None for a kind that we do not speak. Raises `ValueError` for what is none."""
+    """The proxy that the value of a variable names; None for an unsupported kind. Raises `ValueError` when the value is
+    invalid.
+    """
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         _ = parts.port
     except ValueError:
-        # Without user and password; what Python says may hold a piece of them.
+        # Without user and password, of which Python's own message may hold a part.
         raise ValueError(f"{url.rpartition('@')[2]!r} is no proxy: HOST, and a port up to 65535 behind it") from None
     if parts.scheme not in _PORTS or not parts.hostname:
         return None

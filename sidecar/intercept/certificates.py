@@ -1,12 +1,13 @@
 """A certificate authority for a few hosts and a day at most, and certificates of these hosts.
 
-Whoever trusts it trusts it for these hosts and no others (name constraints, RFC 5280 section 4.2.1.10), so a stolen
-certificate says little. Clients that read the whole chain (OpenSSL, Go, BoringSSL, webpki) hold it to that.
+A client that trusts the authority trusts it for these hosts and no others (name constraints, RFC 5280 section
+4.2.1.10), so a stolen key does little harm. Clients that check the whole chain (OpenSSL, Go, BoringSSL, webpki) enforce
+that.
 
     python -m penstock.sidecar.intercept.certificates [--private] HOST...
 
-prints them as JSON. A sidecar has them made by this process: its key is gone when it ends, and what it takes to make
-certificates (12 MB) is no burden for the time that an agent runs.
+prints them as JSON. A sidecar runs this process to make them: the key is gone when the process ends, and so are the 12
+MB of memory that it takes to make certificates.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAY: Final = timedelta(hours=24)
 _CLOCKS: Final = timedelta(minutes=5)
-"""How far clocks of containers may be apart."""
+"""The most by which the clocks of containers may differ."""
 
 
 class Maker:
-    """Signs certificates of hosts."""
+    """A certificate authority that signs certificates of its hosts."""
 
     def __init__(self, hosts: Iterable[str], now: datetime | None = None) -> None:
-        """`hosts`: names, or addresses of IPv4 and IPv6, that it may vouch for."""
+        """`hosts`: the names or addresses (IPv4, IPv6) that it may sign for."""
         self.hosts = frozenset(hosts)
         self._from = (now or datetime.now(UTC)) - _CLOCKS
         self.until = self._from + DAY
@@ -41,15 +42,15 @@ class Maker:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Penstock sidecar, this run only")])
         self._certificate = self._signed(self._own())
         self.pem = self._certificate.public_bytes(Encoding.PEM).decode("ascii")
-        """What its clients must trust."""
+        """The certificate that clients must trust."""
 
     @property
     def private(self) -> str:
-        """Its key, for an engine that makes certificates itself."""
+        """The authority's key, for an engine that makes certificates itself."""
         return _private(self._key)
 
     def chain(self, host: str) -> str:
-        """A key for a server of this name, its certificate and the authority's, as PEM."""
+        """A new key for a server of this host, its certificate and the authority's, as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._signed(self._leaf(host, key)).public_bytes(Encoding.PEM).decode("ascii")
         return _private(key) + certificate + self.pem
@@ -64,7 +65,7 @@ class Maker:
         )
 
     def _leaf(self, host: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        # OpenSSL takes a common name without spaces for a host's, which the constraints forbid where it is an address.
+        # OpenSSL treats a common name without spaces as a host name, and the constraints forbid an address there.
         common = host if isinstance(_general(host), x509.DNSName) else f"address {host}"
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
         return (
@@ -123,8 +124,9 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
 
 def printed(words: list[str]) -> str:
-    """What the command prints: `pem`, what clients must trust; `chains`, what servers of the hosts need; with
-    `--private` the authority's key."""
+    """The command's output, as JSON: `pem`, the certificate that clients must trust; `chains`, keys and certificates
+    for servers of the hosts; with `--private`, the authority's key.
+    """
     hosts = [word for word in words if word != "--private"]
     maker = Maker(hosts)
     made: dict[str, object] = {"pem": maker.pem, "chains": {host: maker.chain(host) for host in hosts}}

@@ -1,8 +1,9 @@
-"""`penstock sidecar check`: walks the way of an agent's calls, for each family of clients, and says what is missing.
+"""`penstock sidecar check`: follows the way of an agent's calls, for each family of clients, and reports what is
+missing.
 
-Of each family the variables are tried as its clients read them: does their proxy lead to a sidecar, and does their file
-hold its certificate? If its program is on this machine, that one is asked as well. Then the sidecar says of which hosts
-the gateway takes calls. No model is called.
+It tries the variables of each family as its clients read them: their proxy must lead to a sidecar, and their file must
+hold its certificate. If the family's program is on this machine, it is run too. Then the sidecar reports for which
+hosts the gateway takes calls. No model is called.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ABSENT: Final = ("No module named", "Cannot find module")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was found."""
+    """A finding: a family or host, the result in words, and True if it is good."""
 
     name: str
     said: str
@@ -38,14 +39,14 @@ class Row:
 
 @dataclass(slots=True)
 class Check:
-    """An environment that is looked at."""
+    """The check of one environment and its findings."""
 
     env: Mapping[str, str]
     rows: list[Row] = field(default_factory=list[Row])
     hosts: list[Row] = field(default_factory=list[Row])
     rollout: str | None = None
     _asked: dict[str, str | None] = field(default_factory=dict[str, str | None])
-    """Files of certificates, and why nothing was reached with them."""
+    """For each file of certificates that was tried, the problem; None when the sidecar was reached with it."""
 
     @property
     def proxy(self) -> str | None:
@@ -55,11 +56,11 @@ class Check:
 
     @property
     def good(self) -> bool:
-        """Whether everything gets to the gateway."""
+        """True if all calls reach the gateway."""
         return bool(self.hosts) and all(row.good for row in (*self.rows, *self.hosts))
 
     def lines(self) -> Iterator[str]:
-        """For a person, in 80 columns."""
+        """The findings as lines of at most 80 columns."""
         for row in (*self.rows, *self.hosts):
             told = row.said if row.good else f"NOT RIGHT: {row.said}"
             yield from wrap(
@@ -75,7 +76,7 @@ class Check:
             yield f"Calls get to the gateway, {whose}."
 
     async def walk(self) -> None:
-        """All of it."""
+        """Run all checks."""
         try:
             _ = await ask(self.proxy, None)
         except NotReached as problem:
@@ -106,7 +107,7 @@ class Check:
         return Row(family.name, f"does not get here: {said}" if failed else "gets here", not failed)
 
     async def _missing(self, family: Family) -> str | None:
-        """The variable that is missing or wrong."""
+        """A message about the variable that is missing or wrong; None when all are right."""
         if self.proxy is not None and family.also and not self.env.get(family.also):
             return f"{family.also} is not set"
         file = self.env.get(family.certificates)
@@ -125,7 +126,7 @@ class Check:
         return None
 
     async def _probe(self, command: tuple[str, ...]) -> tuple[str, bool]:
-        """What a program says, and whether it did not get here."""
+        """Run a family's program: (its message, True if it did not reach the sidecar)."""
         process = await asyncio.create_subprocess_exec(
             *command,
             env=dict(self.env),
@@ -145,7 +146,7 @@ class Check:
         return lines[-1].strip()[:200] if lines else f"it ended with {process.returncode}", True
 
     async def _socket(self, path: str) -> Row:
-        """A Unix socket in place of proxy and certificate: is somebody there?"""
+        """Check the Unix socket that takes the place of proxy and certificate: the sidecar must listen on it."""
         try:
             _, writer = await asyncio.open_unix_connection(path)
         except OSError as error:
@@ -159,8 +160,9 @@ class Check:
 
 
 async def uses_socket(env: dict[str, str]) -> bool:
-    """Whether the Claude Code of this machine calls its model on a Unix socket: nobody has documented that it does. It
-    calls one of ours, where nothing is answered."""
+    """True if the Claude Code of this machine calls its model on a Unix socket that a variable names, which is
+    undocumented. Tried with a socket of ours that answers nothing.
+    """
     came = asyncio.Event()
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

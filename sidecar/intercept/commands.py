@@ -1,4 +1,4 @@
-"""The commands `penstock sidecar`."""
+"""The commands of `penstock sidecar`: run, serve, bind, release, iptables, check."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def _gateway(url: str) -> str:
 
 
 def _whose(rollout: str | None = None, attempt: str | None = None) -> Whose:
-    """What is known of the agent's rollout; the variables say what is not given. All of it goes into headers."""
+    """The agent's rollout; what the options leave out comes from the variables. All parts are valid as headers."""
     from penstock.gateway.client.opener import fits_a_header
     from penstock.gateway.model.base import ID_PATTERN
     from penstock.sidecar.intercept.egress import Whose

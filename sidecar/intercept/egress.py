@@ -1,6 +1,6 @@
-"""Tells the gateway where an agent has been besides its model hosts: an event on its rollout for each host.
+"""Reports to the gateway which hosts besides its model hosts an agent has contacted: an event on its rollout for each.
 
-What that takes is imported when there is something to tell: it would be half of a sidecar's memory.
+Its heavy imports, which would be half of a sidecar's memory, wait until there is something to report.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 NAME: Final = "egress"
 _SECONDS: Final = 10.0
 _MOST: Final = 500
-"""Events in one request, and hosts that are told apart."""
+"""The most events in one request, and the most rows of a ledger."""
 _OTHERS: Final = "(others)"
 _Key = tuple[str, int, str, str | None]
-"""Host, port, fate; the address of a redirected connection."""
+"""Host, port, fate; the address of a redirected connection, else None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """What is known of the agent's rollout: its ids, its token, or neither."""
+    """The known identity of an agent: its rollout and attempt, its token, or nothing."""
 
     rollout: str | None = None
     attempt: str | None = None
@@ -35,22 +35,23 @@ class Whose:
 
     @property
     def binding(self) -> Binding:
-        """What the gateway is told of its connections."""
+        """The headers that identify the agent's connections to the gateway."""
         named = {"x-rollout-id": self.rollout, "x-attempt-id": self.attempt}
         key = [] if self.token is None else [("Proxy-Authorization", f"Bearer {self.token}")]
         return Binding((*((name, value) for name, value in named.items() if value), *key))
 
 
 class Ledger:
-    """Where one agent has been: a row for each host, port and fate."""
+    """The connections of one agent, summed by host, port and fate."""
 
     def __init__(self) -> None:
         self._rows: dict[_Key, tuple[Passed, int]] = {}
-        """The sum of its connections, and how many there were."""
+        """The sum of a row's connections, and their number."""
 
     def add(self, one: Passed) -> None:
-        """A connection that is over. Calls that went to the gateway have spans of their own; only what kept them from
-        it is told."""
+        """Add a closed connection. Calls that went to the gateway have spans of their own, so only those that failed to
+        are added.
+        """
         if (one.fate == "intercept" and one.problem is None) or one.fate == "check":
             return
         key = (one.host, one.port, one.fate, one.address)
@@ -67,12 +68,12 @@ class Ledger:
 
     @property
     def problems(self) -> list[str]:
-        """What its owner should know."""
+        """A line for each host with a problem, for the user."""
         rows = self._rows.items()
         return [f"{host}:{port}: {one.problem}" for (host, port, *_), (one, _) in rows if one.problem is not None]
 
     def take(self) -> list[Event]:
-        """All of it as events; the ledger is empty afterwards."""
+        """The rows as events; the ledger is empty afterwards."""
         if not self._rows:
             return []
         from penstock.gateway.model.queue import Event
@@ -101,8 +102,9 @@ def _figures(one: Passed, count: int) -> dict[str, Scalar]:
 
 
 async def tell(gateway: str, whose: Whose, made: list[Event]) -> str | None:
-    """Posts events to the gateway; why they are not on the tape, where that fails. Without a rollout there is nothing
-    to put them on."""
+    """Post events to the gateway; return the reason when they could not be stored. Without a rollout there is nothing
+    to attach them to: they are dropped.
+    """
     if whose.rollout is None or not made:
         return None
     import aiohttp

@@ -1,4 +1,4 @@
-"""What clients read to trust the sidecar's authority, and how one that is on this machine shows that it does. Pure."""
+"""Families of clients: variables by which they trust the sidecar's authority, and a command that proves it. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Family:
 
     name: str
     certificates: str
-    """The variable that names what they trust."""
+    """The variable that names the certificates they trust."""
     probe: tuple[str, ...] = ()
-    """A command that asks the sidecar, for where its program is."""
+    """A command that asks the sidecar; run if its program is on this machine."""
     also: str = ""
-    """Another variable that must be set, or they use no proxy."""
+    """Another variable without which they use no proxy."""
 
 
 FAMILIES: Final = (

@@ -1,5 +1,5 @@
-"""The proxy that an agent has in its environment: listens, and knows whose its connections are. What becomes of each
-says `visit`.
+"""The proxy that an agent has in its environment: listens, and knows the rollout of its connections. `visit` handles
+each connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.sidecar.intercept.ways import Binding, Limits, Ways
 
 
 class Front:
-    """One agent's proxy."""
+    """The proxy of one agent."""
 
     def __init__(
         self,
@@ -30,8 +30,9 @@ class Front:
         limits: Limits | None = None,
         ours: set[int] | None = None,
     ) -> None:
-        """`gateway` is its URL; `on_passed` gets each connection that is over; `ours` are ports of this machine that
-        nobody gets to through a front."""
+        """`gateway`: its URL. `on_passed`: called with each connection that is closed. `ours`: ports of this machine
+        that no agent may reach through a front.
+        """
         limits = limits or Limits()
         self.authority = authority
         self._ways = Ways(gateway, limits, set() if ours is None else ours)
@@ -39,7 +40,7 @@ class Front:
         self._servers: list[asyncio.Server | asyncio.DatagramTransport | Listener] = []
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Listens; returns the port."""
+        """Listen as a proxy; return the port."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: Visit(self._setting), host, port, backlog=BACKLOG)
         self._servers.append(server)
@@ -48,7 +49,7 @@ class Front:
         return port
 
     def start_redirected(self, port: int = 0) -> int:
-        """Listens for connections that the kernel brings here; returns the port."""
+        """Listen for connections that the kernel redirects here; return the port."""
         sockets = listening(port)
         self._servers.append(Listener(self._setting, sockets))
         port = sockets[0].getsockname()[1]
@@ -56,7 +57,7 @@ class Front:
         return port
 
     async def start_inside(self, sockets: list[socket.socket]) -> None:
-        """Listens in the network of an agent: on the first socket for names, on the others for connections."""
+        """Listen in the network of an agent: on the first socket for DNS, on the others for connections."""
         names = Names()
         first, *others = sockets
         loop = asyncio.get_running_loop()
@@ -64,7 +65,7 @@ class Front:
         self._servers += [transport, Listener(self._setting, others, names)]
 
     async def start_socket(self, path: Path, host: str) -> None:
-        """Listens on a Unix socket too, for calls of one host without TLS."""
+        """Listen on a Unix socket too, for calls of one host without TLS."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(lambda: SocketVisit(self._setting, host), path, backlog=BACKLOG)
         self._servers.append(server)
@@ -72,15 +73,15 @@ class Front:
 
     @property
     def misled(self) -> str | None:
-        """Why our own connections come back to us, if they have."""
+        """The reason why our own connections are redirected back to us; None when they are not."""
         return self._setting.misled
 
     def bind(self, binding: Binding) -> None:
-        """From now on calls pass, as those of this rollout."""
+        """Let calls pass from now on, as those of this rollout."""
         self._ways.bind(binding)
 
     async def release(self) -> None:
-        """The rollout is over: what is open closes, and calls wait for the next one."""
+        """End the rollout: close its open connections; calls wait for the next rollout."""
         self._ways.bind(None)
         visits = list(self._setting.visits)
         for visit in visits:
@@ -89,7 +90,7 @@ class Front:
             await visit.gone.wait()
 
     async def stop(self) -> None:
-        """Closes everything."""
+        """Stop listening and close all connections."""
         for server in self._servers:
             server.close()
         await self.release()

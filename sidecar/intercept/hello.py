@@ -1,5 +1,5 @@
-"""Where a redirected connection wants to go, from its first bytes: the name in a ClientHello of TLS (RFC 8446 section
-4.1.2, RFC 6066 section 3), or the Host of a plain request. Pure; odd bytes never raise.
+"""The host that a redirected connection names in its first bytes: the server name in a ClientHello of TLS (RFC 8446
+section 4.1.2, RFC 6066 section 3), or the Host of a plain request. Pure; odd bytes never raise.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import re
 from typing import Final, NamedTuple
 
 LARGEST: Final = 64 << 10
-"""Bytes that are looked at."""
+"""The most bytes that are examined."""
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 _HOST: Final = re.compile(
     rb"\r\nhost:[ \t]*(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?[ \t]*\r\n", re.IGNORECASE
@@ -18,15 +18,15 @@ HOST_NAME: Final = re.compile(rb"[A-Za-z0-9._-]{1,253}")
 
 
 class Opening(NamedTuple):
-    """What the first bytes say."""
+    """The first bytes of a connection, parsed."""
 
     tls: bool
     name: str | None
-    """None where they name no host."""
+    """The host that they name; None when they name none."""
 
 
 def opening(data: bytes) -> Opening | None:
-    """None where more bytes are needed. What is neither TLS nor HTTP names no host."""
+    """Parse the first bytes; None when more are needed. Bytes that are neither TLS nor HTTP name no host."""
     if not data:
         return None
     if data[0] == _HANDSHAKE:

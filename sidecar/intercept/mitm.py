@@ -1,9 +1,9 @@
 """The other engine: mitmproxy between the agent and our front. It ends the agent's TLS, and does nothing else.
 
-It speaks HTTP/2, which our front does not. What becomes of a connection, whose it is and what is told of it stays where
-it was: mitmproxy passes everything on to our front, hosts that are not intercepted with their TLS as it is.
+It speaks HTTP/2, which our front does not. The front still decides each connection's fate and rollout, and reports it:
+mitmproxy passes every connection on to the front, those of hosts that are not intercepted with their TLS as it is.
 
-It runs as a program, from an environment of its own: what it requires does not go together with what others do.
+It runs as a program, from an environment of its own, because its requirements conflict with those of other packages.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.visit import Passed
 
 PROGRAM: Final = "PENSTOCK_MITMDUMP"
-"""Variable with the path of mitmdump."""
+"""The variable with the path of mitmdump."""
 _NAME: Final = "mitmdump"
 _ADDON: Final = Path(__file__).with_name("mitm_addon.py")
 _START: Final = 30.0
-"""Seconds in which it must listen."""
+"""The longest time until it must listen; s."""
 _KEPT: Final = ("PATH", "HOME", "LANG", "TMPDIR")
-"""What it gets of our environment: no tokens, and no paths of our Python."""
+"""The variables that it inherits: no tokens, and no paths of our Python."""
 _WORDS: Final = 5
-"""Lines of its own that are kept."""
+"""The most lines of its own output that are kept."""
 
 
 class EngineError(Exception):
-    """mitmproxy is not there, or does not start."""
+    """Raised when mitmproxy is missing, or does not start."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """mitmproxy, running."""
+    """A running mitmproxy."""
 
     port: int
-    """Where the agent finds it."""
+    """The port of its proxy, for the agent."""
     pem: str
-    """What the agent must trust."""
+    """The certificate that the agent must trust."""
     folder: Path
-    """For files of the agent."""
+    """The folder for the agent's files."""
     problems: list[str] = field(default_factory=list[str])
-    """What its owner should know."""
+    """Problems to report to the user."""
 
 
 def program() -> str:
@@ -71,11 +71,13 @@ def program() -> str:
 async def standing(
     policy: Policy, folder: Path, front: int, trusted: Path, on_passed: Callable[[Passed], None]
 ) -> AsyncGenerator[Engine]:
-    """mitmproxy before a front. `front` is its port and `trusted` the file with its authority; `folder` gets
-    its files. Raises `EngineError`."""
+    """Run mitmproxy before a front. `front`: the front's port. `trusted`: the file with the front's authority.
+    `folder`: the place for its files. Raises `EngineError`.
+    """
     hosts = {host for host, _ in policy.hosts}
     if addresses := sorted(host for host in hosts if _is_address(host)):
-        # It writes an address into the name of the certificate as well, and OpenSSL holds that against the constraints.
+        # mitmproxy writes an address into the certificate's common name too, and OpenSSL rejects that by the
+        # constraints.
         raise EngineError(f"--intercept {addresses[0]}: mitmproxy's certificates hold for names only")
     authority = await Authority.made(hosts, private=True)
     home = folder / "mitmproxy"
@@ -113,9 +115,9 @@ async def _started(options: list[str]) -> asyncio.subprocess.Process:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # signals of a terminal are not for it
+            start_new_session=True,  # it must not get a terminal's signals
         )
-    except OSError as error:  # an environment that was moved, or made for another machine
+    except OSError as error:  # its environment was moved, or made for another machine
         said = f"{place}, or the interpreter in its first line: {error.strerror}"
         raise EngineError(f"mitmdump could not be started: {said}") from None
 
@@ -143,10 +145,11 @@ def _options(policy: Policy, home: Path, front: int, trusted: Path) -> list[str]
         "mode": f"upstream:http://127.0.0.1:{front}",
         "ssl_verify_upstream_trusted_ca": str(trusted),
         "allow_hosts": f"^(?:{hosts})$",
-        # It connects when it knows what to send; who the host is, it hears from the agent and not from the host.
+        # It connects only with a request to send, and takes the host's name from the agent, not from the host's
+        # certificate.
         "connection_strategy": "lazy",
         "upstream_cert": "false",
-        # Messages of a WebSocket pass as they are. Otherwise it takes each apart and writes it anew.
+        # Messages of a WebSocket pass unchanged; otherwise it would parse and rewrite each.
         "websocket": "false",
         # No pages of its own.
         "onboarding": "false",
@@ -158,7 +161,7 @@ def _options(policy: Policy, home: Path, front: int, trusted: Path) -> list[str]
 
 
 async def _port(process: asyncio.subprocess.Process) -> int:
-    """Where it listens, which it says first."""
+    """Wait for the port that it listens on, the first line that it prints; raises `EngineError`."""
     assert process.stdout is not None
     words: list[str] = []
     try:
@@ -174,7 +177,7 @@ async def _port(process: asyncio.subprocess.Process) -> int:
 
 
 async def _listen(process: asyncio.subprocess.Process, engine: Engine, on_passed: Callable[[Passed], None]) -> None:
-    """Until it ends: what it says of agents, and its own words."""
+    """Read its output until it ends: failed handshakes of the agent, and other lines as problems."""
     assert process.stdout is not None
     async for line in _lines(process.stdout):
         said = _said(line)
@@ -185,12 +188,12 @@ async def _listen(process: asyncio.subprocess.Process, engine: Engine, on_passed
 
 
 async def _lines(stdout: asyncio.StreamReader) -> AsyncGenerator[bytes]:
-    """All that it says, but for lines that are too long: it must never wait for us."""
+    """Yield the lines of its output, except too long ones; mitmproxy must never wait for us to read."""
     while True:
         try:
             line = await stdout.readline()
         except ValueError:
-            continue  # what has come of it is dropped
+            continue  # the part that was read is dropped
         if not line:
             return
         yield line

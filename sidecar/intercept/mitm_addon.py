@@ -1,7 +1,7 @@
-"""What mitmdump loads where it stands before our front; nothing of ours imports it.
+"""The addon that mitmdump loads when it runs before our front; no other module imports it.
 
-It lets every byte pass at once and changes none. It says on stdout, a line of JSON each, which port it listens on and
-which clients did not trust it, and it ends with the sidecar that has started it: when its stdin does.
+It passes every byte on at once and changes none. It prints lines of JSON: the port that it listens on, and each client
+that did not trust it. It ends with the sidecar that started it, when its stdin closes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _PR_SET_DUMPABLE = 4
 
 
 def running() -> None:
-    """mitmdump listens. It reads its key once more when its other parts hear of that, so ours says it after them."""
-    if sys.platform == "linux":  # Nobody of this user, such as the agent, reads the key in its memory.
+    """Called when mitmdump listens. Its other parts read the key once more in this event, so the port is printed after
+    them.
+    """
+    if sys.platform == "linux":  # Other processes of this user, such as the agent, cannot read the key in its memory.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     asyncio.get_running_loop().call_soon(_listening)
@@ -33,17 +35,17 @@ def _listening() -> None:
 
 
 def requestheaders(flow: Any) -> None:
-    """A request passes as it comes."""
+    """Stream each request as it comes."""
     flow.request.stream = True
 
 
 def responseheaders(flow: Any) -> None:
-    """An answer too, with every event of a stream when it is there."""
+    """Stream each response as it comes, so that every event of a stream passes at once."""
     flow.response.stream = True
 
 
 def tls_failed_client(data: Any) -> None:
-    """A handshake with the agent has failed."""
+    """Report a failed handshake with the agent."""
     host, port = data.context.server.address[:2]
     _say({"host": host, "port": port, "error": str(data.conn.error)})
 

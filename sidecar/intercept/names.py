@@ -1,6 +1,6 @@
-"""Names for an agent in a network without a way out: each gets an address of its own, by which the sidecar knows it
-again. Answers questions of type A (RFC 1035); every name has an address, and whether there is such a host is seen when
-it is connected to.
+"""DNS for an agent in a network without a way out: each name gets an address of its own, by which the sidecar
+recognizes it. Answers questions of type A (RFC 1035). Every name gets an address; a host that does not exist fails only
+when the agent connects.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any, Final, cast
 from penstock.sidecar.intercept.hello import HOST_NAME
 
 _FIRST: Final = int(IPv4Address("198.18.0.1"))
-"""Addresses that no host has (RFC 2544)."""
+"""The first of the addresses that no host has (RFC 2544)."""
 _MOST: Final = (1 << 17) - 2
 _A, _IN, _ANSWER, _FAILED, _NO_NAME, _SECONDS = 1, 1, 0x8180, 0x8182, 0x8183, 60
 
 
 class Names:
-    """Which name has which address."""
+    """The table of names and their addresses."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, str] = {}
         self._names: dict[str, str] = {}
 
     def address(self, name: str) -> str | None:
-        """Of a name, the same each time; None when there are no more."""
+        """The address of a name, the same each time; None when no address is left."""
         if name not in self._addresses and len(self._addresses) < _MOST:
             made = str(IPv4Address(_FIRST + len(self._addresses)))
             self._addresses[name], self._names[made] = made, name
         return self._addresses.get(name)
 
     def name(self, address: str) -> str:
-        """The host at an address: the name that has it, or itself."""
+        """The name that has an address; the address itself if no name has it."""
         return self._names.get(address, address)
 
     def answer(self, question: bytes) -> bytes | None:
-        """The answer to a message; None where it is no question."""
+        """The answer to a DNS message; None when it is no question."""
         if len(question) < 12 or question[2] & 0xF8 or question[4:6] != b"\0\1":
             return None
         labels, at = list[bytes](), 12
@@ -49,7 +49,7 @@ class Names:
             return None
         name, found, code = b".".join(labels), "", _ANSWER
         if HOST_NAME.fullmatch(name) is None:
-            # A label may be of any bytes, line ends too: a proxy would be asked for it.
+            # A label may hold any bytes, line ends too, which would get into a request to a proxy.
             code = _NO_NAME
         elif struct.unpack("!HH", asked[-4:]) == (_A, _IN):
             found = self.address(name.decode("ascii").lower())
@@ -60,18 +60,16 @@ class Names:
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers where the agent asks."""
+    """Serves `Names` on a datagram socket."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It listens."""
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        """A question."""
         answer = self._names.answer(data)
         if answer is not None and self._transport is not None:
             self._transport.sendto(answer, addr)

@@ -1,12 +1,12 @@
-"""A network of its own for one agent, made without any rights: all of its connections get to the sidecar, and there is
-no way past it (Linux: user_namespaces(7), network_namespaces(7)).
+"""A network of its own for one agent, made without privileges: all of the agent's connections reach the sidecar, and
+there is no way past it (Linux: user_namespaces(7), network_namespaces(7)).
 
     python -m penstock.sidecar.intercept.namespace SOCKET RESOLV -- COMMAND...
 
-makes the network, in which every address is this machine and the kernel redirects TCP, and becomes the command. What
-the sidecar listens on is made here, because a socket belongs to the network that it was made in, and handed over
-through the Unix socket SOCKET, an inherited file. The command has the user of whoever has started it, and no rights
-over the network. When the sidecar dies, nothing answers any more.
+makes the network, in which every address is this machine and the kernel redirects TCP, and becomes the command. The
+sidecar's listening sockets are made here, because a socket belongs to the network that it was made in, and handed over
+through the Unix socket SOCKET, an inherited file descriptor. The command runs as the user who started it, without
+rights over the network. When the sidecar dies, nothing answers any more.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from penstock.sidecar.intercept import redirecting
 _NEWNS, _NEWUSER, _NEWNET, _BIND = 0x00020000, 0x10000000, 0x40000000, 0x1000
 _UP, _RUNNING, _SIOCSIFFLAGS = 0x1, 0x40, 0x8914
 PORT: Final = 8100
-"""Of the sidecar, in the network of the agent."""
+"""Port of the sidecar in the network of the agent."""
 BACKLOG: Final = 1024
-"""Connections that may wait for the sidecar to take them. One more is tried again by its kernel only a second later."""
+"""The most connections that may wait to be accepted. The kernel tries one more again only a second later."""
 FAMILIES: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class NoNamespace(Exception):
-    """There can be no such network here; the text says why."""
+    """Raised when such a network cannot be made here; the text is the reason."""
 
 
 def enter(resolv: str) -> list[socket.socket]:
-    """Makes the network for this process. Returns what the sidecar listens on: for names, then for connections."""
+    """Make the network for this process. Return the sockets for the sidecar: the one for DNS, then those for
+    connections.
+    """
     uid, gid = os.getuid(), os.getgid()
     _unshare(_NEWUSER | _NEWNET | _NEWNS)
     _become(0, 0, uid, gid)
@@ -47,7 +49,7 @@ def enter(resolv: str) -> list[socket.socket]:
     sockets += [_listening(family, host, PORT, socket.SOCK_STREAM) for family, host in FAMILIES if _route(family)]
     redirecting.run(redirecting.steps(redirecting.chosen(None), (PORT, None)))
     _mount(resolv, os.path.realpath("/etc/resolv.conf"))
-    # One more namespace of users, in which it is who it was. This network does not belong to it.
+    # A second user namespace, in which the process has its own user again, without rights over this network.
     _unshare(_NEWUSER)
     _become(uid, gid, 0, 0)
     return sockets
@@ -70,7 +72,7 @@ def _become(uid: int, gid: int, outside_uid: int, outside_gid: int) -> None:
 
 
 def _route(family: socket.AddressFamily) -> bool:
-    """Every address of a family is this machine. False where there is no such family."""
+    """Make every address of a family lead to this machine. False when the machine lacks the family (IPv6)."""
     option = "-4" if family == socket.AF_INET else "-6"
     command = ["ip", option, "route", "add", "local", "default", "dev", "lo"]
     try:
@@ -91,13 +93,13 @@ def _listening(family: int, host: str, port: int, kind: int) -> socket.socket:
 
 
 def _mount(file: str, over: str) -> None:
-    """The file is seen in place of another one."""
+    """Mount a file over another one."""
     if ctypes.CDLL(None, use_errno=True).mount(file.encode(), over.encode(), None, _BIND, None) != 0:
         raise NoNamespace(f"{over} cannot be replaced: {os.strerror(ctypes.get_errno())}")
 
 
 def main(way: int, resolv: str, command: list[str]) -> None:
-    """Hands over the sockets, or why there are none; then becomes the command."""
+    """Hand over the sockets, or the reason why there are none; then become the command."""
     with socket.socket(fileno=way) as channel:
         try:
             sockets = enter(resolv)
@@ -109,7 +111,7 @@ def main(way: int, resolv: str, command: list[str]) -> None:
             one.close()
         if channel.recv(1) != b"+":  # the sidecar is gone
             sys.exit(1)
-    for one in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a command would go on doing so
+    for one in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a command would inherit that
         signal.signal(one, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)

@@ -1,6 +1,6 @@
-"""Requests to a proxy for plain HTTP (`GET http://host/path`) -> the same as their host gets them. Sans-I/O.
+"""Rewrites requests to a proxy for plain HTTP (`GET http://host/path`) as their host expects them. Sans-I/O.
 
-The request line loses scheme and host, and headers that concern the proxy go; names, order and bodies stay.
+The request line loses scheme and host, and headers for the proxy are removed; other names, their order and bodies stay.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import httptools
 _PROXY: Final = (b"proxy-authorization", b"proxy-connection")
 _TARGET: Final = re.compile(rb"[^:]*://[^/?#]*([^#]*)")
 LARGEST: Final = 64 << 10
-"""Bytes of a head."""
+"""The most bytes of a head."""
 _LONGEST: Final = 253
-"""Characters of the name of a host (RFC 1035), and of what Python says of a URL."""
+"""The most characters of a host's name (RFC 1035), and of an error of Python's about a URL."""
 
 
 class Head(NamedTuple):
-    """The beginning of a request, and where it goes."""
+    """The head of a request, rewritten, and its host and port."""
 
     host: str
     port: int
@@ -29,24 +29,24 @@ class Head(NamedTuple):
 
 
 class PlainError(ValueError):
-    """Bytes that are no request to a proxy; the text says why."""
+    """Raised for bytes that are no request to a proxy; the text is the reason."""
 
 
 class PlainRequests:
-    """The requests of one connection."""
+    """Parses and rewrites the requests of one connection."""
 
     def __init__(self) -> None:
         self.pieces: deque[Head | bytes] = deque()
-        """What is to be sent, in order: a head, then its body."""
+        """The pieces to send, in order: a head, then its body."""
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._size = self._quiet = 0
-        """Bytes of the head; bytes of a line, of a trailer too, that has not ended yet."""
+        """Bytes of the head; bytes of an unfinished line, also of a trailer."""
         self._chunked = False
 
     def feed(self, data: bytes) -> None:
-        """Takes what came; raises `PlainError`."""
+        """Parse bytes of the agent; raises `PlainError`."""
         self._quiet += len(data)
         try:
             self._parser.feed_data(data)
@@ -60,17 +60,15 @@ class PlainRequests:
             raise PlainError("a line of the request is too large")
 
     def on_message_begin(self) -> None:
-        """A new request."""
         self._url, self._headers, self._size, self._chunked = b"", [], 0, False
         self._quiet = 0
 
     def on_url(self, url: bytes) -> None:
-        """The target; may come in pieces."""
+        """Add a piece of the target, which may come in several."""
         self._url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
         self._headers.append((name, value))
         self._count(len(name) + len(value) + 4)
 
@@ -81,7 +79,6 @@ class PlainRequests:
             raise PlainError("the head of the request is too large")
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
         parts = urlsplit(self._url.decode("latin-1"))
         if parts.scheme != "http" or not parts.hostname:
             raise PlainError("this is a proxy: it takes CONNECT HOST:PORT and http:// URLs")
@@ -100,11 +97,9 @@ class PlainRequests:
         self.pieces.append(Head(parts.hostname, parts.port or 80, line + lines + b"\r\n"))
 
     def on_body(self, body: bytes) -> None:
-        """Payload."""
         self._quiet = 0
         self.pieces.append(b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         if self._chunked:
             self.pieces.append(b"0\r\n\r\n")

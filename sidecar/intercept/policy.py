@@ -1,4 +1,4 @@
-"""What becomes of a connection that an agent opens. Pure."""
+"""Decides the fate of each connection that an agent opens. Pure."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Fate = Literal["intercept", "tunnel", "deny", "unrecorded", "check"]
-"""`unrecorded`: its TLS would have ended here, but the gateway was away and the run may go past it. `check`: the
-sidecar itself answers."""
+"""The treatment of a connection. `unrecorded`: of an intercepted host, but sent straight to it, because the gateway was
+away and the run may go past it. `check`: answered by the sidecar itself.
+"""
 CHECK: Final = ("192.0.2.1", 443)
-"""An address for documentation (RFC 5737): no host has it, so the sidecar can answer there, and that it does shows that
-connections get to it."""
+"""An address for documentation (RFC 5737), which no host has: an answer of the sidecar there proves that connections
+reach it.
+"""
 HOSTS: Final = (
     "api.openai.com",
     "api.anthropic.com",
     "generativelanguage.googleapis.com",
     "chatgpt.com",
 )
-"""Model hosts that everybody knows."""
+"""The well-known model hosts."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a run wants."""
+    """The rules of a run for its connections."""
 
     hosts: frozenset[tuple[str, int]]
-    """Hosts and ports whose TLS ends here."""
+    """Hosts and ports whose calls go through the gateway; their TLS ends here."""
     unknown: Literal["tunnel", "deny"] = "tunnel"
-    """What becomes of all others."""
+    """The fate of connections to all other hosts."""
     fail: Literal["closed", "open"] = "closed"
-    """What becomes of calls while the gateway cannot be reached: refused, or straight to their host."""
+    """Calls while the gateway cannot be reached: refused (closed), or sent straight to their host (open)."""
 
     def fate(self, host: str, port: int) -> Fate:
-        """What becomes of a connection to a host."""
+        """The fate of a connection to a host."""
         if (host, port) == CHECK:
             return "check"
         return "intercept" if (host, port) in self.hosts else self.unknown
 
     @property
     def names(self) -> list[str]:
-        """Hosts whose TLS ends here."""
+        """The names of all hosts that need certificates."""
         return sorted({host for host, _ in self.hosts} | {CHECK[0]})
 
 
 def intercepted(more: Iterable[str] = ()) -> frozenset[tuple[str, int]]:
-    """The known model hosts, and others as `HOST` or `HOST:PORT`; raises `ValueError`."""
+    """The known model hosts, and more hosts given as `HOST` or `HOST:PORT`; raises `ValueError`."""
     return frozenset(map(_address, (*HOSTS, *more)))
 
 

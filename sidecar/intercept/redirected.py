@@ -1,8 +1,8 @@
-"""Connections that the kernel has brought here (`rules`): their agents have no proxy and know nothing of us.
+"""Connections that the kernel redirects here (`rules`): their agents have no proxy and know nothing of Penstock.
 
-Where one wanted to go the kernel tells, as an address. Its first bytes name the host: they are looked at where they
-lie, before anybody has read them, so that whoever reads them then gets all of them. Only on ports whose TLS may end
-here an agent has to speak first; elsewhere its connection is passed on at once.
+The kernel tells the address to which a connection was made. Its first bytes name the host: they are peeked at, without
+taking them, so that the next reader gets all of them. Only on ports whose TLS may end here must an agent speak first;
+elsewhere its connection is passed on at once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from penstock.sidecar.intercept.ways import Refused
 _ORIGINAL: Final = 80
 """SO_ORIGINAL_DST, and the same number for IPv6 (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h)."""
 _DENIED: Final = b"\x15\x03\x03\x00\x02\x02\x31"
-"""TLS's own word for it: a fatal alert, access_denied (RFC 8446 section 6.2)."""
+"""A refusal in TLS: the fatal alert access_denied (RFC 8446 section 6.2)."""
 _AGAIN: Final = 1.0
-"""Seconds after a connection that could not be taken."""
+"""Pause after a connection that could not be accepted; s."""
 _HERE: Final = (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
 
 
 def listening(port: int = 0) -> list[socket.socket]:
-    """Sockets for redirected connections of IPv4 and, where this machine has it, IPv6, on the same port."""
+    """Sockets for redirected connections of IPv4 and, if this machine has it, IPv6, on the same port."""
     made: list[socket.socket] = []
     for host, family in _HERE:
         one = socket.socket(family)
@@ -56,11 +56,12 @@ def listening(port: int = 0) -> list[socket.socket]:
 
 
 class Listener:
-    """Takes redirected connections of one agent."""
+    """Accepts redirected connections of one agent."""
 
     def __init__(self, setting: Setting, sockets: list[socket.socket], names: Names | None = None) -> None:
-        """`names`: of an agent in a network of its own. Elsewhere connections of our own user are our own, which the
-        rules have failed to leave alone."""
+        """`names`: the names of an agent in a network of its own. Elsewhere a connection of our own user is our own,
+        which the rules have failed to exempt.
+        """
         self._setting, self._names, self._sockets = setting, names, sockets
         for one in sockets:
             one.setblocking(False)
@@ -72,13 +73,13 @@ class Listener:
             try:
                 accepted, _ = await loop.sock_accept(listening)
             except OSError:
-                # Too many files are open, as a rule: as servers of asyncio do, it tries again.
+                # Usually too many files are open: try again, as servers of asyncio do.
                 await asyncio.sleep(_AGAIN)
                 continue
             RedirectedVisit(self._setting, accepted, self._names).begin()
 
     def close(self) -> None:
-        """Listens no more."""
+        """Stop listening."""
         for one in self._accepting:
             one.cancel()
         for one in self._sockets:
@@ -86,19 +87,19 @@ class Listener:
 
 
 class RedirectedVisit(Visit):
-    """One connection. Until it is known what becomes of it, it is a bare socket."""
+    """A redirected connection. Until its fate is known, it is a bare socket."""
 
     def __init__(self, setting: Setting, accepted: socket.socket, names: Names | None) -> None:
         super().__init__(setting)
         self._bare: socket.socket | None = accepted
         self._names = names
         self._address = ""
-        """Where it was made to: an address, or the name that has it."""
+        """The destination of the connection: an address, or the name that has it."""
         self._opening: Opening | None = None
         self._head = None
 
     def begin(self) -> None:
-        """The agent has come."""
+        """Begin to serve the accepted connection."""
         self._setting.visits.add(self)
         self._begin(self._serve())
 
@@ -122,7 +123,7 @@ class RedirectedVisit(Visit):
             await self._step(passed.fate, passed.host, port)
 
     def _known(self, bare: socket.socket, passed: Passed) -> None:
-        """Raises `Refused` for connections that nobody has redirected, and for our own."""
+        """Raise `Refused` for connections that were not redirected, and for our own."""
         if (passed.host, passed.port) == bare.getsockname()[:2]:
             raise Refused(403, "only redirected connections are taken here: see `penstock sidecar iptables`")
         if passed.fate != "check" and self._names is None and is_own(bare):
@@ -132,7 +133,7 @@ class RedirectedVisit(Visit):
             raise Refused(403, self._setting.misled)
 
     async def _opened(self, bare: socket.socket, port: int) -> Opening:
-        """Where its first bytes say that it goes; raises `Refused` where there are none."""
+        """The connection's first bytes, parsed; raises `Refused` when none come in time."""
         seconds = self._setting.limits.head
         try:
             async with asyncio.timeout(seconds):
@@ -142,7 +143,7 @@ class RedirectedVisit(Visit):
             raise Refused(403, said) from None
 
     async def _plain_through(self, host: str, port: int) -> None:
-        """Without TLS, through the gateway."""
+        """Pass the connection through the gateway without TLS."""
         end = await self._plain_way(host, port)
         await self._agree()
         self._follow(self, end)
@@ -150,12 +151,12 @@ class RedirectedVisit(Visit):
     async def _straight(self, host: str, port: int, plain: bool = False) -> End:
         address: str | None = self._address
         if self._passed is not None and self._passed.fate == "unrecorded":
-            # The agent has said the name of a model host, with an address that may be anybody's.
+            # The agent has named a model host, but its address may be any host's: look the name up.
             address = self._passed.address = None
         return await self._setting.ways.to_host(host, port, plain, address)
 
     async def _agree(self) -> None:
-        """Its bytes are read from now on. Nothing is said to it: it knows of no proxy."""
+        """Begin to read the agent's bytes. Nothing is sent to the agent: it knows of no proxy."""
         bare, self._bare = self._bare, None
         assert bare is not None
         await asyncio.get_running_loop().connect_accepted_socket(lambda: self, bare)
@@ -169,11 +170,11 @@ class RedirectedVisit(Visit):
         )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is read from now on."""
+        """Skip `Visit`'s wait for a head: the destination is known."""
         End.connection_made(self, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Its bytes. The first may name the host, which its address alone does not."""
+        """Pass the agent's bytes on. The first ones may name the host, which the address alone does not."""
         if self._opening is None:
             self._opening = opening(data[:LARGEST]) or Opening(False, None)
             if self._passed is not None and self._opening.name is not None:
@@ -184,7 +185,7 @@ class RedirectedVisit(Visit):
         bare, self._bare = self._bare, None
         if bare is not None:
             with suppress(OSError):
-                # What is unread when a socket closes takes the answer with it.
+                # A socket that closes with unread bytes resets the connection, and the answer would be lost.
                 _ = bare.recv(LARGEST) if self._opening is not None else b""
                 bare.send(self._refusal(status, message))
             bare.close()
@@ -196,30 +197,31 @@ class RedirectedVisit(Visit):
         return _DENIED if self._opening.tls else answer(status, message)
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Close the connection at once."""
         bare, self._bare = self._bare, None
         super().abort()
         if bare is not None:
-            # Not while somebody still waits for its bytes.
+            # Not now: the loop may still watch the socket for reading.
             asyncio.get_running_loop().call_soon(bare.close)
 
 
 def wanted(redirected: socket.socket) -> tuple[str, int]:
-    """Address and port that a connection was made to before it was redirected."""
+    """Address and port to which a connection was made before it was redirected."""
     try:
         if redirected.family == socket.AF_INET:
             port, four = struct.unpack_from("!2xH4s", redirected.getsockopt(socket.SOL_IP, _ORIGINAL, 16))
             return socket.inet_ntop(socket.AF_INET, four), port
         port, six = struct.unpack_from("!2xH4x16s", redirected.getsockopt(socket.IPPROTO_IPV6, _ORIGINAL, 28))
         return socket.inet_ntop(socket.AF_INET6, six), port
-    except OSError:  # nobody has redirected it
+    except OSError:  # it was not redirected
         host, port = redirected.getsockname()[:2]
         return host, port
 
 
 async def peeked(bare: socket.socket) -> Opening:
-    """The first bytes of a connection, which stay where they are. Raises `Refused` where it ends before they are
-    whole."""
+    """Parse the first bytes of a connection, which stay unread. Raises `Refused` when it ends before they are
+    complete.
+    """
     loop, seen = asyncio.get_running_loop(), 0
     while True:
         readable = loop.create_future()
@@ -236,7 +238,7 @@ async def peeked(bare: socket.socket) -> Opening:
         if len(data) <= seen:
             raise Refused(400, "the agent left before it had said where it wants to go")
         seen = len(data)
-        # Tell us when there is more, and not all the time.
+        # Wake up when there are more bytes, not while the same ones lie there.
         bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, seen + 1)
 
 
@@ -246,7 +248,7 @@ def _set(readable: asyncio.Future[None]) -> None:
 
 
 def is_own(accepted: socket.socket) -> bool:
-    """Whether a process of our own user has made this connection, as far as this machine's table of sockets tells."""
+    """True if a process of our own user made this connection, as far as this machine's table of sockets shows."""
     host, port = accepted.getpeername()[:2]
     packed = socket.inet_pton(accepted.family, host)
     words = (packed[at : at + 4] for at in range(0, len(packed), 4))

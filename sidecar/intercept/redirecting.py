@@ -1,4 +1,4 @@
-"""Makes the rules of the kernel (`rules`) with the programs that this machine has."""
+"""Applies the kernel's rules (`rules`) with the programs that this machine has."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _NEEDED: Final = "it needs the right to change rules of this network (CAP_NET_AD
 
 
 class CannotRedirect(Exception):
-    """There are no such rules; the text says why."""
+    """Raised when the rules cannot be applied; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A program and what it reads."""
+    """A program to run and its stdin."""
 
     command: tuple[str, ...]
     text: str
     may_fail: bool = False
-    """Where there is nothing to remove."""
+    """True if a failure is ignored: there may be nothing to remove."""
 
 
 def chosen(tool: Tool | None) -> Tool:
-    """The program that is wanted, else one that is there. Raises `CannotRedirect` where there is none."""
+    """The requested program, else one that this machine has. Raises `CannotRedirect` when it is missing."""
     for one in ("nft", "iptables") if tool is None else (tool,):
         if all(map(shutil.which, _PROGRAMS[one])):
             return one
@@ -42,7 +42,7 @@ def chosen(tool: Tool | None) -> Tool:
 
 
 def steps(tool: Tool, wanted: tuple[int, int | None] | None) -> list[Step]:
-    """What is to be run for rules with this port and user, or to remove them."""
+    """The steps that apply the rules for (port, user id), or remove them when `wanted` is None."""
     if tool == "nft":
         return [Step(("nft", "-f", "-"), rules.nft_removal() if wanted is None else rules.nft(*wanted))]
     made: list[Step] = []
@@ -55,7 +55,7 @@ def steps(tool: Tool, wanted: tuple[int, int | None] | None) -> list[Step]:
 
 
 def run(todo: list[Step]) -> None:
-    """Runs them in their order; raises `CannotRedirect` at the first that fails."""
+    """Run the steps in order; raises `CannotRedirect` at the first that fails."""
     for step in todo:
         done = subprocess.run(step.command, input=step.text, capture_output=True, text=True)
         if done.returncode != 0 and not step.may_fail:

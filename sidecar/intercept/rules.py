@@ -1,11 +1,11 @@
-"""Rules of the kernel that bring connections to a sidecar which their agent knows nothing of: as text, for `nft` or for
+"""The kernel's rules that redirect connections to a sidecar without their agent's knowledge: as text, for `nft` or for
 `iptables-restore`. Pure.
 
-Each TCP connection goes to the sidecar's port, of IPv4 and IPv6. HTTP/3 (UDP 443) is refused, so that clients take TCP.
-Left alone are the sidecar's own connections, by its user, and those within the machine. A sidecar in another network
-than its agent has no connections there; `uid` is None then, and only loopback is left alone. If the sidecar is not
-there, connections are refused: no rule lets them through. Whoever asks, `CHECK` leads to the sidecar, which so proves
-the rules.
+Each TCP connection of IPv4 and IPv6 goes to the sidecar's port. HTTP/3 (UDP 443) is refused, so that clients use TCP.
+The sidecar's own connections, told by its user, and those within the machine are exempt. A sidecar in another network
+than its agent has no connections there; then `uid` is None, and only loopback is exempt. While no sidecar runs,
+connections are refused: no rule lets them through. `CHECK` leads to the sidecar for every user, so that its answer
+proves the rules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHAIN: Final = "PENSTOCK"
 
 
 def nft(port: int, uid: int | None) -> str:
-    """For `nft -f -`. Applied again it takes the place of what was there."""
+    """Rules for `nft -f -`. Applied again, they replace the rules before."""
     alone = [f"meta skuid {uid} accept", 'oif "lo" accept']
     own = "\n        ".join(alone if uid is not None else ["ip daddr 127.0.0.0/8 accept", "ip6 daddr ::1 accept"])
     return f"""{nft_removal()}table inet {NAME} {{
@@ -39,12 +39,12 @@ def nft(port: int, uid: int | None) -> str:
 
 
 def nft_removal() -> str:
-    """Takes them away, also where there are none."""
+    """Rules that remove them; no error when there are none."""
     return f"table inet {NAME} {{}}\ndelete table inet {NAME}\n"
 
 
 def iptables(port: int, uid: int | None, six: bool) -> str:
-    """For `iptables-restore --noflush`, or `ip6tables-restore` (`six`), where they are not there yet."""
+    """Rules for `iptables-restore --noflush`, or `ip6tables-restore` (`six`), when they are not applied yet."""
     check = [] if six else [f"-A {_CHAIN} -d {CHECK[0]}/32 -p tcp --dport {CHECK[1]} -j REDIRECT --to-ports {port}"]
     own = [f"-A {_CHAIN} -m owner --uid-owner {uid} -j RETURN", f"-A {_CHAIN} -o lo -j RETURN"]
     if uid is None:
@@ -55,7 +55,7 @@ def iptables(port: int, uid: int | None, six: bool) -> str:
 
 
 def iptables_removal() -> str:
-    """For the same program, where they are there."""
+    """Rules for the same programs that remove them, when they are applied."""
     gone = [f"-F {_CHAIN}", f"-X {_CHAIN}"]
     tables = _tables(gone, gone, "-D OUTPUT -p tcp", "-D OUTPUT -p udp --dport 443")
     return tables.replace(f":{_CHAIN} - [0:0]\n", "")

@@ -1,7 +1,7 @@
-"""Fronts for several agents that take their rollouts later: a port each, one authority, one folder with its files.
+"""Fronts for several agents whose rollouts are bound later: a port for each agent, one authority, one folder of files.
 
-A place is free, then bound to a rollout, then released. Calls wait while it is free. Nothing is left of a rollout when
-its place is released: its connections are closed, and what they were is on its tape.
+A place is free, then bound to a rollout, then released. Calls wait while it is free. When a place is released, the
+connections of its rollout are closed, and an account of them is on the tape.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from penstock.sidecar.intercept.policy import Policy
 from penstock.sidecar.intercept.ways import reason
 
 Mode = Literal["env", "transparent"]
-"""How connections get here: by variables of the agents, or by rules of the kernel (`rules`), which one agent has."""
+"""How connections reach the fronts: by variables of the agents, or by the kernel's rules (`rules`), for one agent only.
+"""
 
 
 class Taken(Exception):
-    """A place that has another rollout."""
+    """Raised for a place that has another rollout."""
 
 
 @dataclass(slots=True)
 class Place:
-    """One agent's."""
+    """The place of one agent: its port, front, ledger and rollout (None while free)."""
 
     port: int
     front: Front
@@ -39,20 +40,20 @@ class Place:
 
 
 class Service:
-    """All places."""
+    """The places of all agents."""
 
     def __init__(self, gateway: str, policy: Policy, folder: Path, mode: Mode = "env") -> None:
         self.gateway = gateway
         self.mode: Mode = mode
         self.places: dict[int, Place] = {}
         self.ours: set[int] = set()
-        """Ports that no agent gets to through a front."""
+        """Ports that no agent may reach through a front."""
         self._policy, self._folder = policy, folder
         self._own = ""
         self._turn = asyncio.Lock()
 
     async def start(self, ports: list[int]) -> None:
-        """Listens for an agent on each port, and writes what agents need into the folder."""
+        """Listen for an agent on each port, and write the files for agents into the folder."""
         authority = await Authority.made(self._policy.names)
         self._own = authority.pem
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +72,9 @@ class Service:
             (self._folder / f"agent-{number}.env").write_text("".join(lines))
 
     async def bind(self, port: int, whose: Whose) -> None:
-        """Gives a place its rollout. The same one again changes nothing; raises `Taken` for another, and `KeyError`
-        where there is no such place."""
+        """Bind a place to a rollout. Binding the same one again changes nothing; raises `Taken` for another, and
+        `KeyError` when there is no such place.
+        """
         place = self.places[port]
         async with self._turn:
             if place.whose not in (None, whose):
@@ -82,8 +84,9 @@ class Service:
             place.front.bind(whose.binding)
 
     async def release(self, port: int) -> str | None:
-        """Ends what the rollout of a place has open, and tells the gateway where its agent was; why not, where that
-        fails."""
+        """Close the connections of a place's rollout, and report its ledger to the gateway; return the reason when that
+        fails.
+        """
         place = self.places[port]
         async with self._turn:
             await place.front.release()
@@ -92,7 +95,7 @@ class Service:
         return None if whose is None else await tell(self.gateway, whose, made)
 
     async def stop(self) -> list[str]:
-        """Closes everything; what its owner should know."""
+        """Close all places; return the problems to report to the user."""
         problems: list[str] = []
         for port, place in self.places.items():
             if (untold := await self.release(port)) is not None:
@@ -101,8 +104,9 @@ class Service:
         return problems
 
     async def away(self) -> str | None:
-        """Why no calls pass: agents' connections do not get here, or the gateway cannot be reached. None when they do,
-        or when they may go past it."""
+        """The reason why no calls pass: agents' connections do not reach the fronts, or the gateway cannot be reached.
+        None when calls pass, or when they may go past the gateway.
+        """
         ways = [None] if self.mode == "transparent" else [f"http://127.0.0.1:{port}" for port in self.places]
         try:
             for proxy in ways:

@@ -1,4 +1,4 @@
-"""The process of a sidecar that serves several agents, and the way to it for those who bind."""
+"""The process of a sidecar that serves several agents, and the client of its admin API."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _SECONDS: Final = 30.0
 
 
 async def serve(service: Service, ports: list[int], admin: str, token: str, whose: Whose | None) -> list[str]:
-    """Until SIGTERM or SIGINT. `whose`: the rollout of the only agent, if it is known. What its owner should know;
-    raises OSError where it cannot listen."""
+    """Serve until SIGTERM or SIGINT; return the problems to report to the user. `whose`: the rollout of the only agent,
+    if it is known. Raises OSError when it cannot listen.
+    """
     close_memory()
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -40,7 +41,9 @@ async def serve(service: Service, ports: list[int], admin: str, token: str, whos
 
 
 async def ask(method: str, path: str, admin: str, said: dict[str, str] | None) -> tuple[int, str]:
-    """Asks a sidecar: (status, what it says). Status 0 where it cannot be reached."""
+    """Send a request to a sidecar's admin API: (status, text of the answer). The status is 0 when it cannot be
+    reached.
+    """
     connector = aiohttp.UnixConnector(admin) if "/" in admin else None
     url = f"http://sidecar{path}" if "/" in admin else f"http://{admin}{path}"
     headers = {"Authorization": f"Bearer {os.environ.get(TOKEN, '')}"}

@@ -1,6 +1,6 @@
-"""One agent behind a front of its own: makes authority and variables, and tells the gateway where it has been.
+"""One agent behind its own front: makes authority and variables, and reports the contacted hosts to the gateway.
 
-`behind` is all of it but the agent. `run` starts the agent as well, passes signals on, and reaps it.
+`behind` does all of this without the agent. `run` starts the agent as well, passes signals on, and reaps it.
 """
 
 from __future__ import annotations
@@ -28,44 +28,46 @@ from penstock.sidecar.intercept.policy import Policy
 SOCKETS: Final = {
     "api.anthropic.com": {"ANTHROPIC_UNIX_SOCKET": "{path}", "ANTHROPIC_BASE_URL": "http://api.anthropic.com"},
 }
-"""What clients are given that take a Unix socket to a host: Claude Code, which has no documentation of it."""
+"""Variables for clients that accept a Unix socket to a host: Claude Code, where this is undocumented."""
 _SOCKET: Final = "{host}.sock"
 _KEYS: Final = (signal.SIGINT, signal.SIGQUIT)
-"""What keys of a terminal send to all that runs in its foreground."""
+"""Signals that a terminal's keys send to all processes in its foreground."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user has asked for."""
+    """The options of the user."""
 
     gateway: str
     policy: Policy
     whose: Whose
     sockets: bool = False
-    """Whether clients that can use a Unix socket get one."""
+    """True if clients that can use a Unix socket get one."""
     surrogates: bool = False
-    """Whether the agent has its token in place of keys."""
+    """True if the agent gets its token in place of keys."""
     transparent: bool = False
-    """Whether the agent gets a network of its own in place of a proxy."""
+    """True if the agent gets a network of its own in place of a proxy."""
     engine: Literal["own", "mitmproxy"] = "own"
-    """What ends the TLS of an agent that has a proxy: our front, or mitmproxy before it."""
+    """The engine that ends the TLS of an agent with a proxy: our front, or mitmproxy before it."""
 
 
 @dataclass(slots=True)
 class Behind:
-    """A front that stands."""
+    """A running front and the variables of its agent."""
 
     front: Front
     variables: dict[str, str]
-    """What its agent is given."""
+    """Variables for the agent."""
     problems: list[str] = field(default_factory=list[str])
-    """What its owner should know; complete when it is over."""
+    """Problems to report to the user; complete when the front is closed."""
 
 
 @asynccontextmanager
 async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
-    """A front for one agent, with files for it in a folder. At the end the gateway is told where the agent was."""
+    """Run a front for one agent, with files for it in a folder. At the end the contacted hosts are reported to the
+    gateway.
+    """
     names = wanted.policy.names
     authority, ledger = await Authority.made(names), Ledger()
     ours: set[int] = set()
@@ -83,7 +85,7 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
                 standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
                 engine = await stack.enter_async_context(standing)
                 ours.add(engine.port)
-                # Ours too: what our front itself answers passes through mitmproxy with our certificate.
+                # With our authority too: our front's own answers pass through mitmproxy with our certificate.
                 port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem + authority.pem)
             made = Behind(front, trust.variables(bundle, own, port, names))
         if wanted.surrogates and wanted.whose.token is not None:
@@ -103,13 +105,14 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
 
 
 def folder_for_sockets() -> Folder:
-    """For `behind`."""
+    """The temporary folder for `behind`, with a path short enough for its sockets."""
     return socket_folder("penstock-sidecar-", max((_SOCKET.format(host=host) for host in SOCKETS), key=len))
 
 
 async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
-    """Runs a command. Returns its exit code (128 and the number of a signal that ended it, 127 where it is not
-    there), and what its owner should know. Raises `NoNamespace` where it cannot have a network of its own."""
+    """Run a command; return its exit code (128 plus the number of a signal that ended it, 127 when it does not exist)
+    and the problems to report to the user. Raises `NoNamespace` when it cannot have a network of its own.
+    """
     trust.close_memory()
     with folder_for_sockets() as folder:
         async with behind(wanted, Path(folder)) as made:
@@ -121,7 +124,7 @@ async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
 
 
 async def _started(argv: Sequence[str], env: dict[str, str]) -> Process | None:
-    """The command; None where it is not there, which is said."""
+    """Start the command; None when it cannot be started, which is printed."""
     try:
         return await asyncio.create_subprocess_exec(*argv, env=env)
     except OSError as error:
@@ -130,7 +133,7 @@ async def _started(argv: Sequence[str], env: dict[str, str]) -> Process | None:
 
 
 async def _inside(front: Front, folder: Path, argv: Sequence[str], env: dict[str, str]) -> Process:
-    """The command in a network of its own, out of which only the front leads."""
+    """Start the command in a network of its own, from which only the front leads out."""
     resolv = folder / "resolv.conf"
     resolv.write_text("nameserver 127.0.0.1\n")
     ours, theirs = socket.socketpair()
@@ -149,8 +152,9 @@ async def _inside(front: Front, folder: Path, argv: Sequence[str], env: dict[str
 
 
 async def _over(start: Awaitable[Process | None]) -> int:
-    """Starts a command and passes signals on until it has ended; its exit code. A signal that comes while it starts is
-    passed on as soon as it has started."""
+    """Start a command, pass signals on until it has ended, and return its exit code. A signal that comes during the
+    start is passed on right after it.
+    """
     loop = asyncio.get_running_loop()
     early: list[signal.Signals] = []
     try:
@@ -171,13 +175,13 @@ async def _over(start: Awaitable[Process | None]) -> int:
 
 def _pass_on(process: Process, one: signal.Signals) -> None:
     if one in _KEYS and _in_foreground():
-        return  # the terminal has told the agent as well: twice is another word to many
+        return  # the terminal has signalled the agent too, and to many agents a second signal means something else
     with suppress(ProcessLookupError):
         process.send_signal(one)
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal's keys are for us and for what we have started."""
+    """True if a terminal's keys signal us and the processes that we start."""
     for file in range(3):
         with suppress(OSError):
             return os.tcgetpgrp(file) == os.getpgrp()

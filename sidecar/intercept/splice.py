@@ -1,4 +1,4 @@
-"""Two ends of a connection that get each other's bytes as they come, no faster than the other takes them."""
+"""Two ends of a connection that get each other's bytes as they come, no faster than the other end accepts them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import cast
 
 
 class End(asyncio.Protocol):
-    """One of the two ends."""
+    """One of the two ends: a protocol whose bytes go to the other end."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.other: End | None = None
         self.received = 0
-        """Bytes that came."""
+        """Bytes received."""
         self.lost = self.ended = False
         self.on_lost: Callable[[], None] | None = None
-        """Called once, when it is gone."""
+        """Called once, when the connection is lost."""
         self.room = 0
-        """Bytes that may wait for the other end before nothing more is read, and nobody sees that this one leaves."""
+        """Bytes that may wait for the other end before reading stops; while it stops, the loss of this end is not
+        noticed.
+        """
         self._waiting: list[bytes] = []
-        """What came before there was another end."""
+        """Bytes that came before there was another end."""
         self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands."""
         self.transport = cast(asyncio.Transport, transport)
 
     def join(self, other: End) -> None:
-        """From now on the bytes of each go to the other."""
+        """Connect the two ends: from now on the bytes of each go to the other."""
         self.other, other.other = other, self
         for one in (self, other):
             one.flush()
@@ -38,7 +39,7 @@ class End(asyncio.Protocol):
                 one.connection_lost(None)
 
     def leave(self) -> None:
-        """Parts from the other end, which closes."""
+        """Part from the other end, and close that one."""
         other, self.other = self.other, None
         if other is not None:
             other.other = None
@@ -46,13 +47,13 @@ class End(asyncio.Protocol):
                 other.transport.close()
 
     def flush(self) -> None:
-        """Passes on what has waited for the other end."""
+        """Pass on the bytes that have waited for the other end."""
         waiting, self._waiting = self._waiting, []
         for data in waiting:
             self.pass_on(data)
 
     def data_received(self, data: bytes) -> None:
-        """Passes it on."""
+        """Pass the bytes on, or keep them until there is another end."""
         self.received += len(data)
         if self.other is None:
             self._waiting.append(data)
@@ -62,35 +63,37 @@ class End(asyncio.Protocol):
             self.pass_on(data)
 
     def pass_on(self, data: bytes) -> None:
-        """Writes to the other end."""
+        """Write to the other end."""
         other = self.other
         if other is not None and other.transport is not None and not other.transport.is_closing():
             other.transport.write(data)
 
     def hold(self) -> None:
-        """Nothing more is read for now."""
+        """Stop reading for now."""
         if not self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
 
     def go_on(self) -> None:
-        """Reads again."""
+        """Resume reading."""
         if self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = False
             self.transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """It takes less than the other sends."""
+        """Called when this end accepts less than the other sends."""
         if self.other is not None:
             self.other.hold()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Called when this end has caught up."""
         if self.other is not None:
             self.other.go_on()
 
     def eof_received(self) -> bool:
-        """It sends no more. Over plain TCP the other is told, and what it still has to say passes."""
+        """Called when this end sends no more. Over plain TCP the other end is told, and its remaining bytes still
+        pass.
+        """
         self.ended, other = True, self.other
         if other is None or other.ended or other.transport is None or not other.transport.can_write_eof():
             return False
@@ -98,7 +101,7 @@ class End(asyncio.Protocol):
         return self.transport is not None and self.transport.can_write_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone: so is the other, once it has taken what was written."""
+        """Called when this end is gone: close the other one, after the bytes that were written to it."""
         first, self.lost = not self.lost, True
         if self.other is not None and self.other.transport is not None:
             if exc is None:

@@ -1,7 +1,7 @@
-"""What an agent is given so that its clients use the front and trust its authority: variables, and one file.
+"""The variables and files that make an agent's clients use the front and trust its authority.
 
-Clients read different variables, and some of them replace what the system trusts while others add to it. So each gets a
-bundle, the system's certificates and ours, but Node's own variable, which adds, gets ours alone as well.
+Clients read different variables. Some replace the system's certificates, so they name a bundle of these and ours.
+Node's own variable adds to them, so it names ours alone.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ BUNDLES: Final = (
     "PIP_CERT",
     "DENO_CERT",
 )
-"""Read by OpenSSL (Python's httpx, Ruby, PHP) and Go; requests; curl; Codex; git; cargo; boto; pip; Deno."""
+"""Read, in this order, by OpenSSL (Python's httpx, Ruby, PHP) and Go; requests; curl; Codex; git; cargo; boto; pip;
+Deno.
+"""
 ADDED: Final = ("NODE_EXTRA_CA_CERTS",)
-"""Read by Node, in addition to what it brings along."""
+"""Read by Node, in addition to its built-in certificates."""
 PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _SYSTEM: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
@@ -36,8 +38,9 @@ _HERE: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def variables(bundle: Path, own: Path, port: int, hosts: Collection[str]) -> dict[str, str]:
-    """The variables of an agent. Nothing is excepted from the proxy but this machine itself, and that only where none
-    of the hosts whose TLS ends here is on it."""
+    """The variables of an agent with a proxy. Only this machine itself is exempt from the proxy, unless one of the
+    intercepted hosts is on it.
+    """
     excepted = "" if set(_HERE) & set(hosts) else ",".join(_HERE)
     proxy = f"http://127.0.0.1:{port}"
     return {
@@ -49,12 +52,12 @@ def variables(bundle: Path, own: Path, port: int, hosts: Collection[str]) -> dic
 
 
 def certificates(bundle: Path, own: Path) -> dict[str, str]:
-    """The variables of an agent whose connections the kernel redirects: it knows of no proxy."""
+    """The variables of an agent whose connections the kernel redirects: it has no proxy."""
     return {**dict.fromkeys(BUNDLES, str(bundle)), **dict.fromkeys(ADDED, str(own))}
 
 
 def write(folder: Path, pem: str) -> tuple[Path, Path]:
-    """Writes (bundle, our certificate alone) below a folder."""
+    """Write (bundle, our certificate alone) into a folder; return their paths."""
     bundle, own = folder / "ca-bundle.pem", folder / "penstock-ca.pem"
     own.write_text(pem)
     bundle.write_bytes(_system() + pem.encode())
@@ -62,7 +65,7 @@ def write(folder: Path, pem: str) -> tuple[Path, Path]:
 
 
 def _system() -> bytes:
-    """The certificates that this machine trusts. Comments among them may be of any bytes."""
+    """The certificates that this machine trusts, as bytes: comments among them may be in any encoding."""
     found = ssl.get_default_verify_paths().cafile
     for name in filter(None, (found, *_SYSTEM)):
         file = Path(name)
@@ -72,6 +75,6 @@ def _system() -> bytes:
 
 
 def close_memory() -> None:
-    """Other processes of this user, such as an agent, may no longer read the memory and the variables of this one."""
+    """Forbid other processes of this user, such as an agent, to read the memory and the variables of this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

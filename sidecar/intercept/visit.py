@@ -4,7 +4,7 @@ CONNECT api.openai.com:443     a model host: TLS ends here, its bytes go to the 
 CONNECT pypi.org:443           another: a tunnel to it, or 403
 GET http://pypi.org/           the same without TLS; each request says where it goes
 
-Clients that can use a Unix socket need none of this: all that comes there is for one host (`SocketVisit`).
+Clients that can use a Unix socket need none of this: all connections there are for one host (`SocketVisit`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.sidecar.intercept.splice import End
 from penstock.sidecar.intercept.ways import Limits, Refused, Unreachable, Ways
 
 _LARGEST: Final = 64 << 10
-"""Bytes of a head."""
+"""The most bytes of a head."""
 _CONNECT: Final = re.compile(
     rb"CONNECT (?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5}) HTTP/1\.[01]\r\n"
 )
@@ -35,7 +35,7 @@ _AGREED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 @dataclass(slots=True)
 class Passed:
-    """A connection that is over."""
+    """The account of a connection, reported when it is closed."""
 
     host: str
     port: int
@@ -43,18 +43,18 @@ class Passed:
     started: float
     seconds: float = 0.0
     sent: int = 0
-    """Bytes of the agent."""
+    """Bytes that the agent sent."""
     got: int = 0
-    """Bytes of the host."""
+    """Bytes that the host sent."""
     problem: str | None = None
-    """Why it came to nothing, or past the gateway."""
+    """The reason why it failed, or went past the gateway; None without one."""
     address: str | None = None
-    """Of a redirected connection: where it went, whatever host it has named."""
+    """The address of a redirected connection, whatever host it named; else None."""
 
 
 @dataclass
 class Setting:
-    """What all connections of an agent have in common."""
+    """The settings and state shared by all connections of an agent."""
 
     policy: Policy
     authority: Authority
@@ -62,9 +62,9 @@ class Setting:
     limits: Limits
     on_passed: Callable[[Passed], None]
     visits: set[Visit] = field(default_factory=set["Visit"])
-    """Those that are open."""
+    """The open connections."""
     misled: str | None = None
-    """Why our own connections come back to us, if they have."""
+    """The reason why our own connections are redirected back to us; None when they are not."""
 
 
 class Visit(End):
@@ -73,23 +73,22 @@ class Visit(End):
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.gone = asyncio.Event()
-        """It is over, and was told."""
+        """Set when the connection is closed and reported."""
         self._setting = setting
         self._head: bytes | None = b""
         self._task: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._passed: Passed | None = None
         self._plain: PlainRequests | None = None
-        """Its requests, where they are plain HTTP."""
+        """The parser of its requests, if they are plain HTTP."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The agent has come."""
         super().connection_made(transport)
         self._setting.visits.add(self)
         self._timer = asyncio.get_running_loop().call_later(self._setting.limits.head, self.abort)
 
     def data_received(self, data: bytes) -> None:
-        """First where it wants to go, then its bytes."""
+        """Read the head that names the destination, then pass the bytes on."""
         if self._plain is not None:
             self._plainly(data)
             return
@@ -106,7 +105,7 @@ class Visit(End):
             self._refuse(400, "the head of the request is too large")
 
     def _asked(self, head: bytes, rest: bytes) -> None:
-        """The agent has said where it wants to go."""
+        """Act on the head of the agent's first request."""
         if self._timer is not None:
             self._timer.cancel()
         found = _CONNECT.match(head)
@@ -144,17 +143,18 @@ class Visit(End):
                 self._passed.fate = "deny"
             self._refuse(refused.status, refused.message)
         except Exception as error:
-            # A reset at the wrong moment, a name that is none: nobody may wait for this connection for ever.
+            # Any other failure (a reset, an invalid name) must close the connection too, or the agent would wait
+            # forever.
             self._refuse(502, f"this connection failed: {str(error) or type(error).__name__}")
         except asyncio.CancelledError:
-            # In a handshake nobody else is told that the connection is gone.
+            # During a handshake no other callback reports that the connection is gone.
             self._end("the agent left")
             raise
 
     # -- plain HTTP ----------------------------------------------------------------------------------------------------
 
     def _plainly(self, data: bytes) -> None:
-        """Plain HTTP: each request says where it goes."""
+        """Handle bytes of plain HTTP, where each request names its host."""
         assert self._plain is not None
         try:
             self._plain.feed(data)
@@ -177,14 +177,14 @@ class Visit(End):
             self.pass_on(piece.data)
 
     async def _go_to(self, host: str, port: int) -> None:
-        """The host of the next request; the one before has answered, or the agent would not ask."""
+        """Connect to the host of the next request. The one before was answered, or the agent would not ask."""
         fate = self._setting.policy.fate(host, port)
         if self.other is not None:
             self._count(self, self.other)
             self._tell(None)
             self.leave()
         self._passed = Passed(host, port, fate, monotonic())
-        if fate in ("deny", "check"):  # what the sidecar says of itself it says by TLS
+        if fate in ("deny", "check"):  # the sidecar describes itself only over TLS
             raise Refused(403, f"{host}:{port} may not be reached from here")
         self.hold()
         end = await (self._plain_way(host, port) if fate == "intercept" else self._straight(host, port, plain=True))
@@ -203,13 +203,13 @@ class Visit(End):
     # -- TLS -----------------------------------------------------------------------------------------------------------
 
     async def _tunnel(self, host: str, port: int) -> None:
-        """Its TLS as it is, to its host."""
+        """Pass the TLS on unchanged to its host."""
         end = await self._straight(host, port)
         await self._agree()
         self._follow(self, end)
 
     async def _agree(self) -> None:
-        """The agent may send."""
+        """Tell the agent that it may send."""
         assert self.transport is not None
         self.transport.write(_AGREED)
 
@@ -217,8 +217,9 @@ class Visit(End):
         return await self._setting.ways.to_host(host, port, plain)
 
     async def _intercept(self, host: str, port: int) -> None:
-        """Its TLS ends here. While its handshake lasts, the gateway is asked; before it, where a gateway that is away
-        means that the host itself is asked."""
+        """End the agent's TLS here and lead its bytes to the gateway. The gateway is asked during the handshake; but
+        before it with `fail` open, because then the connection may have to go to its host.
+        """
         asking = asyncio.ensure_future(self._setting.ways.to_gateway(host, port))
         try:
             if self._setting.policy.fail == "open":
@@ -233,7 +234,7 @@ class Visit(End):
 
     async def _ended(self, host: str, asking: asyncio.Future[End]) -> None:
         inner = End()
-        # Calls may wait for a rollout. One whose client has left by then is none of it.
+        # Calls may wait for a rollout; one whose client leaves meanwhile must not become a call of it.
         inner.room, inner.on_lost = _LARGEST, self.abort
         if not await self._trusted(host, inner):
             return
@@ -245,7 +246,7 @@ class Visit(End):
         self._follow(inner, end)
 
     async def _trusted(self, host: str, inner: End) -> bool:
-        """Ends the TLS of the agent; whether it has trusted us. From then on `inner` gets its bytes."""
+        """End the TLS of the agent; True if it trusts our certificate. From then on `inner` gets its bytes."""
         try:
             await self._secure(self._setting.authority.context(host), inner)
         except (OSError, ssl.SSLError, TimeoutError) as error:
@@ -267,7 +268,7 @@ class Visit(End):
         )
 
     async def _check(self, host: str) -> None:
-        """Nobody but us is asked: says whose calls these are, and of which hosts the gateway takes them."""
+        """Answer for the sidecar itself: the rollout of these calls, and the hosts whose calls reach the gateway."""
         asked = Question()
         if not await self._trusted(host, asked):
             return
@@ -278,7 +279,7 @@ class Visit(End):
         self._end(None)
 
     def _goes_past(self, away: Unreachable) -> None:
-        """The gateway is away, and the run may go on without it."""
+        """Note that the connection goes past the gateway, which is away."""
         if self._passed is not None:
             self._passed.fate = "unrecorded"
             self._passed.problem = f"{away.message}; it went straight to the host and is not recorded"
@@ -286,10 +287,10 @@ class Visit(End):
     # -- its end -------------------------------------------------------------------------------------------------------
 
     def _follow(self, agent: End, end: End) -> None:
-        """Both ends stand."""
+        """Join both ends, which are connected."""
         agent.on_lost = lambda: self._over(agent, end)
         agent.join(end)
-        if agent.lost:  # before it stood
+        if agent.lost:  # lost before they were joined
             self._over(agent, end)
 
     def _over(self, agent: End, end: End) -> None:
@@ -307,7 +308,7 @@ class Visit(End):
         self._end(message)
 
     def _tell(self, problem: str | None) -> None:
-        """What passed is over: says so once."""
+        """Report the connection's account, once."""
         passed, self._passed = self._passed, None
         if passed is not None:
             passed.seconds, passed.problem = monotonic() - passed.started, problem or passed.problem
@@ -319,14 +320,13 @@ class Visit(End):
         self.gone.set()
 
     def abort(self) -> None:
-        """Ends it at once."""
+        """Close the connection at once."""
         if self._task is not None:
             self._task.cancel()
         if self.transport is not None:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The agent is gone."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None and not self._task.done():
@@ -344,8 +344,9 @@ class SocketVisit(Visit):
         self._head = None
 
     def data_received(self, data: bytes) -> None:
-        """Its calls go through the gateway. They are never sent to their host without TLS, whatever the run may do
-        without a gateway."""
+        """Pass calls through the gateway. They never go to their host without TLS, even if the run may go past the
+        gateway.
+        """
         if self._task is None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -358,7 +359,7 @@ class SocketVisit(Visit):
 
 
 def _drop(asking: asyncio.Future[End]) -> None:
-    """A tunnel through the gateway that nobody has taken is closed."""
+    """Close a tunnel through the gateway that was not used."""
     if not asking.done():
         asking.cancel()
     elif not asking.cancelled() and asking.exception() is None and asking.result().other is None:
@@ -368,7 +369,7 @@ def _drop(asking: asyncio.Future[End]) -> None:
 
 
 def _untrusted(host: str, error: Exception) -> str:
-    """Why a handshake failed, as far as that is known."""
+    """The reason of a failed handshake, as far as it is known."""
     words = str(error).lower()
     if "alert" in words and ("unknown ca" in words or "bad certificate" in words or "certificate unknown" in words):
         return f"the client does not trust the certificate of {host}: give it the bundle, or it pins its own"

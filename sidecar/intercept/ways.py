@@ -1,4 +1,4 @@
-"""The ways out of a front: through the gateway, or straight to a host, also by the proxy that this machine needs."""
+"""The ways out of a front: through the gateway, or straight to a host, if need be by this machine's own proxy."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ E = TypeVar("E", bound=End)
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Whose calls pass."""
+    """The rollout of the calls that pass, as headers."""
 
     headers: tuple[tuple[str, str], ...]
-    """What the gateway is told: the token, or the ids of rollout, attempt and agent."""
+    """Headers for the gateway: the ids of rollout and attempt, and the token, as far as they are known."""
 
 
 @dataclass(slots=True)
 class Limits:
-    """Seconds."""
+    """The longest waits of a front; s."""
 
     head: float = 30.0
-    """Until an agent has said where it wants to go."""
+    """Until an agent has sent the head of its first request."""
     handshake: float = 15.0
     connect: float = 10.0
     bind: float = 60.0
-    """Until a rollout is known."""
+    """Until a rollout is bound."""
 
 
 class Refused(Exception):
-    """A connection that comes to nothing."""
+    """Raised for a connection that is refused, with the HTTP status and message for the agent."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -52,17 +52,17 @@ class Refused(Exception):
 
 
 class Unreachable(Refused):
-    """The gateway is not there."""
+    """Raised when the gateway cannot be reached."""
 
     def __init__(self, why: str) -> None:
         super().__init__(502, f"the gateway could not be reached: {why}")
 
 
 class Ways:
-    """Where connections of one agent go."""
+    """Opens the onward connections of one agent."""
 
     def __init__(self, gateway: str, limits: Limits, ours: set[int]) -> None:
-        """`gateway` is its URL, `ours` are ports of this machine that nobody gets to through a front."""
+        """`gateway`: its URL. `ours`: ports of this machine that no agent may reach through a front."""
         parts = urlsplit(gateway)
         tls = parts.scheme == "https"
         self._gateway = (parts.hostname or "", parts.port or (443 if tls else 80))
@@ -72,7 +72,7 @@ class Ways:
         self._bound = asyncio.Event()
 
     def bind(self, binding: Binding | None) -> None:
-        """From now on calls pass, as those of this rollout; with None they wait for the next one."""
+        """Let calls pass from now on, as those of this rollout; with None they wait for the next one."""
         self.binding = binding
         if binding is None:
             self._bound.clear()
@@ -80,7 +80,7 @@ class Ways:
             self._bound.set()
 
     async def to_gateway(self, host: str, port: int) -> End:
-        """A tunnel through the gateway to a host that it knows; raises `Refused`."""
+        """Open a tunnel through the gateway to a model host; raises `Refused`."""
         try:
             async with asyncio.timeout(self._limits.bind):
                 await self._bound.wait()
@@ -99,7 +99,7 @@ class Ways:
         return end
 
     async def problem(self, host: str, port: int) -> str | None:
-        """What keeps calls of a host from the gateway now; None where nothing does."""
+        """The reason why calls of a host do not reach the gateway now; None when they do."""
         if self.binding is None:
             return "no rollout is bound yet: calls wait"
         try:
@@ -111,15 +111,16 @@ class Ways:
         return None
 
     async def to_host(self, host: str, port: int, plain: bool = False, address: str | None = None) -> End:
-        """A connection to a host, past the gateway; raises `Refused`. `plain`: for HTTP without TLS; `address`: where
-        the host is, if that is known."""
+        """Connect to a host, past the gateway; raises `Refused`. `plain`: for HTTP without TLS. `address`: the host's
+        address, if known.
+        """
         proxy = proxy_for(host, plain)
         if proxy is not None:
             return await self._by(proxy, host, port)
         end = await self._open(address or host, port, End)
         assert end.transport is not None
         peer, here = end.transport.get_extra_info("peername"), end.transport.get_extra_info("sockname")
-        # Only the address tells: any name may lead here.
+        # Only the address decides: any name may resolve to this machine.
         if peer[1] in self.ours and (peer[0] == here[0] or peer[0] in _LOCAL or peer[0].startswith("127.")):
             end.transport.abort()
             raise Refused(403, f"{host}:{port} may not be reached from here")
@@ -136,7 +137,7 @@ class Ways:
     async def _asked(
         self, end: Asking, host: str, port: int, headers: tuple[tuple[str, str], ...]
     ) -> tuple[int | None, str]:
-        """Asks for a tunnel to a host: (200, ""), or why there is none."""
+        """Ask for a tunnel to a host: (200, ""), or another status or None, and the reason."""
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [
             f"CONNECT {authority} HTTP/1.1",
@@ -163,27 +164,28 @@ class Ways:
 
 
 def reason(error: OSError) -> str:
-    """Why a connection has failed; empty where nobody has answered in time. Errors of TLS and of names have numbers of
-    their own, which mean something else to the system."""
+    """The reason of a failed connection; empty for a timeout. Errors of TLS and of name lookup have numbers of their
+    own, which mean something else to the system.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted here ({error.verify_message})"
     if isinstance(error, ssl.SSLError | socket.gaierror):
         return error.strerror or str(error)
-    # asyncio writes the address into it once more.
+    # asyncio's own message repeats the address.
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _said(words: str) -> str:
     """The message in the body of a refusal, which a gateway writes as JSON."""
     try:
-        # Half of a surrogate pair could be sent to nobody.
+        # A lone surrogate could not be encoded.
         return str(json.loads(words)["error"]["message"]).encode(errors="replace").decode()
     except (ValueError, TypeError, LookupError):
         return words[:500]
 
 
 class Asking(End):
-    """Our side of a tunnel through a proxy, which the gateway is too: its answer comes first."""
+    """Our side of a tunnel through a proxy or the gateway: reads the answer to CONNECT first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +193,7 @@ class Asking(End):
         self._answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def agree(self, ask: bytes) -> tuple[int | None, str]:
-        """Asks for the tunnel: (status, what it says). No status where it does not answer."""
+        """Ask for the tunnel: (status, message). The status is None without an answer."""
         assert self.transport is not None
         found = None
         try:
@@ -205,7 +207,7 @@ class Asking(End):
         return (None, words) if found is None else (int(found[1]), _said(words) or f"it answered {int(found[1])}")
 
     def data_received(self, data: bytes) -> None:
-        """Its answer, then what comes through the tunnel."""
+        """Collect the answer, then pass on bytes of the tunnel."""
         if self._head is None:
             super().data_received(data)
             return
@@ -221,7 +223,6 @@ class Asking(End):
             super().data_received(rest)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone, perhaps without an answer."""
         if not self._answer.done():
             head = self._head or b""
             self._answer.set_result(head if b"\r\n\r\n" in head else b"\r\n\r\nit closed the connection")

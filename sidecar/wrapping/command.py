@@ -28,13 +28,13 @@ Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 LAST_S: Final = 1.0
-"""How long the gateway may take for the last lines when the server has ended. The next wrapper sends what is left."""
+"""The longest time for sending the last lines after the server has ended; s. The next wrapper sends the rest."""
 DRAIN_S: Final = 3.0
-"""How long the server's last output is waited for while there is none: a process that it has left behind may hold its
-stdout.
+"""The time for which the server's last output is waited for while none comes; s. A process that it has left behind may
+hold its stdout.
 """
 _SWITCH_S: Final = 0.0005
-"""How long the thread that sends may keep the interpreter from those that copy."""
+"""The longest time for which the sending thread may keep the interpreter from the copying ones; s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def _run(command: tuple[str, ...], name: str, home: Home, spool_bytes: int) -> N
 
 
 class _Session:
-    """From the first byte to the last."""
+    """A session, from the first byte to the last."""
 
     def __init__(self, server: Server, name: str, home: Home, spool_bytes: int) -> None:
         self._server = server
@@ -111,14 +111,14 @@ class _Session:
         self._begin(name, home, spool_bytes)
 
     def _begin(self, name: str, home: Home, spool_bytes: int) -> None:
-        """Begins to record. What prevents it does not prevent the server from being used."""
+        """Begin to record. A failure of the recording does not prevent the use of the server."""
         from penstock.sidecar.wrapping import spool
         from penstock.sidecar.wrapping.copying import Recording
         from penstock.sidecar.wrapping.sending import Delivery, Sender, about_of, say
 
         try:
             root = spool.directory()
-        except RuntimeError:  # a user that this machine does not know, as in some containers
+        except RuntimeError:  # this machine does not know the user, as in some containers
             say("nothing is recorded, because this user has no home directory: XDG_STATE_HOME names a place for it")
             return
         folder = root / spool.new_session()
@@ -135,7 +135,7 @@ class _Session:
         self._recording = Recording(delivery, self._sender)
 
     def run(self) -> int:
-        """Copies until the server has ended; its exit code."""
+        """Copy until the server has ended; return its exit code."""
         from penstock.gateway.model.passed import SERVER
 
         threading.Thread(target=self._from_client, name="penstock-in", daemon=True).start()
@@ -148,8 +148,9 @@ class _Session:
         return code
 
     def _drain(self, out: threading.Thread) -> None:
-        """Waits until the server's last output has gone out. A client may take its time, as it may with the server
-        itself; but one that has asked it to end by a signal does not read on."""
+        """Wait until the server's last output is written. A client may read it slowly, as it may with the server
+        itself; but a client that has asked the server to end by a signal reads no more.
+        """
         while out.is_alive():
             out.join(DRAIN_S)
             if self._server.signalled or not self._server.has_output:

@@ -1,4 +1,4 @@
-"""Copies bytes from one descriptor to the other as they come, and hands them to a recorder when they have gone out."""
+"""Copies bytes from one descriptor to another as they come, and records them once they are written."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from penstock.sidecar.wrapping.lines import Lines
 from penstock.sidecar.wrapping.sending import Delivery, Sender, say
 
 READ: Final = 1 << 16
-"""Bytes of one read: what a pipe holds. More costs short lines time, and helps long ones little."""
+"""The most bytes of one read: the capacity of a pipe. More would slow down short lines and help long ones little."""
 
 
 class Recording:
-    """What has passed in both directions, in its order: an answer never stands before its request."""
+    """The traffic of both directions, in order: an answer never comes before its request."""
 
     def __init__(self, delivery: Delivery, sender: Sender) -> None:
         self._delivery, self._sender = delivery, sender
         self._lines = {CLIENT: Lines(), SERVER: Lines()}
         self._passing: deque[tuple[int, bytes, int]] = deque()
-        """What was read and is being written, one read of each direction at most."""
+        """Bytes that were read and are being written: at most one read of each direction."""
         self._lock = threading.Lock()
         self._failed = False
-        # Times do not run backwards, whatever is done to the machine's clock.
+        # Times never run backwards, whatever happens to the machine's clock.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
     def now_ns(self) -> int:
-        """The time."""
+        """The time now, which never runs backwards; ns since the epoch."""
         return self._epoch_ns + time.monotonic_ns()
 
     def comes(self, kind: int, data: bytes) -> None:
-        """This was read and goes out now; no byte is the end of that direction."""
+        """Note bytes that were read and are about to be written; empty bytes are the end of the direction."""
         if not self._failed:
             self._passing.append((kind, data, self.now_ns()))
 
     def gone(self) -> None:
-        """It has gone out. What the other direction has read before is recorded first: it may be what was answered."""
+        """Record the bytes that are written. Bytes that the other direction read before come first: these may be the
+        answer to them.
+        """
         if self._failed:
             return
         try:
@@ -50,7 +52,7 @@ class Recording:
                     self._record(*self._passing.popleft())
             self._sender.wake()
         except Exception as e:
-            # Whatever is wrong with the recording is not to be the tool's problem.
+            # An error of the recording must not affect the tool.
             self._failed = True
             say(f"recording has failed ({type(e).__name__}: {e}); the tool works")
 
@@ -61,7 +63,7 @@ class Recording:
 
 
 def copy(kind: int, source: int, sink: int, recording: Recording | None) -> None:
-    """Copies until the source ends or the sink wants no more, and closes both: so each end hears of the other's."""
+    """Copy until the source ends or the sink is closed, then close both, so that each end notices the other's end."""
     with suppress(OSError):
         while data := _read(source):
             if recording is not None:
@@ -80,7 +82,9 @@ def copy(kind: int, source: int, sink: int, recording: Recording | None) -> None
 
 
 def _close(descriptor: int) -> None:
-    """Closes it. The numbers of stdin and stdout stay taken: no file may get them and what is written there."""
+    """Close a descriptor. Those of stdin and stdout stay taken: no other file may get their numbers, and with them our
+    output.
+    """
     if descriptor > 2:
         os.close(descriptor)
         return
@@ -107,7 +111,7 @@ def _write(sink: int, data: bytes) -> None:
 
 
 def _ready(descriptor: int, event: int) -> None:
-    """Waits for a descriptor that somebody has made non-blocking."""
+    """Wait for a descriptor that another process has made non-blocking."""
     waiting = select.poll()
     waiting.register(descriptor, event)
     _ = waiting.poll()

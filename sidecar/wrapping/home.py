@@ -1,7 +1,7 @@
-"""Which rollout a wrapper belongs to: what was said on the command line, else what `penstock run` has set.
+"""Finds the rollout of a wrapper: the one on the command line, else the one that `penstock run` has set.
 
-Clients of MCP often give a server only a few of their variables: the official SDKs do. So those that are missing are
-looked for in the processes above, which are the agent's own, as far as they are this user's.
+MCP clients often give a server only a few of their variables; the official SDKs do. So missing ones are taken from the
+parent processes, which are the agent's own, if they belong to this user.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.sidecar.wrapping.sending import Home
 ADDRESS: Final = "PENSTOCK_URL"
 TOKEN, ADMIN_KEY = "PENSTOCK_TOKEN", "PENSTOCK_ADMIN_KEY"
 _ABOVE: Final = 16
-"""Processes that are looked at."""
+"""The most parent processes that are examined."""
 
 
 def home(gateway: str, rollout: str | None, attempt: str | None, own: Mapping[str, str]) -> Home:
-    """Where a session is sent. Without a rollout the gateway makes one for it."""
+    """The address and key that a session is sent with. Without a rollout the gateway makes one for it."""
     if rollout is not None:
         address = f"{gateway.rstrip('/')}/rollout/{rollout}/attempt/{attempt or 'a1'}"
         return Home(address, own.get(TOKEN) or own.get(ADMIN_KEY))
@@ -31,7 +31,9 @@ def home(gateway: str, rollout: str | None, attempt: str | None, own: Mapping[st
 
 
 def inherited(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
-    """The variables of the next process above that has an address of a rollout; none where there is none."""
+    """The variables of the nearest process, from `pid` upwards, that has the address of a rollout; empty when none
+    has.
+    """
     for _ in range(_ABOVE):
         try:
             lines = (proc / str(pid) / "environ").read_bytes().split(b"\0")

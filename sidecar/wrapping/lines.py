@@ -1,4 +1,4 @@
-"""Cuts what passes in one direction into lines, and long lines into pieces. Pure."""
+"""Cuts the bytes of one direction into lines, and long lines into pieces. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 from penstock.gateway.model.passed import TAIL
 
 PIECE: Final = 256 << 10
-"""Bytes of a line that are gathered before they are put on disk."""
+"""Bytes of a line that are collected before they are written to disk."""
 LINE_BYTES: Final = 64 << 20
-"""Bytes of a line that are kept, until the gateway has said how many it keeps (`limits.recorded_bytes`)."""
+"""The most bytes of a line that are kept, until the gateway reports its own limit (`limits.recorded_bytes`)."""
 
 
 class Piece(NamedTuple):
@@ -17,22 +17,24 @@ class Piece(NamedTuple):
 
     data: bytes
     size: int
-    """Bytes that it stands for; more than it has where a part is left out."""
+    """Bytes that it stands for; more than `data` has when a part is left out."""
     last: bool
 
 
 class Lines:
-    """The lines of one direction."""
+    """Cuts the bytes of one direction."""
 
     def __init__(self) -> None:
         self.limit = LINE_BYTES
-        """Bytes of a line that are kept."""
+        """The most bytes of a line that are kept."""
         self._rest = bytearray()
         self._kept = self._skipped = 0
         self._tail = b""
 
     def feed(self, data: bytes) -> list[Piece]:
-        """What is complete now. Together the pieces are all that was fed, with the ends of lines."""
+        """Add bytes; return the pieces that are complete now. Together the pieces are all bytes that were fed, line
+        ends included.
+        """
         made: list[Piece] = []
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
@@ -45,7 +47,7 @@ class Lines:
         return made
 
     def close(self) -> list[Piece]:
-        """The last line, when nothing ended it."""
+        """The last line, if it had no end."""
         made: list[Piece] = []
         if self._rest or self._kept or self._skipped:
             self._add(made, b"", True)
@@ -66,7 +68,7 @@ class Lines:
             self._tail = b""
 
     def _cut(self, made: list[Piece], data: bytes, room: int, last: bool) -> None:
-        """Of a line that is too long the beginning is kept, and its last bytes."""
+        """Keep the beginning of a line that is too long, and its last bytes."""
         kept, dropped = (data[:room], data[room:]) if not self._skipped else (b"", data)
         if kept:
             made.append(Piece(kept, len(kept), False))
@@ -74,6 +76,6 @@ class Lines:
         self._skipped += len(dropped)
         self._tail = (self._tail + dropped)[-TAIL:]
         if last:
-            # One byte less than was left out, at most: so that it shows that something was.
+            # At least one byte fewer than were left out, to show that some were.
             tail = self._tail if len(self._tail) < self._skipped else self._tail[1:]
             made.append(Piece(tail, self._skipped, True))

@@ -1,7 +1,7 @@
-"""Sends what has passed to the gateway, and what earlier wrappers have left. Needs the standard library alone.
+"""Sends recorded traffic to the gateway, also that of earlier wrappers. Needs the standard library alone.
 
-A thread does it. Nothing waits for it but, for a moment, the end of the wrapper. While the gateway is away it tries
-again and again; what it cannot send stays on disk, and the next wrapper sends it.
+A thread does it, and only the end of the wrapper waits for it, for a moment. While the gateway is away the thread tries
+again and again; traffic that it cannot send stays on disk, and the next wrapper sends it.
 """
 
 from __future__ import annotations
@@ -24,54 +24,56 @@ if TYPE_CHECKING:
     from urllib.request import OpenerDirector
 
 BATCH: Final = 1 << 20
-"""Bytes of one request, about."""
+"""The approximate most bytes of one request."""
 GATHER_S: Final = 0.05
-"""How long the first line of a request waits for others."""
+"""The time for which the first line of a request waits for others; s."""
 TIMEOUT_S: Final = 30.0
 EMPTY_S: Final = 60.0
-"""Age of a folder that is removed because its wrapper was killed before it had written anything."""
+"""Age at which an empty folder is removed, because its wrapper was killed before it wrote anything; s."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 KEPT_S: Final = 30 * 86400.0
-"""How long something is kept that no gateway takes; else it would leave no room for others."""
+"""Age until which a session that no gateway accepts is kept; s. Longer, it would leave no room for others."""
 AGENT_TOKEN: Final = "pst_"
-"""What a key begins with that opens one rollout only, and that is kept beside what must be sent with it."""
+"""The prefix of a key that opens one rollout only. Such a key is written to disk beside its session."""
 
 
 class Home(NamedTuple):
-    """Where a session belongs."""
+    """The destination of a session."""
 
     url: str
-    """The address of its rollout, or the gateway's."""
+    """The address of the session's rollout, or the gateway's."""
     key: str | None
 
 
 class Away(Exception):
-    """The gateway does not answer, or not now."""
+    """Raised when the gateway does not answer, or cannot serve now."""
 
 
 class Refused(Exception):
-    """The gateway does not take it, and will not."""
+    """Raised when the gateway refuses for good."""
 
 
 def say(text: str) -> None:
-    """A line on stderr. What stands on stdout is the server's."""
+    """Print a line on stderr: stdout belongs to the server."""
     with suppress(OSError):
         _ = os.write(2, f"penstock: {text}\n".encode(errors="replace"))
 
 
 def about_of(home: Home, server: str) -> dict[str, Any]:
-    """What is noted beside a session. Only a key that opens its rollout and nothing else is written down."""
+    """The destination as it is written beside a session. A key is written only if it opens the rollout and nothing
+    else.
+    """
     key = home.key if home.key is not None and home.key.startswith(AGENT_TOKEN) else None
     return {"url": home.url, "server": server, "key": key}
 
 
 class Delivery:
-    """One session on its way to the gateway."""
+    """A session on its way to the gateway."""
 
     def __init__(self, spool: Spool, home: Home, server: str) -> None:
         self.spool = spool
         self.recorded_bytes: int | None = None
-        """What the gateway keeps of a line, once it has said so."""
+        """Bytes of a line that the gateway keeps; None until it has answered."""
         self.home, self._server = home, server
         self._done = 0
         self._open: list[int] = []
@@ -79,11 +81,11 @@ class Delivery:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the session is on the tape."""
+        """True if all of the session is on the tape."""
         return self.spool.over and self._done >= self.spool.last
 
     def step(self) -> bool:
-        """Sends what is next, if there is anything. Raises `Away` or `Refused`."""
+        """Send the next frames; False when there are none. Raises `Away` or `Refused`."""
         lost: list[int] = []
         if self._need:
             body, lost = self.spool.pick(self._need, BATCH)
@@ -104,7 +106,7 @@ class Delivery:
 
 
 def post(home: Home, body: bytes) -> dict[str, Any]:
-    """The gateway's answer. Raises `Away` or `Refused`."""
+    """Send a request; return the gateway's answer. Raises `Away` or `Refused`."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request
@@ -137,7 +139,7 @@ def post(home: Home, body: bytes) -> dict[str, Any]:
 
 
 def _body(error: HTTPError) -> bytes:
-    """What a refusal says, as far as it comes: a gateway that is killed breaks off in the middle."""
+    """The body of a refusal, as far as it arrives: a gateway that is killed breaks off in the middle."""
     from http.client import HTTPException
 
     with error:
@@ -148,7 +150,7 @@ def _body(error: HTTPError) -> bytes:
 
 
 def _opener(url: str) -> OpenerDirector:
-    """What asks a gateway: on this machine without a proxy, which is for the world outside."""
+    """The opener for a gateway. One on this machine is reached without a proxy."""
     from urllib.request import ProxyHandler
 
     from penstock.gateway.client.opener import opener
@@ -159,7 +161,7 @@ def _opener(url: str) -> OpenerDirector:
 
 
 def _read(text: bytes) -> dict[str, Any]:
-    """An answer. Raises `ValueError` or `RecursionError` where no gateway has given it."""
+    """Parse an answer. Raises `ValueError` or `RecursionError` when no gateway gave it."""
     match answer := _object(json.loads(text)):
         case {"done": int(), "recorded_bytes": int(), "open": [*still_open], "need": [*need]} if all(
             isinstance(number, int) for number in (*still_open, *need)
@@ -174,7 +176,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _message(text: str) -> str:
-    """What an error of the gateway says, in its own shape or in that of an API."""
+    """The message in an error of the gateway, in its own format or in that of an API."""
     with suppress(ValueError, RecursionError):
         message = _object(_object(json.loads(text)).get("error")).get("message")
         if message:
@@ -183,10 +185,10 @@ def _message(text: str) -> str:
 
 
 class Sender:
-    """The thread."""
+    """The thread that sends a session, and then those that earlier wrappers have left."""
 
     def __init__(self, delivery: Delivery, root: Path, spool_bytes: int) -> None:
-        """`root`: of all sessions, which have so many bytes together."""
+        """`root`: the folder of all sessions, which may have `spool_bytes` together."""
         self._delivery, self._root, self._spool_bytes = delivery, root, spool_bytes
         self._news, self._closing = threading.Event(), threading.Event()
         self._reached = self._swept = self._refused = False
@@ -195,12 +197,12 @@ class Sender:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was put."""
+        """Called when a line was recorded."""
         if not self._news.is_set():
             self._news.set()
 
     def close(self, seconds: float) -> None:
-        """Sends what is left; not for longer than this, and not when nobody answers."""
+        """Send the rest, for at most so many seconds; give up at once when the gateway does not answer."""
         self._closing.set()
         self._news.set()
         self._thread.join(seconds)
@@ -246,7 +248,9 @@ class Sender:
             say(text)
 
     def _send_left(self) -> None:
-        """What others have left that were killed, or could not reach the gateway. Once, when there is time."""
+        """Send sessions of wrappers that were killed, or could not reach the gateway. Called once, when there is
+        time.
+        """
         own = self._delivery.spool
         for folder in left(self._root):
             if self._closing.is_set():
@@ -257,8 +261,9 @@ class Sender:
 
 
 def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
-    """Sends the session of a wrapper that lives no more; False where one lives, or the gateway does not take it.
-    `own`: the home of the wrapper that does it."""
+    """Send the session of a wrapper that has ended; False when it still lives, or the gateway does not accept the
+    session. `own`: the destination of the wrapper that sends.
+    """
     try:
         if not (folder / ABOUT).exists() and time.time() - folder.stat().st_mtime > EMPTY_S:
             Spool(folder, 0).remove()
@@ -286,13 +291,13 @@ def send_left(folder: Path, own: Home, stopped: Callable[[], bool]) -> bool:
 
 
 def _noted(about: bytes, own: Home) -> tuple[Home, str]:
-    """Where a session belongs, and the name of its server. Raises `Refused` where that cannot be read."""
+    """The destination of a session, and the name of its server. Raises `Refused` when they cannot be read."""
     try:
         said = json.loads(about)
         key = said["key"]
         home, server = Home(str(said["url"]), None if key is None else str(key)), str(said["server"])
         if home.key is None and urlsplit(home.url)[:2] == urlsplit(own.url)[:2]:
-            # The admin's key is not written down, and is for nobody but its gateway.
+            # The admin key is not written down, and goes to its own gateway only.
             home = home._replace(key=os.environ.get("PENSTOCK_ADMIN_KEY"))
     except (ValueError, KeyError, TypeError):
         raise Refused(f"{ABOUT} is damaged, which says where it belongs") from None

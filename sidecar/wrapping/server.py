@@ -1,6 +1,6 @@
-"""The server of tools: a process below a warden (`sidecar.agent.supervisor`), with pipes for stdin and stdout.
+"""The tool server: a process below a warden (`sidecar.agent.supervisor`), with pipes for stdin and stdout.
 
-The warden ends it, and all that it has started, when the wrapper dies in any way. stderr is the wrapper's own.
+When the wrapper dies in any way, the warden ends the server and all that it has started. stderr is the wrapper's own.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from penstock.sidecar.agent import supervisor
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KILL_AFTER_S: Final = 5.0
-"""How long a server may take after a signal; then it is killed."""
+"""The longest time that a server may take to end after a signal, before it is killed; s."""
 GRACE_S: Final = 2.0
-"""The same when its wrapper is gone, and for what it leaves behind when it ends."""
+"""The same after its wrapper is gone, and for processes that the server leaves behind when it ends; s."""
 
 
 class Server:
-    """A server that runs; for the main thread. Raises OSError when not even its warden can be started."""
+    """A running server; used from the main thread. Raises OSError when not even its warden can be started."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.signalled = False
-        """Whether a signal has asked it to end."""
+        """True if a signal has asked it to end."""
         child_in, self.stdin = os.pipe()
         self.stdout, child_out = os.pipe()
         ours, theirs = socket.socketpair()
@@ -41,14 +41,15 @@ class Server:
                 stdin=child_in,
                 stdout=child_out,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # what kills the wrapper's process group must not kill who cleans up after it
+                start_new_session=True,  # a kill of the wrapper's process group must not hit the warden
             )
         finally:
             theirs.close()
             os.close(child_in)
             os.close(child_out)
         self._control = ours
-        # A signal that comes just before the main thread waits, or to another thread, would not be heard of in time.
+        # Without this pipe, a signal that comes just before the main thread waits, or to another thread, would be
+        # noticed late.
         self._woken, written = os.pipe()
         for end in (self._woken, written):
             os.set_blocking(end, False)
@@ -60,7 +61,7 @@ class Server:
         self._rest = b""
 
     def forward(self, number: int) -> None:
-        """Passes a signal on, and kills the server when that does not end it."""
+        """Pass a signal on, and kill the server when that does not end it."""
         self.signalled = True
         pid = self._said.get("pid")
         if "status" not in self._said:
@@ -69,7 +70,7 @@ class Server:
                     self._order(b"T")
                 else:
                     os.kill(pid, number)
-            # No thread: a handler may run while one is being started.
+            # No thread: a signal handler may run while another thread is being started.
             _ = signal.signal(signal.SIGALRM, self._kill)
             _ = signal.setitimer(signal.ITIMER_REAL, KILL_AFTER_S)
 
@@ -82,34 +83,36 @@ class Server:
 
     @property
     def error(self) -> str | None:
-        """Why it could not be started; known once `started` has come back."""
+        """The reason why it could not be started; known after `started`."""
         return self._said.get("error")
 
     @property
     def has_output(self) -> bool:
-        """Whether something of its output was not read yet, or its end."""
+        """True if some of its output, or its end, is unread."""
         waiting = select.poll()
         waiting.register(self.stdout, select.POLLIN)
         return bool(waiting.poll(0))
 
     def started(self) -> bool:
-        """Waits until it runs; False when it does not."""
+        """Wait until the server runs; False when it cannot be started."""
         while not self._said.keys() & {"started_ns", "error"} and self._listen():
             pass
         return "started_ns" in self._said
 
     def wait(self) -> int:
-        """Its exit code, as shells give it: 128 and the number of a signal that ended it."""
+        """Wait for its end; return its exit code as shells do: 128 plus the number of a signal that ended it."""
         while "status" not in self._said and self._listen():
             pass
         status = self._said.get("status")
         if status is None:
-            return 128 + signal.SIGKILL  # its warden was killed, and it with it
+            return 128 + signal.SIGKILL  # its warden was killed, and so was the server
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
 
     def _listen(self) -> bool:
-        """Waits for a signal, which is handled then, or for what its warden says; False when that says no more."""
+        """Wait for a signal, which its handler then handles, or for a message of the warden; False when the warden is
+        gone.
+        """
         ready = [handle for handle, _ in self._waiting.poll()]
         if self._woken in ready:
             _ = os.read(self._woken, 4096)

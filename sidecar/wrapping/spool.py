@@ -1,10 +1,9 @@
-"""What has passed and is not on the tape yet, in files: it outlives a wrapper that is killed; the next one sends it.
+"""Recorded traffic that is not on the tape yet, in files: it outlives a wrapper that is killed; the next one sends it.
 
 A session has a folder. In it are `about.json` (where it is sent), `lock`, which its wrapper holds as long as it lives,
 and segments of frames (`model.passed`) in the order of their numbers. A segment is removed when the gateway needs none
-of its frames any more. In memory is what tells where they are, not what they hold. Files are for their owner alone.
-
-All folders together have a size. Beyond it nothing is kept, and a frame says how much is missing.
+of its frames any more. Memory holds the positions of frames, not their contents. Files are readable for their owner
+alone. All folders together have a limit. Beyond it lines are dropped, and a frame says how many.
 """
 
 from __future__ import annotations
@@ -25,33 +24,35 @@ from penstock.sidecar.wrapping.lines import Piece
 
 SEGMENT: Final = 4 << 20
 SPOOL_BYTES: Final = 256 << 20
-"""Size of all folders together."""
+"""The most bytes of all folders together."""
 ABOUT: Final = "about.json"
 _SUFFIX: Final = ".frames"
 _MENDED: Final = 7 / 8
-"""How full it may be at most when something is kept again: not one line now and one then."""
+"""The share of its room to which the spool must empty before lines are kept again: otherwise only one line now and then
+would be.
+"""
 
 
 def directory() -> Path:
-    """Where the folders are."""
+    """The folder of all sessions' folders; raises RuntimeError when the user has no home directory."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(home) / "penstock" / "wrapped"
 
 
 def new_session() -> str:
-    """A name that sorts by time."""
+    """A new session's name, which sorts by time."""
     return f"{time.time_ns() // 1_000_000:011x}-{secrets.token_hex(8)}"
 
 
 class _Segment:
-    """A file; the numbers of its first and last frame, and its size as far as its frames are whole."""
+    """A file of frames: the numbers of its first and last frame, and the size of its complete frames."""
 
     def __init__(self, path: Path, first: int) -> None:
         self.path, self.first, self.last, self.size = path, first, first - 1, 0
 
 
 class _Place(NamedTuple):
-    """Where a frame ends."""
+    """The place in a segment where a frame ends."""
 
     sequence: int
     segment: int
@@ -59,10 +60,12 @@ class _Place(NamedTuple):
 
 
 class Spool:
-    """The frames of one session. Lines are put by any thread, the rest is for the thread that sends."""
+    """The frames of one session. Any thread may put lines; all other methods are for the sending thread."""
 
     def __init__(self, folder: Path, room: int, segment: int = SEGMENT) -> None:
-        """`room`: bytes that it may have. Raises OSError when the folder cannot be made or is somebody's."""
+        """`room`: the most bytes of this session. Raises OSError when the folder cannot be made or another process
+        holds it.
+        """
         self.folder, self.room = folder, room
         self._segment_bytes = segment
         self._lock = Lock()
@@ -71,31 +74,31 @@ class Spool:
         self._sequence = self._missed = self._missed_bytes = self._since_ns = self._size = 0
         self._place = _Place(0, 0, 0)
         self._broken: set[int] = set()
-        """Directions whose line has lost a part: the rest of it is left out, too."""
+        """Directions whose current line has lost a part: the rest of it is dropped too."""
         self._cut: set[int] = set()
-        """The same as far as no frame has said it."""
+        """Directions that have lost lines which no frame has reported yet."""
         self._guard = _locked(folder)
         self.over = False
-        """Whether its last frame is there."""
+        """True if its last frame is written."""
 
     # -- putting -----------------------------------------------------------------------------------------------------
 
     def put(self, kind: int, pieces: Sequence[Piece], time_ns: int) -> None:
-        """Keeps what has passed, or notes that it could not."""
+        """Keep pieces, or count those that could not be kept."""
         with self._lock:
             for piece in pieces:
                 if kind in self._broken or not self._mended(time_ns) or not self._write(kind, piece, time_ns):
                     self._miss(kind, piece, time_ns)
 
     def _mended(self, time_ns: int) -> bool:
-        """Whether something can be kept again; what is missing is said then."""
+        """True if pieces can be kept again; the loss is then reported by a frame."""
         return not self._missed_bytes or (self._size < self.room * _MENDED and self._mend(time_ns))
 
     def end(self, by: str, exit_code: int | None, time_ns: int) -> None:
-        """The session is over."""
+        """Write the last frame: the session is over."""
         said = json.dumps({"by": by} | ({} if exit_code is None else {"exit_code": exit_code})).encode()
         with self._lock:
-            self.room += SEGMENT  # what follows is small, and the last
+            self.room += SEGMENT  # the last frames are small
             if self._missed_bytes:
                 _ = self._mend(time_ns)
             self.over = self._write(END, Piece(said, len(said), True), time_ns)
@@ -108,7 +111,7 @@ class Spool:
         (self._broken.discard if piece.last else self._broken.add)(kind)
 
     def _mend(self, time_ns: int) -> bool:
-        """Says what is missing."""
+        """Write a frame that reports the loss; False when there is no room for it."""
         cut = [name for name, kind in (("client", CLIENT), ("server", SERVER)) if kind in self._cut]
         said = json.dumps({"lines": self._missed, "since_ns": self._since_ns, "cut": cut}).encode()
         if not self._write(GAP, Piece(said, max(len(said), self._missed_bytes), True), time_ns):
@@ -142,12 +145,12 @@ class Spool:
             os.close(self._file)
             self._file = None
         if self._segments and not self._segments[-1].size:
-            _ = self._segments.pop()  # a disk that was full: it has the same name
+            _ = self._segments.pop()  # the disk was full: the new segment has the same name
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         self._segments.append(_Segment(path, self._sequence + 1))
 
     def _abandon(self) -> None:
-        """A frame of which only a part may be there: what follows begins a new file."""
+        """Close a file that may end with a part of a frame: the next frame begins a new file."""
         if self._file is not None:
             with suppress(OSError):
                 os.ftruncate(self._file, self._segments[-1].size)
@@ -161,13 +164,13 @@ class Spool:
 
     @property
     def missed(self) -> bool:
-        """Whether something is not kept now, for want of room."""
+        """True while lines are dropped for lack of room."""
         return bool(self._missed_bytes)
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def after(self, done: int, most: int) -> bytes:
-        """Frames behind this number, about so many bytes."""
+        """The frames after the number `done`, about `most` bytes."""
         segment = next((one for one in self._listed() if one.last > done), None)
         if segment is None:
             return b""
@@ -182,12 +185,12 @@ class Spool:
             if end > first and head.end - first > most:
                 break
             end = head.end
-            # Where the next request begins, unless something else is asked for.
+            # The next request begins here, unless the gateway asks for other frames.
             self._place = _Place(head.sequence, segment.first, offset + end)
         return body[first:end] if first >= 0 else b""
 
     def pick(self, numbers: Sequence[int], most: int) -> tuple[bytes, list[int]]:
-        """(the first of these frames, about so many bytes; those that are not here)."""
+        """(the first of the frames with these numbers, about `most` bytes; the numbers that are not here)."""
         wanted, found, size, lost = set(numbers), list[bytes](), 0, list[int]()
         segments = self._listed()
         for segment in segments:
@@ -202,7 +205,9 @@ class Spool:
         return b"".join(found), lost
 
     def settle(self, done: int, open_: Sequence[int]) -> None:
-        """The gateway has the frames up to a number, and does not need their bytes but for those of `open_`."""
+        """Remove segments that the gateway does not need: it has all frames up to `done`, and needs only the bytes of
+        `open_` again.
+        """
         with self._lock:
             writing = self._segments[-1] if self._file is not None else None
             for segment in list(self._segments):
@@ -218,7 +223,7 @@ class Spool:
             return list(self._segments)
 
     def remove(self) -> None:
-        """All of it is on the tape."""
+        """Delete the session's files: all of it is on the tape."""
         self.close()
         for path in (*(one.path for one in self._segments), self.folder / ABOUT, self.folder / "lock"):
             with suppress(OSError):
@@ -227,7 +232,7 @@ class Spool:
             self.folder.rmdir()
 
     def close(self) -> None:
-        """Lets go of it; somebody else may send it."""
+        """Release the folder; another process may then send the session."""
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -237,7 +242,7 @@ class Spool:
                 self._guard = -1
 
     def recover(self, now_ns: int) -> None:
-        """Finds what a wrapper has left that was killed, and says that it was."""
+        """Read the frames that a killed wrapper has left, and write a last frame that says so."""
         for path in sorted(self.folder.glob(f"{'[0-9]' * 12}{_SUFFIX}")):
             segment = _Segment(path, int(path.name.removesuffix(_SUFFIX)))
             for head in heads(path.read_bytes()):
@@ -255,7 +260,7 @@ class Spool:
 
 
 def _content(segment: _Segment, offset: int = 0) -> bytes:
-    """Its frames. Only one segment is in memory at a time."""
+    """The frames of a segment. Only one segment is in memory at a time."""
     size = segment.size - offset
     with segment.path.open("rb") as file:
         _ = file.seek(offset)
@@ -275,19 +280,19 @@ def _locked(folder: Path) -> int:
 
 
 def write_about(folder: Path, about: dict[str, Any]) -> None:
-    """Notes where a session is sent."""
+    """Write the destination of a session."""
     file = os.open(folder / ABOUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(file, "w") as written:
         json.dump(about, written)
 
 
 def left(root: Path) -> list[Path]:
-    """The folders of all sessions, the oldest first."""
+    """The folders of all sessions, oldest first."""
     return sorted(path for path in root.glob("*-*") if path.is_dir()) if root.is_dir() else []
 
 
 def used(root: Path, but: Path | None = None) -> int:
-    """Bytes in all folders but one."""
+    """Bytes in all folders, except those in `but`."""
     total = 0
     for path in root.glob(f"*/*{_SUFFIX}") if root.is_dir() else ():
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""What screens show and no `penstock ...` command prints in this form: waterfalls, races, charts. Pure."""
+"""Drawings of screens that no `penstock ...` command prints in this form: waterfalls, races, charts. Pure."""

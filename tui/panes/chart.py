@@ -1,7 +1,7 @@
 """Curves in a terminal: raw points in braille dots, smoothed ones as a line of marks, with numbers at the axes. Pure.
 
 A cell has two dots across and four down. Values that are no finite numbers leave a gap. Where curves meet, the later
-one is seen; each has a mark of its own, so that colours only repeat it.
+one is visible; each has a mark of its own, so colours are never needed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ DOTS: Final = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Braille dots by row and column of a cell (Unicode chapter 21.1)."""
 LARGEST: Final = sys.float_info.max
 LEAST: Final = 12
-"""Columns of the smallest drawing."""
+"""The fewest columns of a drawing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve."""
+    """A curve with a name."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
-    """(x, y), by x; y is None where it is no finite number."""
+    """(x, y), sorted by x; y is None if it is no finite number."""
     smooth: Sequence[tuple[float, float]] = ()
-    """The same, smoothed."""
+    """The smoothed curve; empty for none."""
 
 
 def smoothed(points: Sequence[tuple[float, float | None]], over: float = 0.1) -> list[tuple[float, float]]:
-    """An exponential mean over about this share of the finite points."""
+    """An exponential mean over about the share `over` of the finite points."""
     known = [(x, y) for x, y in points if y is not None]
     weight = 1 / max(1.0, len(known) * over)
     found: list[tuple[float, float]] = []
@@ -47,7 +47,7 @@ def smoothed(points: Sequence[tuple[float, float | None]], over: float = 0.1) ->
 
 
 def chart(lines: Sequence[Line], width: int, height: int, limit: tuple[str, float] | None = None) -> Text:
-    """Curves on common axes; `limit`: a level that is drawn across, with its name."""
+    """Curves on common axes. `limit`: the name and value of a level that is drawn across."""
     values = [y for line in lines for _, y in (*line.points, *line.smooth) if y is not None]
     if not values:
         return Text("no finite value yet", style="dim")
@@ -81,7 +81,7 @@ def _lines(canvas: _Canvas, labels: Sequence[str], margin: int, limit: tuple[str
 
 
 def key(lines: Sequence[Line]) -> Text:
-    """Which mark is which curve."""
+    """The legend: the mark and name of each curve."""
     made = Text()
     for place, line in enumerate(lines):
         style = COLOURS[place % len(COLOURS)]
@@ -90,7 +90,7 @@ def key(lines: Sequence[Line]) -> Text:
 
 
 class _Canvas:
-    """Cells of dots and marks."""
+    """A grid of cells with dots and marks."""
 
     def __init__(self, columns: int, rows: int, x: tuple[float, float], y: tuple[float, float]) -> None:
         self.columns, self.rows, self.x, self.y = columns, rows, x, y
@@ -99,9 +99,9 @@ class _Canvas:
         self._owner = [[-1] * columns for _ in range(rows)]
 
     def _place(self, x: float, y: float) -> tuple[int, int]:
-        """Dots from the left and from the top."""
+        """The position of a point: dots from the left and from the top."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0]) if self.x[1] > self.x[0] else 0.5
-        # Halved first: the difference of two doubles need not be one.
+        # Halved first, because the difference of two finite doubles may be infinite.
         up = (y / 2 - self.y[0] / 2) / (self.y[1] / 2 - self.y[0] / 2)
         return round(across * (2 * self.columns - 1)), round((1 - up) * (4 * self.rows - 1))
 
@@ -110,13 +110,13 @@ class _Canvas:
         return self._place(self.x[0], y)[1] // 4
 
     def level(self, y: float) -> None:
-        """A line across."""
+        """Draw a line across."""
         row = self.row_of(y)
         for column in range(self.columns):
             self._marks[row][column] = "┄"
 
     def draw(self, line: Line, place: int) -> None:
-        """Points as dots; several curves, and smoothed ones, with the mark of the curve."""
+        """Draw points as dots, and the smoothed curve with the mark of the curve."""
         for x, y in line.points:
             if y is not None:
                 across, down = self._place(x, y)
@@ -135,6 +135,6 @@ class _Canvas:
         self._marks[row][column], self._owner[row][column] = MARKS[place % len(MARKS)], place
 
     def row(self, row: int) -> Iterator[tuple[str, int]]:
-        """Each cell and the curve that it belongs to, -1 for none."""
+        """Each cell and the index of its curve, -1 for none."""
         for mark, dots, owner in zip(self._marks[row], self._dots[row], self._owner[row], strict=True):
             yield mark if mark and (owner >= 0 or not dots) else chr(0x2800 + dots) if dots else " ", owner

@@ -1,9 +1,9 @@
 """The evidence of a release as a race: one lane for each e-value, to the bound at which the gateway acts. Pure.
 
 An e-value begins at 1 and grows while the data speak for its claim; crossing its bound is the decision (notes of
-`gateway.canary`). A lane is logarithmic, because evidence multiplies. How many rollouts are likely left is how far the
-logarithm still has to go, by how much it grew with each counted rollout lately: the least and the most of what the last
-half and all of the rollouts say. It is a guess, and says what it is made of.
+`gateway.canary`). A lane is logarithmic, because evidence multiplies. The number of rollouts that are likely left is
+the remaining way of the logarithm, divided by its growth for each counted rollout: a range from two paces, that of the
+last half and that of all rollouts. It is a guess, and the pane says how it is made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.gateway.model.release import ReleaseView
 from penstock.tui.panes.chart import Line, chart, key
 
 FEWEST: Final = 8
-"""Counted rollouts from which on a pace is told."""
+"""The fewest counted rollouts with which a pace is shown."""
 LEAST_LANE: Final = 8
 CHART_HEIGHT: Final = 8
 LANES = (
@@ -33,15 +33,17 @@ LANES = (
 
 
 class Left(NamedTuple):
-    """How many more counted rollouts a bound is likely away."""
+    """The counted rollouts that are likely left until a bound."""
 
     least: int
     most: int | None
-    """None: at one of the two paces it is never reached."""
+    """None when the bound is never reached at one of the two paces."""
 
 
 def left(measure: Measure, points: Sequence[Point]) -> Left | None:
-    """How many rollouts are likely left; None when it is not known, or when it does not move towards its bound."""
+    """The rollouts that are likely left; None when that is unknown, or when the evidence does not move towards its
+    bound.
+    """
     grown = [(point.counted, _log(point.figures.get(measure.figure, 1.0))) for point in points]
     if not grown or grown[-1][0] < FEWEST or measure.crossed:
         return None
@@ -60,7 +62,7 @@ def _log(value: float) -> float:
 
 
 def race(view: ReleaseView, points: Sequence[Point], width: int) -> RenderableType:
-    """The lanes, who leads, and how the evidence has grown."""
+    """The lanes, the leading one, and the growth of the evidence."""
     release = view.release
     if not release.assigned:
         return Text("No rollout has been assigned yet: the race begins with the canary.")
@@ -78,7 +80,7 @@ def race(view: ReleaseView, points: Sequence[Point], width: int) -> RenderableTy
 
 
 def _share(one: Measure) -> float:
-    """How far it is on its way, from 0 to 1."""
+    """The share of the way to the bound, from 0 to 1."""
     return min(1.0, max(0.0, _log(one.value) / math.log(one.limit)))
 
 
@@ -113,7 +115,7 @@ def _pace(live: bool, points: Sequence[Point]) -> Iterator[Text]:
 
 
 def _curves(found: Sequence[Measure], points: Sequence[Point], width: int) -> Iterator[RenderableType]:
-    """How the evidence grew: the two leading lanes, each as the share of its way."""
+    """The growth of the evidence: the two leading lanes, each as the share of the way to its bound."""
     if len(points) < 3:
         return
     leading = sorted(found, key=_share, reverse=True)[:2]

@@ -19,11 +19,11 @@ from penstock.gateway.model.exchange import Chunk
 from penstock.tui.view import Pane
 
 MOST: Final = 64 << 10
-"""Characters of a body that are drawn."""
+"""The most characters of a body that are drawn."""
 
 
 def panes(detail: SpanDetail) -> Sequence[Pane]:
-    """Request and response."""
+    """The panes of the request and the response."""
     seen = detail.exchange
     if seen is None:
         return ()
@@ -39,7 +39,7 @@ def panes(detail: SpanDetail) -> Sequence[Pane]:
 
 
 def body(seen: Body) -> bytes:
-    """Its bytes."""
+    """The decoded bytes of a body."""
     return seen.text.encode() if seen.text is not None else base64.b64decode(seen.base64 or "")
 
 
@@ -72,7 +72,7 @@ def _content(content: bytes) -> Iterator[Text]:
 
 
 def _text(content: bytes) -> str:
-    """JSON indented; what is no text by its size."""
+    """JSON indented; the size only, if the content is no text."""
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -86,7 +86,7 @@ def _text(content: bytes) -> str:
 
 
 def _events(content: bytes, times: Sequence[Chunk]) -> Iterator[Text]:
-    """Each event of a stream after the time at which it was complete."""
+    """Each event of a stream, after the time at which it was complete."""
     at, arrived, drawn, reads = 0, 0, 0, iter(times)
     last = None
     for event in content.split(b"\n\n"):
@@ -105,5 +105,5 @@ def _events(content: bytes, times: Sequence[Chunk]) -> Iterator[Text]:
 
 
 def _times(seen: ExchangeView, content: bytes) -> Sequence[Chunk]:
-    """Arrival of the body's bytes; not known where they were encoded."""
+    """The arrival of the body's bytes; empty when they were encoded, because then it is unknown."""
     return seen.chunks if sum(chunk.size for chunk in seen.chunks) == len(content) else ()

@@ -1,7 +1,7 @@
-"""What an attempt said and did, step by step, so that attempts can be laid side by side. Pure.
+"""The steps of an attempt, so that attempts can be compared side by side. Pure.
 
-A step is a message or an answer that was new in a call: conversations are sent again with every call, and are told
-once. Two steps are the same when they say the same; ids of tool calls, which are drawn anew each time, do not count.
+A step is a message or an answer that was new in a call: conversations are sent again with every call, but counted once.
+Two steps are the same when role and text are; ids of tool calls, which are random, do not count.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ BRIEF: Final = 400
 
 
 class Step(NamedTuple):
-    """One thing that was said or done."""
+    """A message of an attempt."""
 
     who: str
-    """Its role; `assistant` for what the model said."""
+    """Its role; `assistant` for the model's answers."""
     text: str
-    """What it says, with tool calls as `name(arguments)`."""
+    """Its text, with tool calls as `name(arguments)`."""
     call: int
     """Sequence of the model call that it was new in."""
 
 
 class Pair(NamedTuple):
-    """Steps of two attempts beside each other; None where one has no such step."""
+    """Steps of two attempts beside each other; None if one has no such step."""
 
     left: Step | None
     right: Step | None
@@ -78,7 +78,7 @@ def _same(step: Step) -> tuple[str, str]:
 
 
 def aligned(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
-    """Two attempts side by side: what is the same stands in one row."""
+    """The steps of two attempts side by side: equal steps share a row."""
     a, b = list(map(_same, left)), list(map(_same, right))
     return list(_pairs(left, right, difflib.SequenceMatcher(None, a, b, autojunk=False)))
 
@@ -90,7 +90,7 @@ def _pairs(
         if does == "equal":
             yield from (Pair(left[a0 + at], right[b0 + at]) for at in range(a1 - a0))
             continue
-        # Steps in one place that were made by the same kind of speaker are two versions of one step.
+        # Steps at the same place are shown as two versions of one step.
         both = min(a1 - a0, b1 - b0)
         yield from (Pair(left[a0 + at], right[b0 + at]) for at in range(both))
         yield from (Pair(left[at], None) for at in range(a0 + both, a1))
@@ -98,7 +98,7 @@ def _pairs(
 
 
 def leaves(one: Sequence[Step], others: Sequence[Sequence[Step]]) -> tuple[int, Sequence[Step] | None]:
-    """(the step at which it does what none of the others does, the one that went along for longest)."""
+    """(the index of the step at which `one` differs from all others, the other that agreed for longest)."""
     best: tuple[int, Sequence[Step] | None] = (0, None)
     for other in others:
         shared = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if _same(a) != _same(b)),

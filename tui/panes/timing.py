@@ -1,4 +1,4 @@
-"""How a call spent its time: waiting for the first byte, then reading. Pure."""
+"""The time of a call: waiting for the first byte, then reading. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAR = 24
 
 
 def timing(detail: SpanDetail, width: int) -> RenderableType:
-    """The parts of a call, and when its bytes came."""
+    """The parts of a call's time, and the arrival of its bytes."""
     span = detail.span
     head = joined(Text("started", style="dim"), f"{moment(span.start_ns)} UTC")
     whole = span.duration_ns
@@ -45,7 +45,7 @@ def timing(detail: SpanDetail, width: int) -> RenderableType:
 
 
 def _speed(tokens: int | None, whole: int, first: int | None) -> Iterator[Text]:
-    """Tokens a second: of a stream after its first byte, of an answer that came at once (None) over all of the call."""
+    """Tokens a second: of a stream after its first byte, of a plain answer (`first` None) over the whole call."""
     took = whole - (first or 0)
     if tokens and took > 0:
         over = "over the call" if first is None else "after the first byte"

@@ -1,8 +1,8 @@
-"""The tokens of an answer, with how likely the model found each: where it was unsure stands out. Pure.
+"""The tokens of an answer with their probabilities: unlikely tokens stand out. Pure.
 
     The ca|pital of| Peru| is|?Lima|.
 
-A token that was less likely than one in two has a `?` before it, one below one in ten `‼`. Colours only repeat that.
+A token with a probability below one half has a `?` before it, one below a tenth `‼`. Colours only repeat that.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from penstock.gateway.display.text import clean
 
 UNSURE, UNLIKELY = math.log(0.5), math.log(0.1)
 MOST: Final = 2_000
-"""Tokens that are drawn."""
+"""The most tokens that are drawn."""
 WORST: Final = 12
-"""Least likely tokens that are listed."""
+"""The number of least likely tokens that are listed."""
 NONE = (
     "The engine gave no tokens with this answer. vLLM and SGLang give them for `return_token_ids` and `logprobs`: "
     "capture_tokens of the upstream asks for both, see docs/training-data.md."
@@ -31,7 +31,7 @@ UNLIKELY_ONES = (figure("at"), Column("token"), figure("id"), figure("probabilit
 
 
 def tokens(found: Sequence[Token]) -> RenderableType:
-    """The answer token by token, and the least likely ones in a table."""
+    """The answer token by token, and the least likely tokens in a table."""
     if not found:
         return Text(NONE)
     known = [token.logprob for token in found if token.logprob is not None]

@@ -6,7 +6,7 @@
     ██✗                ended badly
     ◆  ·               a reward; an event
 
-Signs say all; colours only repeat them. Pure.
+Colours only repeat the signs. Pure.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ KEY: Final = f"{WAITING} waits  {STREAMING} streams  {WHOLE} runs  {OPEN} goes o
 
 
 class Axis(NamedTuple):
-    """The time that a row of characters stands for; ns since the epoch."""
+    """The time that a row of characters represents; ns since the epoch."""
 
     begin_ns: int
     end_ns: int
 
     @classmethod
     def of(cls, spans: Iterable[Span], now_ns: int) -> Axis:
-        """From the first begin to the last end; what is open goes on until now."""
+        """The time from the first begin to the last end; open spans end now."""
         found = list(spans)
         begin = min((span.start_ns for span in found), default=now_ns)
         end = max((_end(span, now_ns) for span in found), default=now_ns)
         return cls(begin, max(end, begin + 1))
 
     def place(self, at_ns: int, width: int) -> int:
-        """Which character a moment is in, from 0."""
+        """The index of the character that a moment is in."""
         share = (at_ns - self.begin_ns) / (self.end_ns - self.begin_ns)
         return min(width - 1, max(0, int(share * width)))
 
@@ -50,7 +50,7 @@ def _end(span: Span, now_ns: int) -> int:
 
 
 def heading(axis: Axis, width: int) -> Text:
-    """The axis: its length at its end."""
+    """The axis as text: its length at its end."""
     length = duration(axis.end_ns - axis.begin_ns)
     return Text(f"0{length:>{max(1, width - 1)}}"[:width], style="dim", no_wrap=True)
 

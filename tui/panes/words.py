@@ -12,12 +12,12 @@ from rich.text import Text
 from penstock.gateway.display.text import clean
 
 MOST: Final = 4_000
-"""Words that are compared; the rest of longer texts is left out."""
+"""The most words that are compared; the rest of longer texts is left out."""
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 def marked(left: str, right: str) -> tuple[Text, Text]:
-    """Both texts; each shows what the other lacks."""
+    """Both texts; the words that the other lacks are marked."""
     a, b = ([found[0] for found in islice(_WORD.finditer(text), MOST)] for text in (left, right))
     made = Text(), Text()
     for does, a0, a1, b0, b1 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():

@@ -1,1 +1,1 @@
-"""The screens: each is a `View`. Pure but for the questions that they ask the gateway."""
+"""The screens: each is a `View`. Pure, except for their questions to the gateway."""

@@ -1,8 +1,8 @@
-"""Side by side: rollouts, tries at one task, versions, runs.
+"""Compares rollouts, tries at one task, versions or runs side by side.
 
-Two rollouts are aligned by what was said: the first row where they differ is marked and chosen. Of more than two, such
-as the tries at one task, each is a column, and each failed one is told with the step at which it left those that
-succeeded. Versions and runs are compared by what they say, what came of them, and how they were configured.
+Two rollouts are aligned by their messages: the first row where they differ is marked and selected. Of more than two,
+such as the tries at one task, each is a column, and for each failed one the step is shown at which it left those that
+succeeded. Versions are compared by their texts and outcomes, runs by their curves and configurations.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 MOST: Final = 8
-"""Rollouts that are compared."""
+"""The most rollouts that are compared."""
 STEPS: Final = 1_000
-"""Steps of each that are compared."""
+"""The most steps of each rollout that are compared."""
 NEWEST: Final = 200
-"""Rollouts of a version that its mean is taken of."""
+"""The newest rollouts of a version, over which its mean is taken."""
 WIDE: Final = 100
-"""Columns from which on two texts stand beside each other."""
+"""The least width at which two texts are shown beside each other; characters."""
 SIGNS: Final = {"=": "same", "≠": "differs", "<": "only left", ">": "only right"}
 
 
 class CompareView(View[Any, Any]):
-    """Things side by side."""
+    """The base of all comparisons."""
 
     name = "compare"
     title = "Compare"
@@ -64,37 +64,37 @@ class CompareView(View[Any, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """Rollouts with what their newest attempts said."""
+    """Rollouts with the steps of their newest attempts."""
 
     rollouts: Sequence[RolloutSummary]
     steps: Sequence[Sequence[Step]]
     pairs: Sequence[Pair]
-    """Of the first two."""
+    """The aligned steps, when there are two rollouts."""
     left_out: int = 0
     """Members of the group that are not compared."""
     steps_left_out: int = 0
-    """Of the longest one."""
+    """Steps of the longest rollout that are not compared."""
 
     @property
     def first(self) -> int | None:
-        """The first row with a difference; None when there is none."""
+        """The index of the first row with a difference; None when there is none."""
         if len(self.rollouts) == 2:
             return next((at for at, pair in enumerate(self.pairs) if pair.sign != "="), None)
         return next((at for at in range(self.rows) if len(set(_said(self, at))) > 1), None)
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.pairs) if len(self.rollouts) == 2 else max(map(len, self.steps), default=0)
 
 
 def _said(data: Tries, at: int) -> list[str]:
-    """What each said at a step."""
+    """The role and text of each rollout at a step; empty if it has no such step."""
     return [f"{one[at].who} {one[at].text}" if at < len(one) else "" for one in data.steps]
 
 
 class CompareRollouts(CompareView):
-    """Rollouts, by their ids or by their group."""
+    """Compares rollouts, given by their ids or by their group."""
 
     concerns = frozenset({"rollouts"})
 
@@ -102,12 +102,11 @@ class CompareRollouts(CompareView):
         self._ids, self._group = ids, group
 
     async def look(self, client: Client) -> Tries:
-        """Their newest attempts, whole."""
         ids, left_out = list(self._ids), 0
         if self._group is not None:
             quoted = self._group.replace("\\", "\\\\").replace('"', '\\"')
             members = (await client.rollout_page(f'group="{quoted}"', 200, None)).rollouts
-            # Failed ones first: they are what one asks about.
+            # Failed ones first: comparisons are made for them.
             ended = sorted(members, key=lambda row: (row.ended_ns is None, row.status != RolloutStatus.FAILED))
             ids, left_out = [row.id for row in ended[:MOST]], max(0, len(members) - MOST)
 
@@ -117,7 +116,7 @@ class CompareRollouts(CompareView):
             return summary, [] if told is None else steps(told)
 
         found = await each(transcript, ids)
-        # To align long ones takes the product of their lengths.
+        # Alignment takes time in proportion to the product of the lengths.
         said = [one[:STEPS] for _, one in found]
         pairs = aligned(said[0], said[1]) if len(said) == 2 else []
         longest = max((len(one) for _, one in found), default=0)
@@ -170,7 +169,7 @@ def _short(row: RolloutSummary) -> Text:
 
 
 def _deltas(left: RolloutSummary, right: RolloutSummary) -> Iterator[str]:
-    """What the right one has more of; tokens are its cost."""
+    """Differences of the right rollout to the left one: reward, tokens, calls."""
     if left.reward is not None and right.reward is not None:
         yield f"reward {right.reward - left.reward:+.4g}"
     a, b = left.totals, right.totals
@@ -198,7 +197,7 @@ def _step(step: Step | None) -> Text:
 
 
 def _heads(data: Tries) -> list[Column]:
-    """A narrow column for each try: what its id has of its own, and how it ended."""
+    """A narrow column for each try, named by the distinct part of its id and a sign for its end."""
     ids = [row.id for row in data.rollouts]
     letters = takewhile(lambda several: len(set(several)) == 1, zip(*ids, strict=False)) if len(ids) > 1 else ()
     shared = len(list(letters))
@@ -207,7 +206,7 @@ def _heads(data: Tries) -> list[Column]:
 
 
 def _row_cells(data: Tries, at: int) -> list[Text | str]:
-    """A letter for each thing that was said, `a` for what most said; `·` where nothing was."""
+    """A letter for each distinct step, `a` for the most frequent; `·` for none."""
     said = _said(data, at)
     often = [text for text, _ in Counter(filter(None, said)).most_common()]
     letters = [ascii_lowercase[often.index(text) % 26] if text else "·" for text in said]
@@ -218,7 +217,7 @@ def _row_cells(data: Tries, at: int) -> list[Text | str]:
 
 
 def _both(pair: Pair, width: int) -> RenderableType:
-    """Two steps beside each other, or below each other where there is little room."""
+    """Two steps beside each other, or below each other on a narrow screen."""
     left, right = marked(pair.left.text if pair.left else "", pair.right.text if pair.right else "")
     sides = [(pair.left, left, "left"), (pair.right, right, "right")]
     told = [Group(_said_by(step, side), text) for step, text, side in sides]
@@ -237,7 +236,7 @@ def _said_by(step: Step | None, side: str) -> Text:
 
 
 def _reasons(data: Tries) -> Iterator[Text]:
-    """Of each that did not succeed, where it left those that did."""
+    """For each rollout that did not succeed, the step at which it left the successful ones."""
     good = [said for row, said in zip(data.rollouts, data.steps, strict=True) if row.status == RolloutStatus.SUCCEEDED]
     if not good:
         yield Text("None has succeeded, so there is nothing to compare the failed ones with.")
@@ -278,7 +277,7 @@ class TwoVersions:
 
 
 class CompareVersions(CompareView):
-    """Two versions of a resource."""
+    """Compares two versions of a resource."""
 
     stacked = True
     concerns = frozenset({"resources"})
@@ -309,7 +308,7 @@ class CompareVersions(CompareView):
 
 
 def _outcomes(data: TwoVersions) -> RenderableType:
-    """What came of the newest rollouts that had each."""
+    """The outcomes of the newest rollouts of each version."""
     made = Listing(Column("version"), figure("rollouts"), figure("succeeded"), figure("failed"), figure("mean reward"),
                    figure("with reward"), figure("mean tokens"))  # fmt: skip
     for version, rows in zip(data.versions, data.rollouts, strict=True):
@@ -337,7 +336,7 @@ class TwoRuns:
 
 
 class CompareRuns(CompareView):
-    """Two training runs."""
+    """Compares two training runs."""
 
     concerns = frozenset({"runs"})
 
@@ -385,7 +384,7 @@ def _metric(data: TwoRuns, name: str) -> list[Text | str]:
 
 
 def _configs(data: TwoRuns) -> Iterator[Text]:
-    """What is configured otherwise."""
+    """The differences of the configurations."""
     old, new = data.runs
     colours = {"+": "green", "-": "red", "@": "cyan"}
     lines = list(difflib.unified_diff(json_lines(old.config), json_lines(new.config), old.id, new.id, lineterm="", n=0))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 NEWEST: Final = 1_000
-"""Rollouts that groups are made of."""
+"""The newest rollouts, of which groups are made."""
 NONE = "None of the newest rollouts has a group: `penstock enqueue tasks.jsonl --repeat 8` makes one of each task."
 GROUPS = (
     Column("group"), figure("rollouts"), figure("succeeded"), figure("failed"), figure("others", 4),
@@ -35,12 +35,12 @@ class Group:
     rows: Sequence[RolloutSummary]
 
     def having(self, status: RolloutStatus) -> int:
-        """How many stand there."""
+        """Number of rollouts with a status."""
         return sum(row.status == status for row in self.rows)
 
     @property
     def rewards(self) -> list[float]:
-        """Of those that have one."""
+        """Rewards of the rollouts that have one."""
         return [row.reward for row in self.rows if row.reward is not None]
 
     @property
@@ -60,7 +60,7 @@ class Groups:
 
 
 def grouped(rows: Sequence[RolloutSummary]) -> dict[str, Group]:
-    """By the task they repeat, the newest first; rollouts without a group are in none."""
+    """Rollouts by the task that they repeat, newest first; rollouts without a group are left out."""
     found: dict[str, list[RolloutSummary]] = {}
     for row in rows:
         if row.group is not None:
@@ -69,8 +69,6 @@ def grouped(rows: Sequence[RolloutSummary]) -> dict[str, Group]:
 
 
 class GroupsView(View[Groups, None]):
-    """Groups of rollouts."""
-
     name = "groups"
     title = "Groups"
     help = "the tries at each task together; Enter lists them, c shows where the failed ones leave the others"

@@ -1,4 +1,4 @@
-"""The screen of the log: what changes on the tape, as it does, and what people did."""
+"""The screen of the log: changes of the tape as they come, and decisions of people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 NEWEST: Final = 500
-"""Changes that are kept."""
+"""The most changes that are kept."""
 PEOPLE: Final = 50
 CHANGES = (Column("change", narrows="cut", least=40),)
 NONE = "Nothing has happened on this tape yet."
@@ -33,12 +33,10 @@ class Log:
 
     changes: dict[str, Change]
     entries: Sequence[AuditEntry]
-    """What people did, newest first."""
+    """The audit log, newest first."""
 
 
 class LogView(View[Log, None]):
-    """Changes."""
-
     name = "log"
     title = "Log"
     help = "every change on the tape as it happens, and who changed what"
@@ -53,7 +51,7 @@ class LogView(View[Log, None]):
         self._changes, self._since = {}, None
 
     async def look(self, client: Client) -> Log:
-        """What is new since the last look."""
+        """Ask for the changes since the last look, and for the audit log."""
 
         async def people() -> list[AuditEntry]:
             return [entry async for entry in client.audit_log(PEOPLE)]
@@ -62,7 +60,7 @@ class LogView(View[Log, None]):
             self._since = max(0, (await client.stats(spans=0)).cursor - NEWEST)
         page, entries = await asyncio.gather(client.change_page(self._since, NEWEST), people())
         new = {str(change.cursor): change for change in reversed(page.changes)}
-        # A piece that is full has more behind it: the tape is ahead by more than is shown.
+        # A full page means that the tape is further ahead: the next look begins with the newest changes.
         self._since = None if len(page.changes) == NEWEST else page.next
         kept = list({**new, **self._changes}.items())[:NEWEST]
         self._changes = dict(kept)
@@ -85,6 +83,6 @@ class LogView(View[Log, None]):
 
 
 def _whole(change: Change) -> Text:
-    """All of it, as JSON."""
+    """A change as JSON."""
     told = json.dumps(change.model_dump(mode="json", exclude_none=True), indent=2, ensure_ascii=False)
     return Text("\n").join([joined(rollouts.change(change)), Text(clean(told))])

@@ -1,4 +1,4 @@
-"""The screen that says how all of it is, a line or two for each thing, the gravest first."""
+"""The overview screen: a few lines for each part of the gateway, health first."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 COUNTED: Final = 2_000
-"""Newest spans that figures are over."""
+"""The newest spans, over which figures are computed."""
 MOST: Final = 4
-"""Lines of one thing."""
+"""The most lines of a list."""
 WIDE: Final = 140
-"""Columns from which on blocks stand in two columns."""
+"""The least width at which blocks stand in two columns; characters."""
 FLOWS: Final[dict[str, Callable[[Digest], int]]] = {
     "calls": lambda digest: digest.calls,
     "errors": lambda digest: digest.errors,
@@ -50,16 +50,16 @@ Lines = Sequence[Text]
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All that is told."""
+    """The data of the overview."""
 
     ready: str | None
     stats: Stats
     queue: QueueStatus
     workers: Sequence[Worker]
     releases: Sequence[ReleaseView]
-    """Live ones."""
+    """Live releases."""
     runs: Sequence[tuple[RunHead, Curve | None]]
-    """Running ones with their reward."""
+    """Running runs with the curve of their reward."""
     waiting: Sequence[Question]
     servers: Sequence[ServerView]
     upstreams: Sequence[UpstreamView]
@@ -67,8 +67,6 @@ class Overview:
 
 
 class OverviewView(View[Overview, None]):
-    """Everything at a glance."""
-
     name = "overview"
     title = "Overview"
     help = "health, traffic, cost, queue, releases and runs at a glance"
@@ -77,7 +75,7 @@ class OverviewView(View[Overview, None]):
     every_s = 5.0
 
     async def look(self, client: Client) -> Overview:
-        """Everything at once: one answer's delay, not ten."""
+        """Ask for everything at once, so that the delay is that of one answer, not of ten."""
 
         async def failed() -> list[Span]:
             return [span async for span in client.recent_spans("status:error", MOST)]
@@ -108,7 +106,7 @@ async def _reward(client: Client, run: RunHead) -> Curve | None:
 
 
 def drawn(data: Overview, traffic: Traffic | None, now_ns: int, width: int) -> RenderableType:
-    """The blocks: below each other, or in two columns where there is room."""
+    """The blocks: below each other, or in two columns on a wide screen."""
     blocks: list[tuple[str, Lines]] = [
         ("Health", list(_health(data))),
         ("Traffic", list(_traffic(data, traffic))),

@@ -23,18 +23,18 @@ from penstock.tui.view import View
 
 
 class Named(NamedTuple):
-    """A screen that can be gone to."""
+    """A screen that can be gone to by name."""
 
     make: Callable[[Sequence[str]], View[Any, Any]]
-    """Makes it of the words behind its name. Raises `ValueError` with a sentence for wrong ones."""
+    """Makes the screen from the arguments after its name. Raises `ValueError` with a sentence for wrong ones."""
     view: type[View[Any, Any]]
     wants: str
-    """What these words are; empty when there are none."""
+    """The form of its arguments; empty when it takes none."""
     help: str
 
 
 def _plain(view: type[View[Any, Any]]) -> Named:
-    """A screen that needs nothing."""
+    """A screen that takes no arguments."""
 
     def make(words: Sequence[str]) -> View[Any, Any]:
         if words:
@@ -86,11 +86,11 @@ SCREENS: Final[dict[str, Named]] = {
 
 
 STANDING: Final = [(name,) for name, named in SCREENS.items() if named.wants in ("", "[FILTER]")]
-"""The screens that need no words, in their order."""
+"""The screens that need no arguments, in order."""
 
 
 def made(words: Sequence[str]) -> View[Any, Any]:
-    """The screen that is named by the first word. Raises `ValueError` with a sentence."""
+    """The screen that the first word names, with the others as its arguments. Raises `ValueError` with a sentence."""
     name, *rest = words
     if name not in SCREENS:
         near = [known for known in SCREENS if known.startswith(name[:2])] or list(SCREENS)
@@ -99,7 +99,7 @@ def made(words: Sequence[str]) -> View[Any, Any]:
 
 
 def compared(view: str, data: Any, marked: Sequence[str], chosen: str | None) -> list[str]:
-    """The words of the screen that compares what is marked on a screen. Raises `ValueError` with a sentence."""
+    """The words of the screen that compares the marked rows of a screen. Raises `ValueError` with a sentence."""
     if view == "rollouts" and not marked and chosen is not None:
         row = data.rows.get(chosen)
         if row is None or row.group is None:

@@ -1,4 +1,4 @@
-"""The screen of releases: arms side by side, the evidence as a race to its bounds, and what a person can decide."""
+"""The screen of releases: arms side by side, the evidence as a race to its bounds, and decisions for a person."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 MOST: Final = 5_000
-"""Assignments up to which the growth of the evidence is computed."""
+"""The most assignments with which the growth of the evidence is computed."""
 NONE = "There are no releases yet: `penstock release start NAME --candidate VERSION` starts one."
 
 
@@ -38,12 +38,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Closer:
-    """One release with its evidence and its chain."""
+    """A release with its evidence and its audit chain."""
 
     view: ReleaseView
     history: History
     points: Sequence[Point]
-    """How the evidence grew; empty when there is none, or too much."""
+    """The growth of the evidence; empty when there is none, or more than `MOST` assignments."""
     awaited: tuple[int, int] | None
     """Assigned rollouts of each arm that are not counted yet; None when they were not read."""
 
@@ -51,7 +51,7 @@ class Closer:
 def _act(
     id: str, verb: str, does: Callable[[Release], str], possible: Callable[[Release], str | None], reason: bool = False
 ) -> Action[Found]:
-    """A decision; `verb`: as the API names it."""
+    """An action that makes a decision. `verb`: its name in the API."""
 
     def unavailable(data: Found, row: str | None) -> str | None:
         found = data.releases.get(row or "")
@@ -91,8 +91,6 @@ def _awaits(one: Release) -> str | None:
 
 
 class ReleasesView(View[Found, Closer]):
-    """Releases."""
-
     name = "releases"
     title = "Releases"
     help = "canaries and what decides them; freeze, promote, roll back"
@@ -120,12 +118,11 @@ class ReleasesView(View[Found, Closer]):
         self._grown = None
 
     async def look(self, client: Client) -> Found:
-        """All releases; the live ones go on top."""
         found = await client.releases()
         return Found({one.id: one for one in sorted(found, key=lambda one: not one.live)})
 
     async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
-        """Its evidence, its chain, and, where they are few enough, its assignments."""
+        """Ask for the release's evidence, its audit chain and, unless there are too many, its assignments."""
         view = await client.release(id)
         release = view.release
         few = release.assigned <= MOST
@@ -138,7 +135,7 @@ class ReleasesView(View[Found, Closer]):
         return Closer(view, history, points, (rest.count("stable"), rest.count("candidate")))
 
     async def _points(self, release: Release, history: History) -> Sequence[Point]:
-        """How the evidence grew; computed again only when there is more of it."""
+        """The growth of the evidence; computed again only when it has grown."""
         state = release.id, release.revision, len(history.seen)
         if self._grown is None or self._grown[0] != state:
             self._grown = state, await asyncio.to_thread(series, release, history, 100)
@@ -173,7 +170,7 @@ class ReleasesView(View[Found, Closer]):
 
 
 def _coverage(closer: Closer, now_ns: int) -> RenderableType:
-    """Whom it reaches, and whose outcome is counted."""
+    """The calls that the release reaches, and the outcomes that are counted."""
     view, release = closer.view, closer.view.release
     only = audience(release.only)
     figures = view.figures
@@ -195,7 +192,7 @@ def _coverage(closer: Closer, now_ns: int) -> RenderableType:
 
 
 def _policy(release: Release) -> RenderableType:
-    """Every setting, as it was fixed when the release began."""
+    """All settings, as they were fixed when the release began."""
     settings = release.policy.model_dump(mode="json", exclude_none=True)
     made = Listing(Column("setting"), Column("value", narrows="fold", least=30))
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""The screen of resources: versions, what each changed, and who uses them."""
+"""The screen of resources: versions, the changes of each, and their users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 DIFFERENCES: Final = 20
-"""Versions of which is shown what they changed, the newest."""
+"""The newest versions, whose changes are shown."""
 NONE = (
     "There are no resources yet: `penstock resource add NAME --file FILE` registers a prompt, `penstock prompts "
     "discover` finds those that agents send."
@@ -39,8 +39,6 @@ class Found:
 
 
 class ResourcesView(View[Found, list[Need]]):
-    """Resources and their versions."""
-
     name = "resources"
     title = "Resources"
     help = "prompts, tool texts and models: versions, differences, and where each is used; c compares two versions"
@@ -79,7 +77,7 @@ class ResourcesView(View[Found, list[Need]]):
 
 
 def _differences(one: ResourceView) -> Iterator[RenderableType]:
-    """What each version changed, the newest first."""
+    """The changes of each version, newest first."""
     by_name = {version.version: version for version in one.versions}
     if len(one.versions) == 1:
         yield Text(f"{clean(one.name)} has one version; there is nothing to compare it with.")
@@ -93,7 +91,7 @@ def _differences(one: ResourceView) -> Iterator[RenderableType]:
 
 
 def _before(one: ResourceView, version: Resource, by_name: dict[str, Resource]) -> Resource | None:
-    """The version that it was made from; else the one before it."""
+    """The version from which it was made; else the one before it; None for the first."""
     if version.parent in by_name:
         return by_name[version.parent]
     place = one.versions.index(version)

@@ -1,7 +1,7 @@
-"""The screen of one rollout: its spans as a tree beside their bars, and all that is known of the chosen one.
+"""The screen of one rollout: its spans as a tree beside their bars, and the details of the selected one.
 
-Spans are asked for up to `MOST`, their heads only. A call's content is asked for when it is chosen, its bytes when a
-pane that shows them is in sight. What has ended never changes, so it is kept.
+It asks for the heads of at most `MOST` spans, for a call's content when the call is selected, and for its bytes when a
+pane that shows them is in sight. Ended calls never change, so they are kept.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from penstock.gateway.model.change import Digest
 
 MOST: Final = 2_000
-"""Spans that are shown."""
+"""The most spans that are shown."""
 EARLIER: Final = 3
-"""Calls before the chosen one whose messages are compared with its own."""
+"""The calls before the selected one whose messages are compared with its own."""
 KEPT: Final = 64
-"""Ended calls that are kept."""
+"""The most ended calls that are kept."""
 LARGEST: Final = 4 << 20
-"""Bytes of a call that are asked for."""
+"""The most bytes of a call that are asked for."""
 SPANS = (Column("span", narrows="cut", least=24), Column("status"), figure("latency"), figure("tokens", 1))
 WITH_BYTES = frozenset({"Tokens", "Request", "Response", "Timing"})
 
@@ -64,25 +64,25 @@ class Looked:
 
     rollout: RolloutSummary
     rows: dict[str, Row]
-    """By `ATTEMPT` or `ATTEMPT#SEQUENCE`, from top to bottom."""
+    """Lines by `ATTEMPT` or `ATTEMPT#SEQUENCE`, from top to bottom."""
     axes: dict[str, waterfall.Axis]
-    """The time of each attempt."""
+    """The time axis of each attempt."""
     used: dict[str, list[ToolUse]]
-    """Tools by attempt."""
+    """Tool uses by attempt."""
     left_out: int
     """Spans that are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closer:
-    """What is known of a row."""
+    """The details of a row."""
 
     detail: SpanDetail | None = None
     earlier: Sequence[Turn] = ()
-    """Calls of the attempt before it."""
+    """The nearest calls of the attempt before it."""
     diagnosis: Diagnosis | None = None
     printed: Sequence[Span] = field(default_factory=list[Span])
-    """What the agent of an attempt printed last."""
+    """Spans of the output that an attempt's agent printed."""
 
 
 def _shown(data: Looked, id: str | None) -> RolloutSummary:
@@ -90,8 +90,6 @@ def _shown(data: Looked, id: str | None) -> RolloutSummary:
 
 
 class RolloutView(View[Looked, Closer]):
-    """One rollout."""
-
     name = "rollout"
     title = "Rollout"
     help = "what one rollout did, call by call"
@@ -109,7 +107,7 @@ class RolloutView(View[Looked, Closer]):
     # Asking -----------------------------------------------------------------------------------------------------------
 
     async def look(self, client: Client) -> Looked:
-        """The rollout and the heads of its spans."""
+        """Ask for the rollout, the heads of its spans, and its tool uses."""
 
         async def heads() -> list[Span]:
             return [span async for span in client.spans(self._rollout, limit=MOST)]
@@ -123,7 +121,7 @@ class RolloutView(View[Looked, Closer]):
         return self._rollout in digest.rollouts or digest.more > 0
 
     async def look_closer(self, client: Client, data: Looked, id: str) -> Closer | None:
-        """The chosen call with those before it, or the chosen attempt."""
+        """Ask for the selected call with those before it, or for the selected attempt."""
         row = data.rows.get(id)
         if row is None:
             return None
@@ -140,12 +138,12 @@ class RolloutView(View[Looked, Closer]):
         return Closer(detail, [one.turn for one in earlier if one.turn is not None], diagnosis)
 
     def _bytes(self, span: Span) -> Bytes:
-        """Which bytes of a call the panes in sight show."""
+        """The form of a call's bytes that the panes in sight need."""
         wanted = self.pane is None or self.pane in WITH_BYTES
         return "plain" if wanted and span.request_bytes + span.response_bytes <= LARGEST else "none"
 
     async def _detail(self, client: Client, span: Span, wanted: Bytes) -> SpanDetail:
-        """A span; what has ended is asked for once."""
+        """A span; an ended one is asked for once."""
         for form in ("plain", wanted):
             if (known := self._kept.get((_id(span), form))) is not None:
                 return known
@@ -239,7 +237,7 @@ def _id(span: Span) -> str:
 
 
 def looked(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[ToolUse]]) -> Looked:
-    """The tree: spans inside those they were made in, tools below the call that asked for them."""
+    """The tree: spans inside their parents, tools below the call that requested them."""
     rows: dict[str, Row] = {}
     axes: dict[str, waterfall.Axis] = {}
     by_attempt: dict[str, list[Span]] = {}
@@ -260,7 +258,7 @@ def looked(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[
 
 
 def cells(row: Row) -> list[Text | str]:
-    """A line of the tree."""
+    """The cells of a line of the tree."""
     span = row.span
     if span is None:
         it = row.attempt
@@ -284,7 +282,7 @@ def _words(data: Looked, id: str) -> str:
 
 
 def _before(data: Looked, span: Span) -> list[Span]:
-    """The model calls of its attempt before it, the nearest ones."""
+    """The nearest model calls of its attempt before it."""
     calls = [r.span for r in data.rows.values() if r.span and r.span.kind == "llm" and r.span.attempt == span.attempt]
     return sorted((one for one in calls if one.sequence < span.sequence), key=lambda one: one.sequence)[-EARLIER:]
 
@@ -312,7 +310,7 @@ def _too_large(span: Span) -> str:
 
 
 def _content(span: Span) -> RenderableType:
-    """All that a span says that is no call."""
+    """All content of a span that is no call."""
     facts = [joined(Text(name, style="dim"), plain(value if isinstance(value, str) else compact(value)))
              for name, value in (span.attributes or {}).items()]  # fmt: skip
     return Group(shown.span_line(span), *facts)

@@ -1,4 +1,4 @@
-"""What can be done to a rollout, on every screen that shows one."""
+"""The actions on a rollout, for every screen that shows one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = "no rollout is chosen, or it is not loaded yet"
 
 
 def rollout_actions(find: Find) -> Sequence[Action[Any]]:
-    """Cancel and requeue."""
+    """The actions that cancel and requeue a rollout."""
 
     def why_not_cancel(data: Any, id: str | None) -> str | None:
         found = find(data, id)

@@ -1,10 +1,10 @@
 """The screen of rollouts: a live list of any length, of which only a part is held.
 
-The gateway gives rollouts newest first, page by page. The list knows the ids of those it was given and holds the newest
-`HELD` rows that were in sight; others are asked for by their ids when they come into sight. A digest of changes names
-rollouts: those in sight are asked for again, those that are new are asked for with the filter and, where they match it,
-go on top. What no longer matches the filter leaves. So the memory and the questions of a list depend on the screen, not
-on the tape.
+The gateway lists rollouts newest first, page by page. The list keeps the ids of those it has received, and the `HELD`
+rows that were in sight last; others are asked for by their ids when they come into sight. A digest of changes names
+rollouts: those in sight are asked for again; new ones are asked for with the filter and go on top if they match it.
+Rows that no longer match the filter are removed. So the memory and the questions of a list depend on the screen, not on
+the tape.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from penstock.gateway.model.change import Digest
 
 FIRST_PAGE, NEXT_PAGE, LONGEST_PAGE = 60, 250, 1000
-"""Rows of the first page, which is awaited, of the second, and of those after it."""
+"""Rows of the first page, which the screen waits for, of the second, and the most of later ones."""
 HELD: Final = 5_000
-"""Rows that are held, and can be sorted."""
+"""The most rows that are held; only these can be sorted."""
 MOST_IDS: Final = 200
-"""Ids of one question."""
+"""The most ids of one question."""
 SPANS: Final = 50
-"""Spans that are shown of the chosen rollout."""
+"""The most spans that are shown of the selected rollout."""
 NONE = (
     "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "
     "gateway's, with /v1 behind it where its SDK wants that."
@@ -46,7 +46,7 @@ NONE = (
 
 
 class Closer(NamedTuple):
-    """The chosen rollout."""
+    """The selected rollout and its first spans."""
 
     rollout: RolloutSummary
     spans: list[Span]
@@ -54,30 +54,30 @@ class Closer(NamedTuple):
 
 @dataclass(slots=True)
 class Rollouts:
-    """What is known of the list."""
+    """The list: ids, held rows, and changes that are not asked for yet."""
 
     order: list[str] = field(default_factory=list[str])
     """Ids, newest first."""
     rows: OrderedDict[str, RolloutSummary] = field(default_factory=OrderedDict[str, RolloutSummary])
-    """The rows that are held; the one that was seen last is the last."""
+    """The rows that are held, in the order in which they were last kept."""
     stale: set[str] = field(default_factory=set[str])
-    """Rows of the list that have changed since they were asked for."""
+    """Ids of rows that have changed since they were asked for."""
     fresh: dict[str, None] = field(default_factory=dict[str, None])
-    """Rollouts that have changed and are not in the list."""
+    """Ids of changed rollouts that are not in the list."""
     missed: bool = False
     """True when there were changes that the feed did not name."""
     cursor: str | None = None
-    """Where the next page begins."""
+    """The cursor of the next page."""
     complete: bool = False
     """True when there is no next page."""
     pages: int = 0
     total: int = 0
-    """Rollouts on the tape, whatever the filter."""
+    """Rollouts on the tape, without the filter."""
     known: set[str] = field(default_factory=set[str])
     """The ids of `order`."""
 
     def add_page(self, page: RolloutPage) -> None:
-        """Rows that come after those that are there."""
+        """Add rows at the end of the list."""
         self.pages += 1
         self.cursor, self.complete = page.next, page.next is None
         self.order += [row.id for row in page.rollouts if row.id not in self.known]
@@ -85,8 +85,9 @@ class Rollouts:
         self.keep(page.rollouts)
 
     def add_new(self, rows: Sequence[RolloutSummary]) -> None:
-        """Rows that are new to the list, newest first: most come before those that are there, and one that the filter
-        finds only now in its place. One that is older than all of them comes with its page."""
+        """Add rows that are new to the list, given newest first: most at the top, and one that the filter finds only
+        now at its place. A row that is older than all in the list comes with its page.
+        """
         for row in reversed(rows):
             place = self._place(row.created_ns)
             if row.id in self.known:
@@ -97,12 +98,12 @@ class Rollouts:
                 self.keep([row])
 
     def _place(self, created_ns: int) -> int:
-        """Before the first row that is held and no newer."""
+        """The place before the first held row that is not newer."""
         held = ((at, self.rows.get(id)) for at, id in enumerate(self.order))
         return next((at for at, row in held if row is not None and row.created_ns <= created_ns), len(self.order))
 
     def goes_on(self, newer: Rollouts) -> bool:
-        """Takes in the first page of a list that was begun anew; False where there are rows between the two."""
+        """Merge the first page of a new list into this one; False when rows are missing between the two."""
         if not newer.order or newer.order[-1] not in self.known:
             return False
         self.missed, self.total = False, newer.total
@@ -112,7 +113,7 @@ class Rollouts:
         return True
 
     def keep(self, rows: Iterable[RolloutSummary]) -> None:
-        """Holds rows; those that were not seen for longest go."""
+        """Hold rows, and drop those that were not kept for longest."""
         for row in rows:
             self.rows[row.id] = row
             self.rows.move_to_end(row.id)
@@ -120,7 +121,7 @@ class Rollouts:
             self.stale.discard(self.rows.popitem(last=False)[0])
 
     def drop(self, ids: Iterable[str]) -> None:
-        """Rollouts that are gone, or that the filter no longer finds."""
+        """Remove rollouts that are gone, or that no longer match the filter."""
         gone = {id for id in ids if id in self.known}
         if gone:
             self.order = [id for id in self.order if id not in gone]
@@ -130,11 +131,11 @@ class Rollouts:
             self.stale.discard(id)
 
     def lacking(self, visible: Sequence[str]) -> list[str]:
-        """Rows in sight that are not held, or have changed."""
+        """Ids of rows in sight that are not held, or have changed."""
         return [id for id in visible if id in self.known and (id not in self.rows or id in self.stale)][:MOST_IDS]
 
     def near_end(self, visible: Sequence[str]) -> bool:
-        """Whether the next page will soon be in sight."""
+        """True if the next page will soon be in sight."""
         return not self.complete and (not self.order or self.order[-1] in visible)
 
 
@@ -143,7 +144,7 @@ def _row(data: Rollouts, id: str | None) -> RolloutSummary | None:
 
 
 class RolloutsView(View[Rollouts, Closer]):
-    """All rollouts that a filter finds."""
+    """All rollouts that match a filter."""
 
     name = "rollouts"
     title = "Rollouts"
@@ -162,9 +163,9 @@ class RolloutsView(View[Rollouts, Closer]):
     # Asking -----------------------------------------------------------------------------------------------------------
 
     async def look(self, client: Client) -> Rollouts:
-        """The first page; later what is new."""
+        """Ask for the first page; later for new rollouts only."""
         known = self._list
-        # What changes while it asks is noted, and asked for by the next look.
+        # Changes while it asks are noted, and asked for by the next look.
         if not known.pages or known.missed:
             found = self._list = Rollouts()
             try:
@@ -192,7 +193,7 @@ class RolloutsView(View[Rollouts, Closer]):
         return self._list
 
     def tell(self, digest: Digest) -> bool:
-        """Notes what has changed; True when there may be new rows."""
+        """Note the changed rollouts; return True if there may be new rows."""
         known = self._list
         for id in digest.rollouts:
             if id in known.known:
@@ -206,7 +207,7 @@ class RolloutsView(View[Rollouts, Closer]):
         return bool(data.lacking(visible)) or data.near_end(visible)
 
     async def fill(self, client: Client, data: Rollouts, visible: Sequence[str]) -> None:
-        """Rows that are lacking; and the next page, when the end is near."""
+        """Ask for rows that are lacking, and for the next page when the end is near."""
         if ids := data.lacking(visible):
             again = data.stale.intersection(ids)
             data.stale -= again
@@ -222,8 +223,6 @@ class RolloutsView(View[Rollouts, Closer]):
             data.add_page(await client.rollout_page(self._terms, size, data.cursor))
 
     async def look_closer(self, client: Client, data: Rollouts, id: str) -> Closer:
-        """The rollout, whole, and its first spans."""
-
         async def spans() -> list[Span]:
             return [span async for span in client.spans(id, limit=SPANS)]
 
@@ -269,7 +268,7 @@ class RolloutsView(View[Rollouts, Closer]):
 
 
 def orders(row: Callable[[str], RolloutSummary | None]) -> dict[str, Callable[[str], Any]]:
-    """How rollouts are sorted: by a column, rows that are not held last."""
+    """The columns by which rollouts can be sorted; rows that are not held come last."""
 
     def by(value: Callable[[RolloutSummary], Any]) -> Callable[[str], Any]:
         def key(id: str) -> Any:

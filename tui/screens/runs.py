@@ -1,4 +1,4 @@
-"""The screen of training runs: curves, what was left out and why, events, and the configuration."""
+"""The screen of training runs: curves, samples left out and the reasons, events, and the configuration."""
 
 from __future__ import annotations
 
@@ -24,45 +24,43 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 NEWEST: Final = 200
-"""Runs that are listed."""
+"""The most runs that are listed."""
 POINTS: Final = 200
-"""Buckets of a curve."""
+"""The most buckets of a curve."""
 EVENTS: Final = 50
 CHARTED: Final = 8
-"""Metrics that are drawn; the table has all."""
+"""The most metrics that are drawn; the table has all."""
 HEIGHT: Final = 7
 NONE = "There are no training runs yet; `penstock train` starts one."
 FIRST: Final = ("reward", "held_out", "accuracy", "loss", "kl", "entropy", "length", "tokens")
-"""Words in the names of the metrics that are drawn first."""
+"""Words in the names of metrics, in the order in which these are drawn."""
 SAMPLES: Final = ("dropped/", "left_out/", "calls/", "groups/", "samples", "rollouts", "updates", "staleness")
-"""Beginnings of the metrics that say what was learnt from."""
+"""Prefixes of the metrics about the samples that were learnt from or left out."""
 LEFT: Final = ("dropped/", "left_out/", "calls/")
-"""Beginnings of the metrics that count what was left out."""
+"""Prefixes of the metrics that count samples left out."""
 LEFT_OUT = (Column("metric"), figure("last"), figure("in all"), Column("trend", 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Runs by name, newest first."""
+    """Runs by id, newest first."""
 
     runs: dict[str, RunHead]
 
 
 @dataclass(frozen=True, slots=True)
 class Closer:
-    """One run."""
+    """A run with its curves and events."""
 
     run: Run
     curves: Sequence[Curve]
     events: Sequence[RunEvent]
-    """Newest first."""
+    """Events, newest first."""
     before: Run | None
-    """The run of its kind before it."""
+    """The previous run of its kind; None when there is none, or it is not needed."""
 
 
 class RunsView(View[Found, Closer]):
-    """Training runs."""
-
     name = "runs"
     title = "Runs"
     help = "training: curves, what was left out, events, configuration; c compares two"
@@ -73,7 +71,7 @@ class RunsView(View[Found, Closer]):
         return Found({run.id: run async for run in client.runs(limit=NEWEST)})
 
     async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
-        """The run with its curves; its configuration's neighbour only where that is in sight."""
+        """Ask for the run with its curves; for the previous run only when the pane Config is in sight."""
 
         async def events() -> list[RunEvent]:
             return [event async for event in client.run_events(id, EVENTS)]
@@ -115,7 +113,7 @@ class RunsView(View[Found, Closer]):
 
 
 def _before(data: Found, id: str) -> str | None:
-    """The run of the same kind before it."""
+    """The id of the previous run of the same kind; None when there is none."""
     names = list(data.runs)
     older = names[names.index(id) + 1 :] if id in data.runs else []
     return next((one for one in older if data.runs[one].kind == data.runs[id].kind), None)
@@ -125,13 +123,13 @@ def _before(data: Found, id: str) -> str | None:
 
 
 def line(curve: Curve, name: str = "") -> Line:
-    """A metric to be drawn, with its smoothed course where it has many points."""
+    """A metric as a curve, with a smoothed one if it has many points."""
     points = [(float(step), value) for step, value in zip(curve.first_step, curve.mean, strict=True)]
     return Line(name or curve.metric, points, smoothed(points) if len(points) > 20 else ())
 
 
 def drawn_first(found: Sequence[Curve]) -> list[Curve]:
-    """The metrics that tell the most, without those that only count what was left out."""
+    """The metrics in the order in which they are drawn, without those that count samples left out."""
     left = [curve for curve in found if curve.count and not curve.metric.startswith(LEFT)]
 
     def rank(curve: Curve) -> int:
@@ -141,7 +139,7 @@ def drawn_first(found: Sequence[Curve]) -> list[Curve]:
 
 
 def curves(found: Sequence[Curve], width: int) -> RenderableType:
-    """The main metrics as charts, two beside each other where there is room; the others are in the table."""
+    """The main metrics as charts, two beside each other on a wide screen; the others are in the table."""
     chosen = drawn_first(found)
     if not chosen:
         return Text("It has not reported a point yet.")
@@ -185,7 +183,7 @@ def _beside(blocks: Sequence[Text], width: int) -> Text:
 
 
 def samples(run: RunHead, found: Sequence[Curve]) -> RenderableType:
-    """What the run learnt from, and what it left out by reason."""
+    """The samples that the run learnt from, and those that it left out by reason."""
     told = [curve for curve in found if curve.metric.startswith(SAMPLES) and curve.count]
     if not told:
         return Text("It reports neither its samples nor what it left out.")
@@ -198,12 +196,12 @@ def samples(run: RunHead, found: Sequence[Curve]) -> RenderableType:
 
 
 def _sum(curve: Curve) -> float:
-    """Of all points, where buckets are means."""
+    """The sum over all points, because buckets hold means."""
     return sum(mean * count for mean, count in zip(curve.mean, curve.finite, strict=True) if mean is not None)
 
 
 def _nothing(run: RunHead, told: Sequence[Curve]) -> Iterator[Text]:
-    """Says when it has learnt nothing."""
+    """A warning if the run has learnt nothing."""
     updates = next((curve for curve in told if curve.metric == "updates"), None)
     if updates is not None and not _sum(updates):
         most = max((curve for curve in told if curve.metric.startswith("dropped/")), key=_sum, default=None)

@@ -1,4 +1,4 @@
-"""The screen of tools: what agents run on servers of tools, what of it fails, and what servers say of themselves."""
+"""The screen of tools: their runs and failures, and the definitions that their servers list."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 COUNTED: Final = 5_000
-"""Newest spans that figures are over."""
+"""The newest spans, over which figures are computed."""
 NEWEST: Final = 30
 LONGEST: Final = 300
-"""Characters of arguments in a question; the pane Policy has more."""
+"""The most characters of arguments in a question; the pane Policy has more."""
 NONE = "No tool was listed or run yet: `[mcp.servers.NAME]` in penstock.toml names a server, docs/mcp.md the rest."
 SAID = Column("definition", narrows="words", least=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Tools by `SERVER/TOOL`, the busiest first; those that were only listed after them."""
+    """Tools by `SERVER/TOOL`, the busiest first; those that are listed but were not run come last."""
 
     tools: dict[str, ToolStats]
     servers: dict[str, ServerView]
     waiting: Sequence[Question]
-    """Calls that wait for a person."""
+    """Calls that wait for a person's answer."""
 
     def question(self, id: str | None) -> Question | None:
-        """The call of a tool that has waited longest."""
+        """The waiting call of a tool that has waited longest; None when there is none."""
         return next((one for one in self.waiting if f"{one.server}/{one.tool}" == id), None)
 
     def server(self, id: str | None) -> ServerView | None:
-        """The server of a row."""
+        """The server of a row's tool; None when it is unknown."""
         tool = self.tools.get(id or "")
         return None if tool is None else self.servers.get(tool.server)
 
 
 @dataclass(frozen=True, slots=True)
 class Closer:
-    """What is known of one tool."""
+    """The details of a tool, as far as the pane in sight needs them."""
 
     calls: Sequence[Span] = ()
     denied: Sequence[Span] = ()
     server: ServerView | None = None
-    """With the texts of its definitions."""
+    """The tool's server with the texts of its definitions."""
 
 
 # -- what a person can decide ------------------------------------------------------------------------------------------
@@ -114,8 +114,6 @@ def _answer(id: str, verdict: Literal["approve", "refuse"]) -> Action[Found]:
 
 
 class ToolsView(View[Found, Closer]):
-    """Tools."""
-
     name = "tools"
     title = "Tools"
     help = "calls, errors and latency of each tool, how failed rollouts used it, and changes of its definition"
@@ -137,7 +135,7 @@ class ToolsView(View[Found, Closer]):
                      {one.server: one for one in servers}, waiting)  # fmt: skip
 
     async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
-        """What the pane in sight shows of it."""
+        """Ask for the data of the pane in sight."""
         tool = data.tools.get(id)
         if tool is None:
             return Closer()
@@ -198,13 +196,13 @@ def _orders(data: Found) -> dict[str, Callable[[str], Any]]:
 
 
 def _names(server: ServerView) -> list[str]:
-    """The tools that it lists now, and those that were approved."""
+    """The tools that a server lists now, and those that were approved."""
     versions = (server.version(server.newest.get("tools")), server.version(server.pinned.get("tools")))
     return list(dict.fromkeys(name for version in versions if version is not None for name in version.items))
 
 
 def _state(data: Found, server: ServerView, tool: str) -> str:
-    """How what the server says of a tool differs from what was approved; empty where it does not."""
+    """The change of a tool's definition since it was approved: `new`, `removed` or `changed`; empty without one."""
     now, approved = server.version(server.newest.get("tools")), server.version(server.pinned.get("tools"))
     if now is None or approved is None or now is approved:
         return ""

@@ -1,4 +1,4 @@
-"""The screen of upstreams: what the gateway calls, whether calls wait for it, and what went wrong there lately."""
+"""The screen of upstreams: their state, running and waiting calls, and recent errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 HELD_S: Final = 60.0
-"""How long a hold lasts; s."""
+"""The longest time of a pause; s."""
 NEWEST: Final = 20
 NONE = "No upstream is configured: `[[upstream]]` in penstock.toml names one."
 
@@ -34,7 +34,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Closer:
-    """The newest calls of one."""
+    """The newest calls of an upstream, and the newest that failed."""
 
     newest: Sequence[Span]
     failed: Sequence[Span]
@@ -73,8 +73,6 @@ async def _open(client: Client, data: Found, id: str | None, said: Said) -> str:
 
 
 class UpstreamsView(View[Found, Closer]):
-    """Upstreams."""
-
     name = "upstreams"
     title = "Upstreams"
     help = "what the gateway calls: open or paused, running and waiting calls, errors"
@@ -89,7 +87,7 @@ class UpstreamsView(View[Found, Closer]):
         return Found({one.name: one for one in await client.upstreams()})
 
     async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
-        """Its newest calls; those that failed only where they are in sight."""
+        """Ask for its newest calls; for failed ones only when their pane is in sight."""
         failed = self.pane is None or self.pane == "Errors"
         terms = f'upstream="{id}" status:error' if failed else f'upstream="{id}"'
         found = [span async for span in client.recent_spans(terms, NEWEST)]

@@ -1,4 +1,6 @@
-"""The screen of workers and the queue: who runs what, how much waits; pause, drain and open the queue."""
+"""The screen of workers and the queue: the rollouts of each worker and the waiting ones; keys pause, drain and open the
+queue.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ NONE = "No worker was heard of lately: `penstock run -- COMMAND` starts one."
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The queue and those who empty it."""
+    """The queue and its workers."""
 
     queue: QueueStatus
     workers: Sequence[Worker]
 
 
 def _set(state: QueueState, id: str, does: str) -> Action[Work]:
-    """A key that opens or closes the queue."""
+    """An action that sets the state of the queue."""
 
     def unavailable(data: Work, row: str | None) -> str | None:
         return f"the queue is {state} already" if data.queue.state == state else None
@@ -46,8 +48,6 @@ def _set(state: QueueState, id: str, does: str) -> Action[Work]:
 
 
 class WorkersView(View[Work, None]):
-    """Workers and the queue."""
-
     name = "workers"
     title = "Workers and queue"
     help = "who runs rollouts, what each is working on, and how much work waits"

@@ -1,4 +1,4 @@
-"""The pieces of the terminal, for any view."""
+"""The widgets of the terminal, for any view."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from textual.widget import Widget
 
 
 def console_of(widget: Widget) -> Console:
-    """Rich's console of the app that a widget is in."""
-    # Textual does not say which kind of app.
+    """Rich's console of the app to which a widget belongs."""
+    # Textual does not annotate the type of the app.
     return widget.app.console  # pyright: ignore[reportUnknownMemberType]

@@ -1,4 +1,4 @@
-"""What stands before the screen for a moment: a question before something is changed, and the keys."""
+"""Dialogs before the screen: the question before a change, and the help with the keys."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.gateway.model.audit import Said
 from penstock.tui.keys import TITLES, Key, name
 
 LONGEST = 600
-"""Characters of a question: what others wrote in it may be long, and the answer has to stay in sight."""
+"""The most characters of a question: the texts of others in it may be long, and the answer has to stay in sight."""
 MOST_WHY = 1_000
-"""Characters of a reason; the gateway takes as many of every one."""
+"""The most characters of a reason, as in the gateway."""
 
 
 def person() -> str:
-    """Who is at the keyboard, as `penstock release` has it."""
+    """The name of the person at the keyboard, as in `penstock release`; empty when it is unknown."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -32,7 +32,7 @@ def person() -> str:
 
 
 class Confirm(ModalScreen[Said | None]):
-    """Names what will change and asks for a reason. Enter does it, Escape does not."""
+    """Asks for a confirmation and a reason: Enter confirms, Escape cancels."""
 
     DEFAULT_CSS = """
     Confirm { align: center middle; }
@@ -46,7 +46,6 @@ class Confirm(ModalScreen[Said | None]):
         self._question, self._reason = question, reason
 
     def compose(self) -> ComposeResult:
-        """The question, the reason, and what the keys do."""
         need = "Why? (it is kept; needed)" if self._reason else "Why? (it is kept; may be empty)"
         with Vertical():
             yield Static(plain(abbreviate(self._question, LONGEST)))
@@ -55,7 +54,7 @@ class Confirm(ModalScreen[Said | None]):
             yield Static("", id="wrong")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Does it."""
+        """Confirm, if the reason is valid."""
         event.stop()
         why = event.value.strip()
         if self._reason and not why:
@@ -67,7 +66,7 @@ class Confirm(ModalScreen[Said | None]):
         self.dismiss(Said(who=person(), why=why))
 
     def on_key(self, event: events.Key) -> None:
-        """Leaves it."""
+        """Cancel on Escape."""
         if event.key == "escape":
             event.stop()
             self.dismiss(None)
@@ -87,19 +86,18 @@ class Help(ModalScreen[None]):
         self._about, self._keys = about, keys
 
     def compose(self) -> ComposeResult:
-        """A table of keys by group."""
         with VerticalScroll():
             yield Static(listed(self._about, self._keys))
 
     def on_key(self, event: events.Key) -> None:
-        """Any key that does not scroll closes it."""
+        """Close on any key that does not scroll."""
         if event.key not in ("up", "down", "pageup", "pagedown", "home", "end"):
             event.stop()
             self.dismiss(None)
 
 
 def listed(about: str, keys: Sequence[Key]) -> Grid:
-    """Keys and what they do, by group."""
+    """A table of keys and their effects, by group."""
     made = Grid.grid(padding=(0, 2))
     made.add_row("", Text(about, style="bold"))
     for group, title in TITLES.items():

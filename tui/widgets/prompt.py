@@ -1,4 +1,4 @@
-"""The line at the bottom in which a person types: a filter, or where to go. It completes as one types."""
+"""The line at the bottom in which a person types a filter or a command. It completes while one types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 Purpose = Literal["filter", "command"]
 SIGNS: dict[Purpose, str] = {"filter": "/", "command": ":"}
 Complete = Callable[[str], Sequence[str]]
-"""What a text may go on to: whole texts, the likeliest first."""
+"""Returns the completions of a text: whole texts, the likeliest first."""
 
 
 class _Suggest(Suggester):
@@ -28,17 +28,17 @@ class _Suggest(Suggester):
 
 
 class Line(Input):
-    """A line of text: Tab takes what is suggested."""
+    """A line of text in which Tab accepts the suggestion."""
 
     def on_key(self, event: events.Key) -> None:
-        """Tab completes; Escape leaves."""
+        """Complete on Tab."""
         if event.key == "tab":
             event.prevent_default().stop()
             self.action_cursor_right() if self.cursor_position == len(self.value) else self.action_end()
 
 
 class Prompt(Horizontal):
-    """Asks for a line."""
+    """A line to type in, with a sign before it; hidden unless it is open."""
 
     DEFAULT_CSS = """
     Prompt { height: 1; display: none; background: $surface; }
@@ -48,17 +48,17 @@ class Prompt(Horizontal):
     """
 
     class Given(Message):
-        """A line was given."""
+        """Sent when a line was entered."""
 
         def __init__(self, purpose: Purpose, text: str) -> None:
             super().__init__()
             self.purpose, self.text = purpose, text
 
     class Left(Message):
-        """It was left without one."""
+        """Sent when the line was left without entering one."""
 
     class Typed(Message):
-        """The line is not finished; `likely` is how it may go on."""
+        """Sent when the line has changed; `likely` has its completions."""
 
         def __init__(self, likely: Sequence[str]) -> None:
             super().__init__()
@@ -71,12 +71,11 @@ class Prompt(Horizontal):
         self._sign, self._line = Static("/"), Line(compact=True, select_on_focus=False)
 
     def compose(self) -> ComposeResult:
-        """A sign and the line."""
         yield self._sign
         yield self._line
 
     def open(self, purpose: Purpose, text: str, complete: Complete) -> None:
-        """Asks for a line, which begins with a text."""
+        """Show the line with a text, and focus it."""
         self._purpose, self._complete = purpose, complete
         self._line.suggester = _Suggest(complete)
         self._sign.update(SIGNS[purpose])
@@ -86,28 +85,25 @@ class Prompt(Horizontal):
         self._line.focus()
 
     def close(self) -> None:
-        """Asks no more."""
         self.remove_class("open")
         self._line.blur()
 
     @property
     def is_open(self) -> bool:
-        """Whether it asks."""
         return self.has_class("open")
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Tells how it may go on."""
+        """Send the completions of the line."""
         event.stop()
         if self.is_open:
             self.post_message(self.Typed(self._complete(event.value)))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Gives the line."""
         event.stop()
         self.post_message(self.Given(self._purpose, event.value.strip()))
 
     def on_key(self, event: events.Key) -> None:
-        """Escape leaves."""
+        """Leave on Escape."""
         if event.key == "escape":
             event.stop()
             self.post_message(self.Left())

@@ -1,11 +1,11 @@
-"""Rows of any number, of which only those in sight are drawn.
+"""A table with any number of rows, of which only those in sight are drawn.
 
-The widget knows ids and asks for the cells of those it draws (`view.Table`), so a list of 100,000 rows costs what one
-screen of them costs. A drawn line is kept until the table changes: moving the selection draws two lines. The heading
-stays where it is while rows scroll below it.
+The widget has the ids of all rows and asks for the cells of those it draws (`view.Table`), so a list of 100,000 rows
+costs as much as one screen of rows. A drawn line is kept until the table changes: moving the selection draws two lines.
+The heading stays in place while rows scroll below it.
 
-Column widths are those of the widest cells seen so far, so that columns do not jump while one scrolls; a resize or
-another table begins anew.
+Columns are as wide as the widest cells seen so far, so that they do not jump while one scrolls; another table begins
+anew.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from penstock.tui.view import Table
 from penstock.tui.widgets import console_of
 
 CHOSEN, MARKED, BOTH, NEITHER = "▶ ", "● ", "▶●", "  "
-"""The gutter says without colour which row is chosen, and which are marked."""
+"""Signs of the gutter for the selected and for marked rows, so that colour is not needed."""
 GUTTER: Final = len(NEITHER)
 LEAST_BAR: Final = 12
-"""Characters below which nothing is drawn right of the columns."""
+"""The least width of the bar right of the columns; characters."""
 AHEAD: Final = 20
-"""Rows beyond those in sight that are asked for with them."""
+"""The rows above and below those in sight that are asked for with them."""
 NOTHING: Final = Table((), (), lambda id: ())
 
 
 class Rows(ScrollView, can_focus=False):
-    """A table of which one row is chosen."""
+    """A table with one selected row."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--heading", "rows--chosen"}
     DEFAULT_CSS = """
@@ -47,14 +47,14 @@ class Rows(ScrollView, can_focus=False):
     """
 
     class Clicked(Message):
-        """A row was clicked; twice opens it."""
+        """Sent when a row was clicked; `twice` for a double click."""
 
         def __init__(self, id: str, twice: bool) -> None:
             super().__init__()
             self.id, self.twice = id, twice
 
     class Scrolled(Message):
-        """Other rows are in sight."""
+        """Sent when other rows have come into sight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Rows(ScrollView, can_focus=False):
         self._widest: list[int] = []
         self._fit: Fit | None = None
         self._scrollbar = 0
-        """How wide it is, for `_fit`: it stands on the last place of each line."""
+        """The width of the scrollbar that `_fit` allows for: it covers the end of each line."""
         self._lines: dict[str, Strip] = {}
         self._cells: dict[str, Sequence[Text]] = {}
         self._columns: Sequence[Column] = ()
@@ -72,7 +72,7 @@ class Rows(ScrollView, can_focus=False):
     # What is shown ----------------------------------------------------------------------------------------------------
 
     def show(self, table: Table | None, ids: Sequence[str], marked: Collection[str], sorted_by: str) -> None:
-        """Shows these rows of a table, in this order."""
+        """Show these rows of a table, in this order."""
         table = table or NOTHING
         if table.columns != self._columns:
             self._columns, self._widest, self._fit = table.columns, [0] * len(table.columns), None
@@ -85,8 +85,9 @@ class Rows(ScrollView, can_focus=False):
         self.refresh()
 
     def choose(self, at: int | None, keep: bool = False) -> None:
-        """Moves the selection to a row by its place, and into sight. `keep`: rows came or went above it, so it stays
-        where it is on the screen."""
+        """Select the row at a place, and scroll it into sight. `keep`: rows came or went above it, so keep its line on
+        the screen.
+        """
         before, self._at = self._at, at
         if at is None:
             return
@@ -111,18 +112,17 @@ class Rows(ScrollView, can_focus=False):
 
     @property
     def page(self) -> int:
-        """Rows that fit."""
+        """Number of rows that fit on the screen."""
         return max(1, self.size.height - 1)
 
     def in_sight(self) -> Sequence[str]:
-        """The rows in sight, and a few beyond."""
+        """The ids of the rows in sight, and of `AHEAD` rows on both sides."""
         top = int(self.scroll_y)
         return self._ids[max(0, top - AHEAD) : top + self.page + AHEAD]
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        """One line of the screen."""
         width = self.size.width
         if y == 0:
             return self._heading().adjust_cell_length(width, self.rich_style)
@@ -158,7 +158,7 @@ class Rows(ScrollView, can_focus=False):
         return found
 
     def _strip(self, gutter: str, cells: Sequence[Text], style: Style, id: str) -> Strip:
-        """A line of cells in the widths of their columns, and what stands right of them."""
+        """A line of cells in the widths of their columns, with the bar right of them."""
         parts = [Segment(gutter, style)]
         for place, width in (self._fit.widths if self._fit else {}).items():
             if len(parts) > 1:
@@ -184,7 +184,7 @@ class Rows(ScrollView, can_focus=False):
         return (room, *drawn) if right else (*drawn, room)
 
     def _widen(self) -> None:
-        """Columns as wide as what is in sight needs, and never narrower than they were."""
+        """Make columns as wide as the cells in sight need, and never narrower than before."""
         if not self._columns:
             return
         top = int(self.scroll_y)
@@ -200,25 +200,24 @@ class Rows(ScrollView, can_focus=False):
 
     @property
     def left_out(self) -> Sequence[str]:
-        """Columns for which there is no room."""
+        """Names of the columns for which there is no room."""
         return [self._columns[place].name for place in self._fit.left_out] if self._fit else ()
 
     # The mouse and the window -----------------------------------------------------------------------------------------
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Other rows are in sight: they may have to be asked for."""
+        """Report that other rows are in sight, which may have to be asked for."""
         super().watch_scroll_y(old_value, new_value)
         if round(old_value) != round(new_value):
             self.post_message(self.Scrolled())
 
     def on_resize(self, event: events.Resize) -> None:
-        """Fits the columns again."""
         self._fit = None
         self._lines.clear()
         self.post_message(self.Scrolled())
 
     def on_click(self, event: events.Click) -> None:
-        """Chooses the row below the pointer."""
+        """Report a click on the row below the pointer."""
         place = int(self.scroll_y) + event.y - 1
         if event.y > 0 and 0 <= place < len(self._ids):
             self.post_message(self.Clicked(self._ids[place], event.chain > 1))

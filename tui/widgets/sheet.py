@@ -16,13 +16,13 @@ from textual.strip import Strip
 from penstock.tui.widgets import console_of
 
 MOST_LINES: Final = 20_000
-"""Lines that are kept; a pane says itself where it has cut."""
+"""The most lines that are kept; a pane notes its own cuts."""
 RESTS: Final = 10
-"""How many times as long as a text took to be drawn it stands before it is drawn again without need."""
+"""An unchanged text is not drawn again for this many times the time that its drawing took."""
 
 
 class Sheet(ScrollView, can_focus=False):
-    """Shows what a function draws for the width there is."""
+    """Shows the output of a drawing function at the widget's width."""
 
     DEFAULT_CSS = """
     Sheet { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; padding: 0 1; }
@@ -38,8 +38,9 @@ class Sheet(ScrollView, can_focus=False):
         self._rests_until = 0.0
 
     def show(self, name: object, draw: Callable[[int], RenderableType] | None, about: object = None) -> None:
-        """Shows another text; one of the same name stays where it was scrolled to. One of the same name and about the
-        same thing that took long to draw is not drawn again for a while: keys would wait for it all the time."""
+        """Show another text; one of the same name keeps its scroll position. A text of the same name and the same
+        `about` is not drawn again for a while if its drawing took long, because keys would wait for it.
+        """
         if name == self._name and about is self._about and monotonic() < self._rests_until:
             return
         self._about = about
@@ -66,16 +67,14 @@ class Sheet(ScrollView, can_focus=False):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """One line of the screen."""
         place, width = int(self.scroll_y) + y, self.content_size.width
         if not 0 <= place < len(self._strips):
             return Strip.blank(width, self.rich_style)
         return self._strips[place].apply_style(self.rich_style).adjust_cell_length(width, self.rich_style)
 
     def on_resize(self, event: events.Resize) -> None:
-        """Draws it for the new width."""
         self._again()
 
     def watch_show_vertical_scrollbar(self) -> None:
-        """The bar takes a column, and is no resize."""
+        """Draw again for the width without the bar: its appearance is not a resize."""
         self.call_after_refresh(self._again)
