@@ -22,7 +22,7 @@ from bench.programs import Cores, Gateway
 OUT = HERE / "out" / "gateway.json"
 STARTS = 3
 SLOW_START = 2.0
-"""A peer that takes longer than these seconds to start is started once only."""
+"""A peer that takes longer than these seconds to start is started only once."""
 IDLE_SECONDS = 1.0
 LIMIT, QUICK_LIMIT = 350.0, 70.0
 """Seconds a run may take: no round begins that would not end in time, cells are repeated in the first quarter only."""
@@ -31,7 +31,6 @@ QUICK_PEERS = ["bare", "penstock"]
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
     names = ", ".join(peer.name for peer in PEERS)
     parser.add_argument(
@@ -49,7 +48,7 @@ def arguments() -> argparse.Namespace:
 
 
 def choose(options: argparse.Namespace, notes: list[str]) -> list[Peer]:
-    """The peers that take part; those that cannot are noted."""
+    """Return the peers that take part; note those that cannot."""
     wanted = QUICK_PEERS if options.quick else [peer.name for peer in PEERS]
     if options.peers and options.peers != "all":
         wanted = ["bare", *options.peers.split(",")]
@@ -61,7 +60,7 @@ def choose(options: argparse.Namespace, notes: list[str]) -> list[Peer]:
 
 
 def present(peer: Peer, install: bool, notes: list[str]) -> bool:
-    """Whether the peer can be started, after installing it if that is wanted."""
+    """True if the peer can be started, after installing it if `install`. Notes why not."""
     if not peer.installed() and install and peer.install:
         say(f"installing {peer.name}")
         try:
@@ -75,7 +74,8 @@ def present(peer: Peer, install: bool, notes: list[str]) -> bool:
 
 
 def start(peer: Peer, upstream: int, cores: Cores, stack: ExitStack) -> tuple[Gateway, report.Idle]:
-    """Start a peer several times, keep the last, and say how long it took and what it weighs; raises RuntimeError."""
+    """Start a peer several times, keep the last, and return it with the medians of its start time and memory; raises
+    RuntimeError."""
     seen: list[tuple[float, procfs.Memory]] = []
     while True:
         gateway = Gateway(peer, upstream, cores)
@@ -90,7 +90,7 @@ def start(peer: Peer, upstream: int, cores: Cores, stack: ExitStack) -> tuple[Ga
 
 
 def summary(starts: list[tuple[float, procfs.Memory]]) -> report.Idle:
-    """Medians over the starts."""
+    """Return the medians over the starts."""
     seconds, memories = [each[0] for each in starts], [each[1] for each in starts]
     total, anonymous = median(each.total for each in memories), median(each.anonymous for each in memories)
     return report.Idle(median(seconds) * 1000, total, anonymous)
@@ -99,7 +99,7 @@ def summary(starts: list[tuple[float, procfs.Memory]]) -> report.Idle:
 def start_all(
     peers: list[Peer], upstream: int, cores: Cores, stack: ExitStack, notes: list[str]
 ) -> tuple[list[Gateway], dict[str, report.Idle]]:
-    """Every peer that starts; those that do not are noted."""
+    """Start the peers; return those that run, and note the others."""
     gateways: list[Gateway] = []
     idle: dict[str, report.Idle] = {}
     for peer in peers:
@@ -114,7 +114,7 @@ def start_all(
 
 
 def tape_note(gateway: Gateway) -> list[str]:
-    """What recording has cost on disk, and whether everything was recorded."""
+    """Return a note on the bytes that recording took on disk; empty for a peer that does not record."""
     recorded = gateway.recorded()
     if not recorded:
         return []
@@ -123,7 +123,7 @@ def tape_note(gateway: Gateway) -> list[str]:
 
 
 def machine(cores: Cores) -> str:
-    """Where this ran."""
+    """Return a description of the machine and the cores that were used."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     model = models[0].partition(": ")[2] if models else platform.machine()
     where = f"gateway on core {cores.gateway}, mock and load on core {cores.load}"
@@ -131,12 +131,12 @@ def machine(cores: Cores) -> str:
 
 
 def say(what: str) -> None:
-    """Progress, beside the table."""
+    """Print progress on stderr, beside the table."""
     print(f"\r\033[K{what}" if sys.stderr.isatty() else what, end="" if sys.stderr.isatty() else "\n", file=sys.stderr)
 
 
 def run(options: argparse.Namespace) -> report.Results:
-    """Everything between the command line and the table."""
+    """Do everything between the command line and the table."""
     notes: list[str] = []
     cores, peers = Cores.choose(), choose(options, notes)
     began = time.monotonic()
@@ -160,7 +160,6 @@ def run(options: argparse.Namespace) -> report.Results:
 
 
 def main() -> None:
-    """Measure, print, write."""
     options = arguments()
     results = run(options)
     say("")

@@ -1,17 +1,17 @@
-"""How long recorded rollouts take to become samples and packed batches, on one core.
+"""Measures how long recorded rollouts take to become samples and packed batches, on one core.
 
     python -m bench.adapters [--rollouts 1000] [--calls 10] [--tokens 4000] [--no-gateway]
 
-Every rollout is one conversation; its calls have prompts of `--tokens` tokens on average, each with all that was said
-before. Answers carry what vLLM sends with `return_token_ids` and `logprobs`: the ids of prompt and answer, and for each
-sampled token its text, bytes and log-probability. Measured are
+Every rollout is one conversation; its calls have prompts of `--tokens` tokens on average, each with the whole
+conversation so far. Answers carry the fields that vLLM sends with `return_token_ids` and `logprobs`: the ids of prompt
+and answer, and for each sampled token its text, bytes and log-probability. Cases:
 
 * *plain*, *stream*: bytes in memory -> samples;
-* *broken*: the same where every prompt was tokenised anew, so that nothing merges and every reason is looked for;
+* *broken*: the same with every prompt tokenised anew, so that nothing merges and every reason is checked;
 * *gateway*: a tape behind a real gateway -> samples -> credit -> packed batches, as a trainer does it, stage by stage;
 * *gateway, broken*: the same where nothing merges, so that every call is a sample of its own.
 
-CPU is that of this process, and the gateway's own is told apart. Bytes are made and written before the clock starts.
+CPU is that of this process; the gateway's own is reported apart. Bytes are made and written before the clock starts.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from penstock.trainer.mathematics.batch import micro_batches
 
 WORDS = ["the", "of", "a", "gate", "river", "that", "holds", "water", "tool", "result", "flight", "user", "asks"]
 ANSWER, RESULT = 60, 40
-"""Sampled tokens of an answer, and tokens of what follows it."""
+"""Sampled tokens of an answer, and tokens of the tool result after it."""
 VOCABULARY = 150_000
 MODEL = "gpt-4o"
-"""What `bench.store` has its calls ask for."""
+"""Model name in the calls of `bench.store`."""
 START_NS = 1_790_000_000_000_000_000
 MICRO_BATCH = 16_384
-"""Tokens that go through the model at once."""
+"""Tokens of one forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is made."""
+    """Numbers and form of the calls to make."""
 
     rollouts: int
     calls: int
@@ -69,7 +69,7 @@ class Shape:
 
 
 def conversation(shape: Shape, seed: int) -> Iterator[Bodies]:
-    """The calls of one rollout."""
+    """Yield the calls of one rollout."""
     rng = random.Random(seed)
     turn = ANSWER + RESULT
     ids = tokens(rng, max(1, shape.tokens - turn * (shape.calls - 1) // 2))
@@ -86,17 +86,17 @@ def conversation(shape: Shape, seed: int) -> Iterator[Bodies]:
 
 
 def tokens(rng: random.Random, count: int) -> list[int]:
-    """Ids of a large vocabulary."""
+    """Return random ids of a large vocabulary."""
     return [rng.randrange(VOCABULARY) for _ in range(count)]
 
 
 def message(role: str, rng: random.Random, count: int) -> dict[str, str]:
-    """About four letters a token."""
+    """Return a message of about four letters a token."""
     return {"role": role, "content": " ".join(rng.choices(WORDS, k=count))}
 
 
 def entries(answer: list[int], rng: random.Random) -> list[dict[str, Any]]:
-    """Log-probabilities as vLLM writes them."""
+    """Return log-probabilities as vLLM writes them."""
     return [
         {"token": word, "logprob": -rng.expovariate(1.0), "bytes": list(word.encode()), "top_logprobs": []}
         for word in rng.choices(WORDS, k=len(answer))
@@ -104,14 +104,14 @@ def entries(answer: list[int], rng: random.Random) -> list[dict[str, Any]]:
 
 
 def plain(prompt: list[int], answer: list[int], spoken: dict[str, str], rng: random.Random) -> bytes:
-    """A whole answer."""
+    """Return an answer that is not streamed."""
     logprobs = {"content": entries(answer, rng)}
     choice = {"index": 0, "message": spoken, "logprobs": logprobs, "finish_reason": "stop", "token_ids": answer}
     return json.dumps({"id": "c", "model": MODEL, "choices": [choice], "prompt_token_ids": prompt}).encode()
 
 
 def streamed(prompt: list[int], answer: list[int], spoken: dict[str, str], rng: random.Random) -> bytes:
-    """An event for each token."""
+    """Return a streamed answer with an event for each token."""
     head = {"id": "c", "object": "chat.completion.chunk", "created": 1_790_000_000, "model": MODEL}
     events: list[dict[str, Any]] = [head | {"choices": [], "prompt_token_ids": prompt}]
     words = spoken["content"].split(" ")
@@ -124,7 +124,7 @@ def streamed(prompt: list[int], answer: list[int], spoken: dict[str, str], rng: 
 
 
 def episode(shape: Shape, number: int, bodies: list[Bodies]) -> Episode:
-    """A rollout as the client gives it."""
+    """Return a rollout as the client returns it."""
     name = f"r{number}"
     attempt = Attempt(rollout=name, id="a1", status=AttemptStatus.SUCCEEDED, reward=1.0)
     rollout = RolloutSummary(id=name, group=f"g{number // 8}", status=RolloutStatus.SUCCEEDED, attempts=[attempt])
@@ -136,7 +136,7 @@ def episode(shape: Shape, number: int, bodies: list[Bodies]) -> Episode:
 
 
 def in_memory(name: str, shape: Shape) -> None:
-    """Bytes -> samples, some rollouts at a time so that what is made needs no gigabytes."""
+    """Measure bytes -> samples, some rollouts at a time so that the input needs no gigabytes."""
     report, wall, cpu, size = Report(), 0.0, 0.0, 0
     for first in range(0, shape.rollouts, 50):
         numbers = range(first, min(first + 50, shape.rollouts))
@@ -150,7 +150,7 @@ def in_memory(name: str, shape: Shape) -> None:
 
 
 def told(name: str, report: Report, size: int, wall: float, cpu: float, more: str = "") -> None:
-    """A line of figures."""
+    """Print a line of figures."""
     rate = report.calls / cpu
     rows = f"{report.calls:,} calls -> {report.samples:,} samples"
     print(f"{name:<8} {rows}, {size / 1e6:,.0f} MB: {cpu:6.2f} s CPU, {wall:6.2f} s wall, {rate:,.0f} calls/s{more}")
@@ -160,7 +160,7 @@ def told(name: str, report: Report, size: int, wall: float, cpu: float, more: st
 
 
 def record(data: Path, shape: Shape) -> int:
-    """The same calls on a tape; bytes of their bodies."""
+    """Write the same calls to a tape; return the bytes of their bodies."""
     size = 0
     with open_store(data) as store:
         for number in range(shape.rollouts):
@@ -172,13 +172,13 @@ def record(data: Path, shape: Shape) -> int:
 
 
 def call(rollout: str, at: int, request: bytes, response: bytes) -> Entry:
-    """A finished call as the recorder makes it."""
+    """Return a finished call as the recorder makes it."""
     body = Body(URL, b"host: engine\r\n", request, b"content-type: application/json\r\n", response, b"", [])
     return entry(rollout, body, f"c{at}", Usage(), START_NS + at * 10**9, 100_000)
 
 
 def reward(rollout: str, at: int, value: float) -> Entry:
-    """What it was worth."""
+    """Return the span of a rollout's reward."""
     start, given = START_NS + at * 10**9, Reward(value=value).attributes()
     return Entry(
         rollout, "a1", status="ok", start_ns=start, end_ns=start, kind="reward", name="reward", attributes=given
@@ -187,7 +187,7 @@ def reward(rollout: str, at: int, value: float) -> Entry:
 
 @asynccontextmanager
 async def serving(data: Path) -> AsyncGenerator[tuple[str, int]]:
-    """URL and process id of a gateway on this tape."""
+    """Yield URL and process id of a gateway on this tape."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock", "serve", "--data", str(data), "--port", "0"), stdout=asyncio.subprocess.PIPE
     )
@@ -200,7 +200,7 @@ async def serving(data: Path) -> AsyncGenerator[tuple[str, int]]:
 
 
 async def through_a_gateway(name: str, shape: Shape) -> None:
-    """A tape -> batches."""
+    """Measure a tape behind a gateway -> batches."""
     with tempfile.TemporaryDirectory() as folder:
         size, report, taken = record(Path(folder) / "data", shape), Report(), Stages()
         key = os.environ.get("PENSTOCK_ADMIN_KEY")
@@ -220,22 +220,22 @@ async def through_a_gateway(name: str, shape: Shape) -> None:
 
 
 class Stages:
-    """CPU of this process, stage by stage; seconds."""
+    """CPU seconds of this process by stage."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        """Adds to a stage."""
+        """Add the CPU seconds of the context to a stage."""
         began = time.process_time()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
 
 
 def batched(made: list[Sample], taken: Stages) -> int:
-    """Samples -> packed batches, as one step; tokens in them. The rollouts of a tape are of no group: the baseline is
-    taken over all."""
+    """Turn samples into packed batches, as one step; return their tokens. The rollouts of the tape have no group: the
+    baseline is taken over all."""
     with taken.stage("credit"):
         credited = credit(made, Advantage(estimator="reinforce++"))
     with taken.stage("batches"):
@@ -244,7 +244,6 @@ def batched(made: list[Sample], taken: Stages) -> int:
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = argparse.ArgumentParser(description="How long recorded rollouts take to become samples.")
     parser.add_argument("--rollouts", type=int, default=1000)
     parser.add_argument("--calls", type=int, default=10)

@@ -1,18 +1,18 @@
-"""What it is worth that a rollout stays on its upstream: `python -m bench.affinity`.
+"""Measures the benefit of keeping a rollout on its upstream: `python -m bench.affinity`.
 
-The calls of a tape are played, in their order and at their times, on engines that are models of one thing: how much of
-a prompt is in their prefix cache. An engine remembers the conversations that it has served last, as many tokens as its
-cache holds; of a call's prompt it has what it has served of the same rollout before. Every call takes as long as it
-took on the tape. Nothing is sent anywhere.
+The calls of a tape are simulated, in their order and at their times, on engines that model one thing: the part of a
+prompt that is in their prefix cache. An engine remembers the conversations that it served last, as many tokens as its
+cache holds; of a call's prompt it has the tokens that it served of the same rollout before. Every call takes as long as
+on the tape. Nothing is sent anywhere.
 
     in turn      each call to the next engine
     least busy   each call to the engine with the fewest calls under way
     by rollout   as `weights` of a route do it (`gateway.upstreams.affinity`)
     by hash      the same without a bound on the load
 
-*cached*: the part of all prompt tokens that was in the cache, percent. *busiest*: the most calls that one engine had
-under way at a time, over the mean of all engines at that time, where at least four calls an engine ran. `--gateway URL`
-plays the calls of its tape; without it they are made: agents of 4 to 40 turns whose prompts grow by 900 tokens a turn.
+*cached*: percentage of all prompt tokens that was in the cache. *busiest*: the most calls that one engine had under way
+at a time, over the mean of all engines at that time, while at least four calls an engine ran. `--gateway URL` takes the
+calls of its tape; without it they are made up: agents of 4 to 40 turns whose prompts grow by 900 tokens a turn.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.upstreams import affinity
 
 CACHE: Final = 400_000
-"""Tokens that an engine's cache holds: what is left of 80 GB beside the weights of 8 billion parameters in 16 bits."""
+"""Tokens that an engine's cache holds: the rest of 80 GB beside the weights of 8 billion parameters in 16 bits."""
 
 
 class Called(NamedTuple):
-    """One call of the tape."""
+    """A call of the tape."""
 
     began_s: float
     rollout: str
     prompt: int
-    """Tokens."""
+    """Tokens of the prompt."""
     answer: int
     took_s: float
 
 
 @dataclass(slots=True)
 class Engine:
-    """An upstream, as its prefix cache sees it."""
+    """An upstream with its prefix cache."""
 
     name: str
     running: int = 0
     cached: OrderedDict[str, int] = field(default_factory=OrderedDict[str, int])
-    """Tokens, by rollout; the one that was served last is at the end."""
+    """Tokens by rollout; the rollout that was served last is at the end."""
 
     def serve(self, call: Called) -> int:
-        """Tokens of the prompt that were in the cache."""
+        """Serve a call; return the tokens of its prompt that were in the cache."""
         found = min(self.cached.pop(call.rollout, 0), call.prompt)
         self.cached[call.rollout] = call.prompt + call.answer
         while sum(self.cached.values()) > CACHE and len(self.cached) > 1:
@@ -89,7 +89,7 @@ CHOICES: Final[dict[str, Choice]] = {
 
 
 def play(calls: Sequence[Called], count: int, choose: Choice) -> tuple[float, float]:
-    """(part of the prompt tokens that was cached, the most that one engine had over the mean)."""
+    """Return (share of the prompt tokens that was cached, the most calls of one engine over the mean)."""
     engines = [Engine(f"gpu-{number}") for number in range(count)]
     ends: list[tuple[float, int, Engine]] = []
     cached, busiest = 0, 1.0
@@ -107,7 +107,7 @@ def play(calls: Sequence[Called], count: int, choose: Choice) -> tuple[float, fl
 
 
 def made(rollouts: int, seed: int = 1) -> list[Called]:
-    """Calls of agents that are at work at the same time."""
+    """Make up calls of agents that work at the same time."""
     draw, calls = random.Random(seed), list[Called]()
     for number in range(rollouts):
         now, prompt = draw.uniform(0, rollouts / 4), draw.randint(1_500, 6_000)
@@ -121,7 +121,7 @@ def made(rollouts: int, seed: int = 1) -> list[Called]:
 
 
 async def recorded(url: str, limit: int) -> list[Called]:
-    """The newest calls of a tape that have counted tokens."""
+    """Return the newest calls of a tape that have counted tokens."""
     calls = list[Called]()
     async with Client(url) as client:
         async for span in client.recent_spans("kind:llm", limit):
@@ -134,7 +134,6 @@ async def recorded(url: str, limit: int) -> list[Called]:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description="What it is worth that a rollout stays on its upstream.")
     _ = parser.add_argument("--gateway", help="URL of a gateway whose calls are played")
     _ = parser.add_argument("--calls", type=int, default=20_000, help="its newest calls (20000)")

@@ -17,7 +17,7 @@ HOP_BY_HOP = {"connection", "keep-alive", "te", "trailer", "transfer-encoding", 
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
-    """One call: the request read whole, the response passed on as it comes."""
+    """Forward one call: the request is read whole, the response is passed on as it comes."""
     url = request.app[UPSTREAM] + request.raw_path
     headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
     body = await request.read()
@@ -32,7 +32,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
 
 
 async def session(app: web.Application) -> AsyncIterator[None]:
-    """One client session without a limit on connections."""
+    """Provide one client session without a limit on connections."""
     connector = TCPConnector(limit=0)
     async with ClientSession(connector=connector, auto_decompress=False, timeout=ClientTimeout(total=None)) as client:
         app[SESSION] = client
@@ -40,7 +40,6 @@ async def session(app: web.Application) -> AsyncIterator[None]:
 
 
 def main() -> None:
-    """Serve until killed."""
     app = web.Application(client_max_size=1 << 30)
     app[UPSTREAM] = sys.argv[2]
     app.cleanup_ctx.append(session)

@@ -1,4 +1,4 @@
-"""What is measured, and what Penstock is held to. CPU targets are relative to `bare` in the same run."""
+"""The cases to measure, and Penstock's targets. CPU targets are relative to `bare` in the same run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from bench.corpus import ANSWER_BYTES, EVENTS, Material
 
 PATIENCE = 60
-"""Seconds that a number of calls may take."""
+"""Time limit in seconds for a number of calls."""
 Answer = Literal["chat", "burst", "paced"]
 
 
@@ -19,7 +19,7 @@ class Target:
     cpu_ratio: float | None = None
     """CPU of the gateway per call or event, relative to bare."""
     cpu_ms: float | None = None
-    """The same in milliseconds."""
+    """CPU of the gateway per call or event, in milliseconds."""
     p50_us: float | None = None
     p99_us: float | None = None
     rss_mb: float | None = None
@@ -45,22 +45,22 @@ class Case:
     """Seconds over which the connections begin."""
     warm: float = 0.2
     own: bool = False
-    """Whether each connection tells rollouts of its own; otherwise their calls come over whichever is free."""
+    """True if each connection tells rollouts of its own; otherwise their calls come over whichever is free."""
     alike: bool = False
-    """Whether its calls make the same rollouts with an address and without one."""
+    """True if its calls make the same rollouts with an address and without one."""
 
     @property
     def unit(self) -> Literal["call", "event"]:
-        """What CPU is counted by."""
+        """The unit that CPU is divided by."""
         return "event" if self.answer == "paced" else "call"
 
     @property
     def holdup(self) -> bool:
-        """Latency is the age of each event when it comes, and not that of the call."""
+        """True if latency is the age of each event on arrival, and not that of the call."""
         return self.answer == "paced"
 
     def loaded(self, scale: float, calls: int = 0) -> list[str]:
-        """Arguments of the load generator for the measurement under load: so many calls, or with 0 for a while."""
+        """Return arguments of the load generator for the measurement under load: `calls` calls, or with 0 a time."""
         counted = calls and not self.rate and not self.holdup
         seconds = ["--seconds", str(self.seconds * scale), "--warm", str(self.warm)]
         seconds = ["--seconds", str(PATIENCE), "--warm", "0", "--calls", str(calls)] if counted else seconds
@@ -68,11 +68,11 @@ class Case:
         return [*seconds, *shape, *(["--own"] if self.own else [])]
 
     def alone(self, scale: float) -> list[str]:
-        """Arguments of the load generator for the measurement at one connection."""
+        """Return arguments of the load generator for the measurement at one connection."""
         return ["--seconds", str(self.alone_seconds * scale), "--warm", "0.1", "--connections", "1"]
 
     def traffic(self, material: Material, exact: bool) -> list[str]:
-        """Arguments that say what to send and what a right answer is."""
+        """Return arguments for the requests to send and the right answers to them."""
         size = ANSWER_BYTES if self.answer == "chat" else material.stream_bytes[self.answer]
         events = 0 if self.answer == "chat" else EVENTS
         expected = ["--bytes", str(size if exact else 0), "--events", str(events)]
@@ -85,8 +85,8 @@ AT_ONE_RATE: list[tuple[str, str, Answer]] = [
     ("turns", "an agent's conversation, from 3 to 15 KB in 12 calls; 1,000 calls/s", "chat"),
     ("turns_sse", "the same, each call answered by 200 events in 22 writes", "burst"),
 ]
-"""Penstock with and without an address is compared at the same rate. In a closed loop the slower of two makes smaller
-batches, and a call of a small batch costs more: the difference would count twice."""
+"""Cases that compare Penstock with and without an address at the same rate. In a closed loop the slower of two makes
+smaller batches, and a call of a small batch costs more: the difference would count twice."""
 CASES = [
     Case(
         "chat_1k",
@@ -156,5 +156,5 @@ CASES = [
     ),
 ]
 IMPLICIT_RATIO = 1.3
-"""Most that a call without an address may cost of the gateway's CPU, relative to one with an address."""
+"""Most CPU of the gateway for a call without an address, relative to one with an address."""
 IDLE = Target(rss_mb=80, ready_ms=1000)

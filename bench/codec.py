@@ -1,8 +1,8 @@
 """python -m bench.codec: what orjson and msgspec are for. One core, the best of five, microseconds.
 
-Each job of the hot path is done with what comes with Python or is there anyway (json, pydantic) and with what the
-gateway uses. What is read is what the benchmark sends: a 1 KB prompt, a 100 KB conversation with the model after the
-messages, an answer of 600 bytes, and the head of the span that such a call leaves.
+Each job of the hot path is done with json and pydantic, which are there anyway, and with the library that the gateway
+uses. The inputs are the benchmark's: a 1 KB prompt, a 100 KB conversation with the model after the messages, an answer
+of 600 bytes, and the head of the span that such a call leaves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPEATS = 5
 
 
 class PydanticPeek(BaseModel):
-    """What routing wants of a request, as pydantic reads it."""
+    """Fields of a request that routing needs, read by pydantic."""
 
     model_config = ConfigDict(extra="ignore")
     model: Any = None
@@ -38,11 +38,9 @@ class PydanticPeek(BaseModel):
 
 
 class PydanticAnswer(BaseModel):
-    """What a head wants of an answer, as pydantic reads it."""
+    """Fields of an answer that a span's head needs, read by pydantic."""
 
     class Choice(BaseModel):
-        """One of n."""
-
         finish_reason: str | None = None
 
     id: str | None = None
@@ -52,13 +50,11 @@ class PydanticAnswer(BaseModel):
 
 
 class StructChoice(msgspec.Struct):
-    """One of n."""
-
     finish_reason: str | None = None
 
 
 class StructAnswer(msgspec.Struct):
-    """What a head wants of an answer, as msgspec reads it."""
+    """Fields of an answer that a span's head needs, read by msgspec."""
 
     id: str | None = None
     model: str | None = None
@@ -68,7 +64,7 @@ class StructAnswer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to do, in several ways; the last is the gateway's."""
+    """One job, done in several ways; the last is the gateway's."""
 
     name: str
     ways: dict[str, Callable[[], Any]]
@@ -101,7 +97,7 @@ SPAN = Span(
 
 
 def peeks(size: str, body: bytes) -> Job:
-    """The model's name out of a request, and how many answers it wants."""
+    """Read the model's name and the number of wanted answers from a request."""
     ways: dict[str, Callable[[], Any]] = {
         "json.loads": partial(json.loads, body),
         "orjson.loads": partial(orjson.loads, body),
@@ -112,7 +108,7 @@ def peeks(size: str, body: bytes) -> Job:
 
 
 def answers(body: bytes) -> Job:
-    """Id, model, usage and finish reason out of an answer."""
+    """Read id, model, usage and finish reason from an answer."""
     ways: dict[str, Callable[[], Any]] = {
         "json.loads": partial(json.loads, body),
         "orjson.loads": partial(orjson.loads, body),
@@ -123,7 +119,7 @@ def answers(body: bytes) -> Job:
 
 
 def writes(rows: list[dict[str, Any]]) -> Job:
-    """A page of a list, from plain values to JSON."""
+    """Write a page of a list, from plain values to JSON."""
     ways: dict[str, Callable[[], Any]] = {
         "json.dumps": lambda: json.dumps(rows).encode(),
         "orjson.dumps": partial(orjson.dumps, rows),
@@ -132,7 +128,8 @@ def writes(rows: list[dict[str, Any]]) -> Job:
 
 
 def summaries() -> list[Job]:
-    """A span's summary to the tape and back. The hot path has the values at hand; a noun is built only to be shown."""
+    """Write a span's summary to the tape and read it back. The hot path has the values at hand; a noun is built only to
+    be shown."""
     names = codec.fields(Span, ("rollout", "attempt", "sequence"))
     defaults = codec.defaults(Span, names)
     values = codec.values(SPAN, names)
@@ -151,14 +148,13 @@ def summaries() -> list[Job]:
 
 
 def microseconds(way: Callable[[], Any]) -> float:
-    """The best of five, each long enough to be timed."""
+    """Return the best of five, each long enough to be timed."""
     timer = timeit.Timer(way)
     number, _ = timer.autorange()
     return min(timer.repeat(REPEATS, number)) / number * 1e6
 
 
 def jobs() -> list[Job]:
-    """Everything that is compared."""
     with tempfile.TemporaryDirectory() as folder:
         material = corpus.write(Path(folder))
         short, long = (corpus.first_body(material.prompts(name)) for name in ("chat_1k", "chat_100k"))
@@ -168,7 +164,6 @@ def jobs() -> list[Job]:
 
 
 def main() -> None:
-    """Measure and print."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     print(f"| {'job':26} | {'with':38} | {'us':>8} | {'x ours':>7} |")
     print(f"| {'-' * 26} | {'-' * 38} | {'-' * 7}: | {'-' * 6}: |")

@@ -1,4 +1,4 @@
-"""What is sent and what comes back: files of text that mock.c and load.c read.
+"""Makes requests and answers: files of text that mock.c and load.c read.
 
 Prompts are English with code in it, Python's own language reference, cut and shuffled with a fixed seed, so that they
 compress like a conversation (to about a quarter) and neither like noise nor like one repeated letter. Bodies look as
@@ -7,7 +7,7 @@ the OpenAI SDK writes them: compact, the model after the messages.
 A *corpus* holds conversations told in 12 steps. In a short one every step is another prompt of about 1 KB; in a long
 one a step is the step before plus what an agent adds in a turn, a tool call and its result of about 1 KB, around 100 KB
 in all.
-A *script* holds what the mock answers, byte for byte, in the parts in which it writes them.
+A *script* holds the mock's answers, byte for byte, in the parts in which it writes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 STEPS = 12
 EVENTS = 200
 ANSWER_BYTES = 600
-"""Body of a plain answer."""
+"""Bytes of the body of a plain answer."""
 BURST_WRITES = 20
 
 SHORT, LONG = 256, 64
@@ -37,18 +37,18 @@ STAMP = "#" + "0" * 19
 
 @dataclass(frozen=True)
 class Material:
-    """The files of a run, and how long a right answer's body is."""
+    """The files of a run, and the length of a right answer's body."""
 
     folder: Path
     stream_bytes: dict[str, int]
 
     def prompts(self, name: str) -> Path:
-        """The corpus of that name: chat_1k, chat_100k, openings, openings_sse, turns, turns_sse, burst or paced."""
+        """Return the corpus of a name: chat_1k, chat_100k, openings, openings_sse, turns, turns_sse, burst or paced."""
         return self.folder / f"{name}.prompts"
 
 
 def write(folder: Path) -> Material:
-    """All corpora and scripts, into `folder`."""
+    """Write all corpora and scripts into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(20)
     prose = paragraphs()
@@ -71,18 +71,18 @@ def write(folder: Path) -> Material:
 
 
 def paragraphs() -> list[str]:
-    """The language reference in pieces of a few hundred characters."""
+    """Return the language reference in pieces of a few hundred characters."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     return [piece for piece in text.split("\n\n") if len(piece) > 40]
 
 
 def plain_words(prose: list[str]) -> list[str]:
-    """Words that need no escaping."""
+    """Return words that need no escaping."""
     return [word for piece in prose[:400] for word in piece.split() if word.isascii() and word.isalpha()]
 
 
 def compact(value: Any) -> str:
-    """JSON as the OpenAI SDK writes it."""
+    """Return JSON as the OpenAI SDK writes it."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
@@ -113,12 +113,12 @@ Conversation = tuple[bytes, list[tuple[int, int]]]
 
 
 def tail(model: str, **rest: Any) -> bytes:
-    """The end of every request body, after the messages."""
+    """Return the end of every request body, after the messages."""
     return ("]," + compact({"model": model, "temperature": 0.7, **rest})[1:]).encode()
 
 
 def passage(rng: random.Random, prose: list[str], size: int) -> str:
-    """About `size` characters of running text."""
+    """Return about `size` characters of running text."""
     start, text = rng.randrange(len(prose)), ""
     while len(text) < size:
         text += prose[start % len(prose)] + "\n\n"
@@ -127,21 +127,21 @@ def passage(rng: random.Random, prose: list[str], size: int) -> str:
 
 
 def opening(rng: random.Random, prose: list[str], size: int) -> str:
-    """The start of a body: the system text and a question, whose number load.c replaces by the rollout's."""
+    """Return the start of a body: the system text and a question, whose number load.c replaces by the rollout's."""
     question = "Task 00000000. " + passage(rng, prose, size - 15)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     return compact({"messages": messages})[:-2]
 
 
 def short_conversation(rng: random.Random, prose: list[str]) -> Conversation:
-    """Twelve prompts of about 1 KB, one after the other."""
+    """Return twelve prompts of about 1 KB, one after the other."""
     bodies = [opening(rng, prose, 690).encode() for _ in range(STEPS)]
     ends = list(accumulate(len(body) for body in bodies))
     return b"".join(bodies), [(end - len(body), end) for body, end in zip(bodies, ends, strict=True)]
 
 
 def long_conversation(rng: random.Random, prose: list[str], start: int = LONG_START) -> Conversation:
-    """A conversation that has grown to `start` bytes and grows on by about 1 KB a step."""
+    """Return a conversation that has `start` bytes and grows by about 1 KB a step."""
     text = opening(rng, prose, 2_000).encode()
     while len(text) < start:
         text += agent_turn(rng, prose).encode()
@@ -153,7 +153,7 @@ def long_conversation(rng: random.Random, prose: list[str], start: int = LONG_ST
 
 
 def agent_turn(rng: random.Random, prose: list[str]) -> str:
-    """What an agent adds to its conversation in one turn: a tool call and what the tool said."""
+    """Return the messages that an agent adds in one turn: a tool call and its result."""
     key = "call_" + "".join(rng.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=24))
     arguments = compact({"path": f"src/{rng.choice(sorted(topics))}.py"})
     function = {"name": "read_file", "arguments": arguments}
@@ -164,7 +164,8 @@ def agent_turn(rng: random.Random, prose: list[str]) -> str:
 
 
 def write_corpus(path: Path, conversations: list[Conversation], end: bytes) -> None:
-    """u32 conversations, steps, tail size; per conversation u32 record size, (start, end) pairs, text; the tail."""
+    """Write u32 conversations, steps, tail size; per conversation u32 record size, (start, end) pairs, text; the
+    tail."""
     blob = struct.pack("=III", len(conversations), len(conversations[0][1]), len(end))
     for text, ranges in conversations:
         padded = text + bytes(-len(text) % 4)
@@ -184,7 +185,7 @@ STREAM_HEAD = HEADERS + "Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r
 
 
 def plain_answer(rng: random.Random, words: list[str]) -> bytes:
-    """A chat completion whose body is exactly ANSWER_BYTES long."""
+    """Return a chat completion whose body is exactly ANSWER_BYTES long."""
     message = {"role": "assistant", "content": "", "refusal": None}
     usage = {"prompt_tokens": 248, "completion_tokens": 46, "total_tokens": 294}
     answer = {
@@ -202,7 +203,8 @@ def plain_answer(rng: random.Random, words: list[str]) -> bytes:
 
 
 def write_streams(path: Path, rng: random.Random, words: list[str]) -> int:
-    """The script of streamed answers; returns the size of one body. All use the same words, so all are of one size."""
+    """Write the script of streamed answers; return the size of one body. All use the same words, so all are of one
+    size."""
     said = rng.sample(words, EVENTS)
     mark = STAMP if path.name == "paced" else "#"
     streams = [stream(f"bench-{path.name}", said[turn:] + said[:turn], mark) for turn in range(16)]
@@ -213,7 +215,7 @@ def write_streams(path: Path, rng: random.Random, words: list[str]) -> int:
 
 
 def stream(model: str, words: list[str], mark: str) -> list[bytes]:
-    """The events of one streamed answer: the role, one event a word, the end."""
+    """Return the events of one streamed answer: the role, one event a word, the end."""
     deltas: list[dict[str, str]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": f" {word}{mark}"} for word in words]
     events = [event(model, delta, None) for delta in deltas]
@@ -221,14 +223,14 @@ def stream(model: str, words: list[str], mark: str) -> list[bytes]:
 
 
 def event(model: str, delta: dict[str, str], finish: str | None) -> bytes:
-    """One chat.completion.chunk."""
+    """Return a chat.completion.chunk as an event."""
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
     name = {"id": "chatcmpl-D2bq8uOQ1nTzY4Lk7vXe5RmS", "object": "chat.completion.chunk", "created": 1793872800}
     return f"data: {compact({**name, 'model': model, 'choices': [choice]})}\n\n".encode()
 
 
 def parts(head: bytes, events: list[bytes], per_write: int) -> list[bytes]:
-    """The wire bytes of a stream by write: every event is a chunk of its own, the head goes with the first."""
+    """Return the wire bytes of a stream by write: every event is a chunk of its own, the head goes with the first."""
     chunks = [f"{len(event):x}\r\n".encode() + event + b"\r\n" for event in events]
     start, words, end = head + chunks[0], chunks[1:-2], b"".join(chunks[-2:]) + b"0\r\n\r\n"
     writes = [b"".join(words[at : at + per_write]) for at in range(0, len(words), per_write)]
@@ -236,18 +238,18 @@ def parts(head: bytes, events: list[bytes], per_write: int) -> list[bytes]:
 
 
 def write_script(path: Path, variants: Iterable[list[bytes]]) -> None:
-    """u32 variants, parts a variant; then each part with its u32 size before it."""
+    """Write u32 variants, parts a variant; then each part with its u32 size before it."""
     listed = list(variants)
     blob = struct.pack("=II", len(listed), len(listed[0]))
     blob += b"".join(struct.pack("=I", len(part)) + part for variant in listed for part in variant)
     path.write_bytes(blob)
 
 
-# Reading back, for who measures parts.
+# Reading back, for benches of parts.
 
 
 def first_body(path: Path) -> bytes:
-    """The first request body of a corpus."""
+    """Return the first request body of a corpus."""
     blob = path.read_bytes()
     _, steps, end = struct.unpack_from("=III", blob)
     start, stop = struct.unpack_from("=II", blob, 16)
@@ -256,7 +258,7 @@ def first_body(path: Path) -> bytes:
 
 
 def first_answer(path: Path) -> bytes:
-    """The body of the first plain answer of a script."""
+    """Return the body of the first plain answer of a script."""
     blob = path.read_bytes()
     (size,) = struct.unpack_from("=I", blob, 8)
     return blob[12 : 12 + size].partition(b"\r\n\r\n")[2]

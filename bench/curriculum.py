@@ -28,23 +28,23 @@ OUT = HERE / "out" / "curriculum.json"
 TASKS, GROUPS, SIZE, STEPS = 400, 16, 8, 80
 SPREAD = 4.0
 GAIN = 0.005
-"""What a group with a difference adds to the skill, where it grows: about three in eighty steps."""
+"""Skill that a group with a difference adds, where skill grows: about three in eighty steps."""
 
 
 @dataclass(slots=True)
 class Played:
-    """One simulated run."""
+    """The figures of one simulated run."""
 
     differ: float
     """Share of the groups with a difference."""
     skill: float
-    """At its end; 0 at its start."""
+    """Skill at the end; 0 at the start."""
     tried: float
     """Share of the tasks that were tried."""
 
 
 def played(seed: int, chosen: bool, gain: float) -> Played:
-    """A run. `chosen`: by what tasks were worth; else in turn."""
+    """Simulate a run. `chosen`: tasks are chosen by the rewards of their rollouts; else in turn."""
     random = np.random.default_rng((seed, 1))
     difficulty = np.random.default_rng(seed).normal(0.0, SPREAD, TASKS)
     tasks = [Task(number, None) for number in range(TASKS)]
@@ -63,7 +63,7 @@ def played(seed: int, chosen: bool, gain: float) -> Played:
 
 
 def told(name: str, runs: Sequence[Played]) -> list[Figure]:
-    """The mean of some runs, with its standard error."""
+    """Return the mean of some runs, with its standard error."""
     error = 100 * stdev(one.differ for one in runs) / len(runs) ** 0.5
     return [
         Figure(
@@ -75,7 +75,7 @@ def told(name: str, runs: Sequence[Played]) -> list[Figure]:
 
 
 def main() -> None:
-    """Both ways of choosing, with and without learning."""
+    """Compare both ways of choosing, with and without learning."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
     seeds = range(parser.parse_args().seeds)

@@ -48,13 +48,13 @@ TEMPLATES = {name: Template.parse(source) for name, source in FAMILIES.items()}
 
 
 class Maker:
-    """Messages of the families, from one seed: values of several lines, none, any script."""
+    """Makes messages of the families, from one seed: values of several lines, none, any script."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
 
     def message(self, family: str) -> str:
-        """A message of a family."""
+        """Return a message of a family."""
         rng, template = self._rng, TEMPLATES[family]
         values = {
             "name": f"{rng.choice(FIRST)} {rng.choice(LAST)}",
@@ -66,13 +66,13 @@ class Maker:
         return template.render({slot: values[slot] for slot in template.slots})
 
     def notes(self) -> str:
-        """Several lines, one, or none."""
+        """Return several lines, one, or none."""
         rng = self._rng
         return "\n".join("- " + " ".join(rng.choices(WORDS, k=rng.randrange(3, 9))) for _ in range(rng.randrange(5)))
 
 
 def similar(count: int, seed: int, words: int = 150) -> list[Template]:
-    """Templates of so many words with three slots, of which each has two words of its own."""
+    """Return templates of so many words with three slots, each with two words of its own."""
     rng = random.Random(seed)
     common = rng.choices(WORDS, k=words)
     return [Template.parse(" ".join(_varied(common, number, rng))) for number in range(count)]
@@ -88,5 +88,5 @@ def _varied(common: Sequence[str], number: int, rng: random.Random) -> list[str]
 
 
 def filled(template: Template, rng: random.Random) -> str:
-    """A message of a similar template, with words of the templates in its slots."""
+    """Return a message of a similar template, with words of the templates in its slots."""
     return template.render({slot: " ".join(rng.choices(WORDS, k=rng.randrange(6))) for slot in template.slots})

@@ -28,12 +28,12 @@ from penstock.gateway.store import Store
 PIECES: Final = 10
 """Events of a stream."""
 BETWEEN_S: Final = 0.5
-"""Between two of them."""
+"""Seconds between two events."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What clients have seen."""
+    """The results that clients have seen."""
 
     whole: int = 0
     broken: list[str] = field(default_factory=list[str])
@@ -42,7 +42,7 @@ class Seen:
 
 
 async def stream(request: web.Request) -> web.StreamResponse:
-    """The provider: events at an even pace."""
+    """Answer a call as the provider: events at an even pace."""
     _ = await request.read()
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
@@ -54,7 +54,7 @@ async def stream(request: web.Request) -> web.StreamResponse:
 
 
 async def client(session: aiohttp.ClientSession, url: str, name: str, over: asyncio.Event, seen: Seen) -> None:
-    """Reads streams until it is over."""
+    """Read streams until `over` is set."""
     turn = 0
     while not over.is_set():
         turn += 1
@@ -74,7 +74,7 @@ async def client(session: aiohttp.ClientSession, url: str, name: str, over: asyn
 
 
 async def serve(home: Path, upstream: str) -> tuple[asyncio.subprocess.Process, str]:
-    """A gateway, and its URL."""
+    """Start a gateway; return its process and URL."""
     config = home / "penstock.toml"
     up = f'[[upstream]]\nname = "up"\nbase_url = "{upstream}/v1"\ndialect = "openai"\n'
     config.write_text(f"port = 0\n[limits]\ndrain_seconds = 120\n{up}")
@@ -86,13 +86,13 @@ async def serve(home: Path, upstream: str) -> tuple[asyncio.subprocess.Process, 
 
 
 async def address(process: asyncio.subprocess.Process) -> str:
-    """What the process that serves next prints."""
+    """Return the URL that the next serving process prints."""
     assert process.stdout is not None
     return (await process.stdout.readline()).decode().split()[-1]
 
 
 async def measure(streams: int, restarts: int, home: Path) -> Seen:
-    """All of it."""
+    """Run the provider, the gateway, the clients and the restarts; return what clients have seen."""
     application = web.Application()
     application.router.add_post("/v1/chat/completions", stream)
     runner = web.AppRunner(application, access_log=None)

@@ -1,8 +1,8 @@
 """python -m bench.hiding: what it costs to keep secrets off the tape. The best of five, microseconds of CPU.
 
-A body in which no key stands is searched for some, as the recorder's thread does with every body; beside it, what
-packing the same body for the tape costs when it goes on from an earlier one. Then the header lines of a call: those
-that were seen before, and with three that differ from call to call.
+A body without a key is searched for some, as the recorder's thread does with every body; beside it, the cost of
+packing the same body for the tape when it continues an earlier one. Then the header lines of a call: lines that were
+seen before, and with three that differ from call to call.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _HEADERS = [(b"X-Stainless-Header-%d" % number, b"value of a header %d" % number
 
 
 def microseconds(do: Callable[[], object], number: int) -> float:
-    """The best of some runs, for one."""
+    """Return the time of one run, the best of several."""
     return min(timeit.repeat(do, timer=time.thread_time, number=number, repeat=REPEATS)) / number * 1e6
 
 
 def keys(rng: random.Random, count: int) -> list[bytes]:
-    """Keys as providers make them."""
+    """Return keys as providers make them."""
     letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
     return [b"sk-proj-" + bytes(rng.choices(letters, k=48)) for _ in range(count)]
 
 
 def body(rng: random.Random, size: int) -> bytes:
-    """A conversation of about this size."""
+    """Return a conversation of about this size."""
     prose, messages, made = corpus.paragraphs(), list[dict[str, str]](), 0
     while made < size:
         text = rng.choice(prose)
@@ -50,7 +50,7 @@ def _asking(request: bytes) -> Body:
 
 
 def bodies(rng: random.Random) -> None:
-    """A line for each size."""
+    """Print a line for each size."""
     print(f"{'body':>8}{'packing':>12}" + "".join(f"{f'{count} keys':>20}" for count in COUNTS))
     for name, size in SIZES.items():
         made, number = body(rng, size), max(1, 2_000_000 // size)
@@ -67,7 +67,7 @@ def bodies(rng: random.Random) -> None:
 
 
 def headers() -> None:
-    """Two lines."""
+    """Print a line for header lines that were seen before, and one with three new ones."""
     redactor, numbers = Redactor(), iter(range(10**9))
     print(f"{len(_HEADERS)} header lines, seen before: {microseconds(lambda: redactor.block(_HEADERS), 1000):.1f}")
 

@@ -31,22 +31,22 @@ DRAWN = {
 
 @dataclass(slots=True)
 class Learnt:
-    """One run."""
+    """A run of the demo with one seed."""
 
     seed: int
     points: list[Point]
     questions: int
-    """How many were held out."""
+    """Number of held-out questions."""
     seconds: float | None
-    """How long it took, its model included; None where it was there already."""
+    """Duration in seconds, making the model included; None if the run was there already."""
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
-        """(step, value) where there is one."""
+        """Return (step, value) of a metric, where there is one."""
         return [(one.step, value) for one in self.points if (value := one.values.get(metric)) is not None]
 
 
 def main() -> None:
-    """All seeds, one after the other."""
+    """Run all seeds, one after the other."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def learnt(seed: int, steps: int, home: Path) -> Learnt:
-    """Runs the demo, or reads what it has left."""
+    """Run the demo, or read the result of an earlier run."""
     path, seconds = home / "run.jsonl", None
     if not path.exists():
         began = time.monotonic()
@@ -73,7 +73,7 @@ def learnt(seed: int, steps: int, home: Path) -> Learnt:
 
 
 def table(runs: Sequence[Learnt]) -> Iterator[str]:
-    """Markdown. Of equal steps the first is the best."""
+    """Yield a table of Markdown. Of equal steps the first is the best."""
     yield "| seed | before | after the last step | best step | sampled reward, first and last step | minutes |"
     yield "|---|---|---|---|---|---|"
     for run in runs:
@@ -88,7 +88,7 @@ def table(runs: Sequence[Learnt]) -> Iterator[str]:
 
 
 def chart(runs: Sequence[Learnt], metric: str, title: str) -> Chart:
-    """A line for each run."""
+    """Return a chart with a line for each run."""
     lines = [Line(f"seed {run.seed}", run.curve(metric), style) for style, run in enumerate(runs, 1)]
     said = " ".join(f"{line.name} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}." for line in lines)
     return Chart(title, said, lines, "step", bounds=(0.0, 1.0), tick_y="{:.1f}".format)

@@ -27,7 +27,7 @@ CARD = " 4111 1111 1111 1111"
 
 
 def prose(rng: random.Random, size: int) -> str:
-    """Text of about this size."""
+    """Return text of about this size."""
     paragraphs, made = corpus.paragraphs(), list[str]()
     while size > 0:
         made.append(rng.choice(paragraphs))
@@ -36,7 +36,7 @@ def prose(rng: random.Random, size: int) -> str:
 
 
 def stream(rng: random.Random, size: int, said: str) -> bytes:
-    """A streamed chat answer of about this size, a word an event; it says something in pieces."""
+    """Return a streamed chat answer of about this size, a word an event, with the words `said` in pieces."""
     words = re.findall("[a-z]+", prose(rng, size))[: size // 135]
     words = (words * (size // 135 // len(words) + 1))[: size // 135]
     words[len(words) // 2 :] = [*said.split(), *words[len(words) // 2 :]]
@@ -46,14 +46,14 @@ def stream(rng: random.Random, size: int, said: str) -> bytes:
 
 
 def request(rng: random.Random, size: int, said: str) -> bytes:
-    """A conversation of about this size."""
+    """Return a conversation of about this size."""
     text = re.sub("[0-9@+]", "x", prose(rng, size))
     messages = [{"role": "user", "content": text[at : at + 2000]} for at in range(0, len(text), 2000)]
     return json.dumps({"messages": [*messages, {"role": "user", "content": said}]}).encode()
 
 
 def main() -> None:
-    """A line for each size and kind of body."""
+    """Print a line for each size and kind of body."""
     rng = random.Random(7)
     print(f"{'body':>8}{'kind':>16}{'size':>12}{'1 rule':>12}{'5 rules':>12}")
     for name, size in SIZES.items():

@@ -37,7 +37,7 @@ LIMIT = 300.0
 """Seconds a run may take: no round begins that would not end in time, cells are repeated in the first quarter only."""
 ACCEPT = "application/json, text/event-stream"
 NUMBERED = "Task 00000000"
-"""The id of a call. The load generator puts another number in its place every time, as long as this one."""
+"""The id of a call. The load generator replaces the number every time by another of the same length."""
 CLIENT = {"name": "bench", "version": "1"}
 META = {
     "io.modelcontextprotocol/protocolVersion": STATELESS,
@@ -48,9 +48,9 @@ KINDS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "session": ({}, [f"MCP-Protocol-Version: {HANDSHAKE}"]),
     "stateless": ({"_meta": META}, [f"MCP-Protocol-Version: {STATELESS}", "Mcp-Method: tools/call", "Mcp-Name: echo"]),
 }
-"""What a call has besides tool and text: parameters and headers."""
+"""Parameters and headers of a call besides tool and text."""
 ALONE, CROWD = Target(cpu_ms=0.3, p50_us=500), Target(cpu_ms=0.3)
-"""Over 16 connections a call waits for others; there latency is shown and not judged."""
+"""Targets. Over 16 connections a call waits for others; there latency is shown and not judged."""
 CASES = [
     Case(
         f"{kind}_{connections}",
@@ -67,13 +67,13 @@ CASES = [
 
 
 def call(kind: str, text: str) -> dict[str, Any]:
-    """One call of the tool."""
+    """Return a call of the tool."""
     params = {"name": "echo", "arguments": {"text": text}, **KINDS[kind][0]}
     return {"jsonrpc": "2.0", "id": NUMBERED, "method": "tools/call", "params": params}
 
 
 def write(folder: Path) -> Material:
-    """What is sent, a corpus for each kind."""
+    """Write the requests, a corpus for each kind."""
     folder.mkdir(parents=True, exist_ok=True)
     rng, words = random.Random(21), corpus.plain_words(corpus.paragraphs())
     texts = [" ".join(rng.choices(words, k=TEXT_BYTES))[:TEXT_BYTES] for _ in range(TEXTS)]
@@ -85,7 +85,7 @@ def write(folder: Path) -> Material:
 
 @contextmanager
 def upstream(cores: Cores) -> Generator[Mock]:
-    """The running server, and its end."""
+    """Run the server for the context."""
     command = [sys.executable, "-m", "bench.mcp_upstream"]
     place, where = HERE.parent, pin(cores.load)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=place, preexec_fn=where) as process:
@@ -98,7 +98,7 @@ def upstream(cores: Cores) -> Generator[Mock]:
 
 @dataclass
 class Client:
-    """Opens what a measurement needs, and checks that the tool answers."""
+    """Opens a session for a measurement, and checks that the tool answers."""
 
     port: int
     path: str
@@ -106,7 +106,7 @@ class Client:
     headers: list[str] = field(default_factory=list[str])
 
     def open(self) -> int:
-        """A session where there are any; returns how long a right answer is. Raises RuntimeError when there is none."""
+        """Open a session if the kind has any; return the length of a right answer. Raises RuntimeError without one."""
         self.headers = list(KINDS[self.kind][1])
         if self.kind == "session":
             params = {"protocolVersion": HANDSHAKE, "capabilities": {}, "clientInfo": CLIENT}
@@ -121,7 +121,7 @@ class Client:
         return len(answer)
 
     def _post(self, message: dict[str, Any]) -> tuple[str, str | None]:
-        """The answer, and the session that it names."""
+        """Return the answer, and the session that it names."""
         headers = {"Content-Type": "application/json", "Accept": ACCEPT}
         headers |= {name: value for name, _, value in (line.partition(": ") for line in self.headers)}
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -138,16 +138,16 @@ class Client:
 
 @dataclass(frozen=True)
 class Bench(measure.Bench):
-    """Each measurement has a session, or a rollout, of its own."""
+    """A bench in which each measurement has a session, or a rollout, of its own."""
 
     names: count[int] = field(default_factory=count)
 
     def straight(self, case: Case) -> list[str]:
-        """To the server itself."""
+        """Return the load generator's arguments for calls to the server itself."""
         return self._traffic(self.mock.port, "/mcp", case, True)
 
     def arguments(self, gateway: Gateway, case: Case) -> list[str]:
-        """To a proxy."""
+        """Return the load generator's arguments for calls to a proxy."""
         path = gateway.peer.path.replace("{r}", f"{self.run}-{next(self.names)}")
         return self._traffic(gateway.start.port, path, case, gateway.peer.exact)
 
@@ -160,7 +160,7 @@ class Bench(measure.Bench):
 
 
 def serves(gateway: Gateway, case: Case, notes: list[str]) -> bool:
-    """Whether the proxy can do this at all; if not, that is noted."""
+    """True if the proxy can do this case; notes why not."""
     try:
         Client(gateway.start.port, gateway.peer.path.replace("{r}", "first"), case.prompts).open()
     except (RuntimeError, OSError) as error:
@@ -170,7 +170,6 @@ def serves(gateway: Gateway, case: Case, notes: list[str]) -> bool:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.mcp", description=(__doc__ or "").partition("\n")[0])
     names = ", ".join(peer.name for peer in PEERS)
     parser.add_argument("--peers", help=f"`all`, or some of {names}; missing are installed. Default: those present")
@@ -185,7 +184,7 @@ def arguments() -> argparse.Namespace:
 
 
 def choose(options: argparse.Namespace, notes: list[str]) -> list[Peer]:
-    """The peers that take part; those that cannot are noted."""
+    """Return the peers that take part; note those that cannot."""
     known = [peer.name for peer in PEERS]
     wanted = known if options.peers in (None, "all") else ["bare", *options.peers.split(",")]
     if unknown := sorted(set(wanted) - set(known)):
@@ -195,7 +194,7 @@ def choose(options: argparse.Namespace, notes: list[str]) -> list[Peer]:
 
 
 def run(options: argparse.Namespace) -> report.Results:
-    """Everything between the command line and the table."""
+    """Do everything between the command line and the table."""
     notes: list[str] = []
     cores, peers = Cores.choose(), choose(options, notes)
     began = time.monotonic()
@@ -221,7 +220,6 @@ def run(options: argparse.Namespace) -> report.Results:
 
 
 def main() -> None:
-    """Measure, print, write."""
     options = arguments()
     results = run(options)
     say("")

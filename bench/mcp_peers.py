@@ -37,7 +37,7 @@ proxy.run(
 
 
 def penstock(start: Start) -> list[str]:
-    """Recording on and durable, which is the default."""
+    """Return Penstock's command: recording on and durable, which is the default."""
     file = start.scratch / "penstock.toml"
     file.write_text(PENSTOCK.format(upstream=start.upstream))
     serve = [str(penstock_program()), "serve", "--config", str(file)]
@@ -45,14 +45,14 @@ def penstock(start: Start) -> list[str]:
 
 
 def fastmcp(start: Start) -> list[str]:
-    """Its proxy with its defaults, on uvicorn."""
+    """Return FastMCP's command: its proxy with its defaults, on uvicorn."""
     file = start.scratch / "proxy.py"
     file.write_text(PROXY.format(upstream=start.upstream, port=start.port))
     return [str(BUILD / "fastmcp/bin/python"), str(file)]
 
 
 def mcp_proxy(start: Start) -> list[str]:
-    """It translates between stdio and HTTP, so that two of them, one behind the other, are a proxy for HTTP."""
+    """Return mcp-proxy's command. It translates between stdio and HTTP, so that two in a row are a proxy for HTTP."""
     program = str(BUILD / "mcp-proxy/bin/mcp-proxy")
     quiet = [program, "--log-level", "ERROR"]
     behind = [*quiet, "--transport", "streamablehttp", f"http://127.0.0.1:{start.upstream}/mcp"]

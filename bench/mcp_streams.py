@@ -25,24 +25,23 @@ from bench.programs import free_port
 GOAL_MB = 200.0
 """Resident memory of the gateway with 10,000 streams."""
 AT_ONCE = 200
-"""Streams that are opened side by side."""
+"""Streams that are opened at the same time."""
 PATIENCE = 120.0
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nMcp-Session-Id: %d\r\nTransfer-Encoding: chunked\r\n\r\n"
 SAID = b'data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n'
 
 
 class Server(asyncio.Protocol):
-    """One stream of a server that is silent until somebody asks it for `/speak`."""
+    """A stream of a server that is silent until a request for `/speak`."""
 
     streams: dict[Server, None] = {}  # noqa: RUF012 one server a process
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A stream, or the one who lets them speak."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """A whole request: they are small."""
+        """Answer a request, which comes in one piece because it is small: `/speak` writes into all streams."""
         if data.startswith(b"GET /speak"):
             for stream in list(self.streams):
                 stream.transport.write(b"%x\r\n%b\r\n" % (len(SAID), SAID))
@@ -53,19 +52,17 @@ class Server(asyncio.Protocol):
             self.streams[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is no stream any more."""
         self.streams.pop(self, None)
 
 
 async def serve(port: int) -> None:
-    """Runs the server."""
     server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", port, backlog=4096)
     print("ready", flush=True)
     await server.serve_forever()
 
 
 class Listener(asyncio.Protocol):
-    """A client that listens and keeps nothing."""
+    """A client that listens and stores nothing."""
 
     def __init__(self, rollout: int) -> None:
         self.rollout = rollout
@@ -75,7 +72,6 @@ class Listener(asyncio.Protocol):
         self._seen = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asks."""
         assert isinstance(transport, asyncio.Transport)
         transport.write(
             b"GET /rollout/r%d/mcp/tools HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
@@ -83,7 +79,7 @@ class Listener(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """The head, and later what is said."""
+        """Note the head of the stream, and later the server's message."""
         self._seen = (self._seen + data)[-4096:]
         if b"event-stream" in self._seen and not self.begun.done():
             self.begun.set_result(None)
@@ -91,12 +87,12 @@ class Listener(asyncio.Protocol):
             self.told.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The stream has ended, which it must not."""
+        """Note that the stream has ended, which it must not."""
         self.lost = True
 
 
 async def listen(port: int, upstream: int, pid: int, streams: int, each_has: int, silence: float) -> bool:
-    """Measures; whether all is well."""
+    """Measure; return True if all streams and the goal are met."""
     loop = asyncio.get_running_loop()
     before = procfs.memory(pid).total
     listeners = [Listener(number // each_has) for number in range(streams)]
@@ -133,7 +129,7 @@ async def listen(port: int, upstream: int, pid: int, streams: int, each_has: int
 
 @contextmanager
 def started(command: list[str], word: str) -> Generator[int]:
-    """Runs a program that says when it is ready; its process id."""
+    """Run a program and wait for its first line; yield its process id."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -144,7 +140,7 @@ def started(command: list[str], word: str) -> Generator[int]:
 
 
 def raised(wanted: int) -> int:
-    """How many files this process and its children may open, more than before where that is allowed."""
+    """Raise the limit of open files of this process and its children if possible; return the limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (max(most, wanted), most):
         with suppress(ValueError, OSError):
@@ -154,7 +150,7 @@ def raised(wanted: int) -> int:
 
 
 def main() -> int:
-    """Runs all three."""
+    """Run gateway, server and listeners."""
     parser = argparse.ArgumentParser(prog="bench.mcp_streams", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, default=10_000)
     parser.add_argument("--silence", type=float, default=120.0, help="seconds")

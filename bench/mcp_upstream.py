@@ -20,7 +20,7 @@ CAN: dict[str, dict[str, bool]] = {"tools": {}}
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 TOOL = {"name": "echo", "description": "Says what it is told.", "inputSchema": SCHEMA}
 CACHED = {"resultType": "complete", "ttlMs": 60_000, "cacheScope": "public"}
-"""What a result of the newer lifecycle has besides; clients of the older one pass over it."""
+"""Further fields of a result in the newer lifecycle; clients of the older one ignore them."""
 RESULTS: dict[str, dict[str, Any]] = {
     "initialize": {"protocolVersion": HANDSHAKE, "capabilities": CAN, "serverInfo": INFO},
     "server/discover": {**CACHED, "supportedVersions": [STATELESS], "capabilities": CAN, "serverInfo": INFO},
@@ -30,36 +30,31 @@ RESULTS: dict[str, dict[str, Any]] = {
 
 
 class Served:
-    """How many calls of the tool were answered."""
+    """The number of answered calls of the tool."""
 
     calls = 0
 
 
 class Connection(asyncio.Protocol):
-    """One client."""
+    """A client's connection, with its parser."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
         self._path = self._body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps where answers go."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of requests."""
         self._parser.feed_data(data)
 
     def on_url(self, url: bytes) -> None:
-        """A request begins."""
         self._path, self._body = url, b""
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body."""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         method = self._parser.get_method()
         if method == b"POST":
             self._post(orjson.loads(self._body))
@@ -90,7 +85,7 @@ class Connection(asyncio.Protocol):
 
 
 async def main() -> None:
-    """Listens on a free port of loopback."""
+    """Listen on a free port of loopback."""
     server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

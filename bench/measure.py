@@ -1,8 +1,8 @@
-"""One cell after the other: a peer, a case, one run of the load generator, and what it cost.
+"""Measures one cell after the other: a peer, a case, one run of the load generator, and its cost.
 
 The peers take turns within every case of every round, in an order that rotates with the round, so that a change of the
-machine's mood hits all of them. A cell ends when the gateway has nothing left to do: what Penstock writes to its tape
-after the last answer is on its bill.
+machine's speed hits all of them. A cell ends when the gateway has nothing left to do: writes to Penstock's tape after
+the last answer count.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bench.programs import Cores, Gateway, Mock, answered, load
 NOISE = 0.1
 """A cell is measured once more when others used more than this share of a core, and the quieter one counts."""
 SLOW_SECONDS = 8.0
-"""What takes a peer longer than this is measured in one round only."""
+"""A peer's case that takes longer than this is measured in one round only."""
 CANNOT = 1.2
 """An open loop is left out for a peer that reached less than this times the rate in the closed loop."""
 
 
 @dataclass
 class Cell:
-    """What one measurement of one peer found. Times in the units of their names; None where there is nothing to say."""
+    """The figures of one measurement of one peer. Times in the units of their names; None where there is no figure."""
 
     cpu_ms: float | None
     p50_us: float | None
@@ -46,22 +46,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all cells share."""
+    """The settings that all cells share."""
 
     mock: Mock
     cores: Cores
     material: Material
     scale: float
     run: str
-    """Names the rollouts of this run."""
+    """Prefix of the rollout ids of this run."""
     repeat_until: float
     """Disturbed cells are not repeated after this time (monotonic)."""
     calls: int = 0
-    """How many each measurement under load makes; 0: as many as go into its time."""
+    """Calls of each measurement under load; 0: as many as fit into its time."""
     serial: count[int] = field(default_factory=count)
 
     def direct(self, case: Case) -> Cell:
-        """The load generator against the mock, without a gateway between them."""
+        """Measure the load generator against the mock, without a gateway between them."""
         traffic = self.straight(case)
         port, core = self.mock.port, self.cores.load
         loaded = load(port, core, [*traffic, *case.loaded(self.scale, self.calls)])
@@ -70,11 +70,11 @@ class Bench:
         return Cell(None, *latency(case, alone), None, None, speed, loaded["errors"] + alone["errors"])
 
     def straight(self, case: Case) -> list[str]:
-        """Arguments of the load generator that say what to send to the mock."""
+        """Return arguments of the load generator for requests to the mock."""
         return case.traffic(self.material, exact=True)
 
     def through(self, gateway: Gateway, case: Case) -> Cell:
-        """The load generator against a gateway."""
+        """Measure the load generator against a gateway."""
         arguments = self.arguments(gateway, case)
         bill = self._billed(gateway, [*arguments, *self._fresh(), *case.loaded(self.scale, self.calls)])
         alone = bill.result
@@ -88,17 +88,17 @@ class Bench:
         return cell
 
     def _fresh(self) -> list[str]:
-        """Names for rollouts that nobody has seen before."""
+        """Return new names for rollouts."""
         return ["--run", f"{self.run}-{next(self.serial)}"]
 
     def arguments(self, gateway: Gateway, case: Case) -> list[str]:
-        """Arguments of the load generator that say what to send to this gateway, and where."""
+        """Return arguments of the load generator for requests to this gateway."""
         peer = gateway.peer
         headers = [part for line in peer.headers(self.mock.port) for part in ("--header", line)]
         return [*case.traffic(self.material, peer.exact), "--path", peer.path, *headers]
 
     def warm_up(self, gateway: Gateway, case: Case) -> None:
-        """What nobody is billed for: compilers that learn, connections that open."""
+        """Make calls that do not count: compilers learn, connections open."""
         arguments = [*self.arguments(gateway, case), *self._fresh(), "--connections", "16"]
         load(gateway.start.port, self.cores.load, [*arguments, "--seconds", str(gateway.peer.warm_seconds)])
 
@@ -120,28 +120,28 @@ class Bench:
 
 @dataclass(frozen=True)
 class Clocks:
-    """What has been used so far, in seconds; `since` makes it what was used in between."""
+    """Times so far, in seconds; `since` returns the differences."""
 
     wall: float
     gateway: float
     ours: float
-    """Mock, load generator and this process."""
+    """CPU of mock, load generator and this process."""
     gateway_core: float
     load_core: float
 
     def since(self, before: Clocks) -> Clocks:
-        """The difference."""
+        """Return the times between two readings."""
         return Clocks(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
     @property
     def foreign(self) -> float:
-        """Share of the busier of both cores that nobody of ours used."""
+        """Share of the busier of both cores that other processes used."""
         return max(self.gateway_core - self.gateway, self.load_core - self.ours) / self.wall
 
 
 @dataclass(frozen=True)
 class Bill:
-    """The load generator's result and what the gateway spent on it."""
+    """The load generator's result and the gateway's use during it."""
 
     result: dict[str, Any]
     spent: Clocks
@@ -151,7 +151,7 @@ class Bill:
     """Calls that reached the mock."""
 
     def cell(self, case: Case, speed: float) -> Cell:
-        """As a cell, latency still open."""
+        """Return the result as a cell without latencies."""
         result = self.result
         count = result["events"] if case.unit == "event" else result["calls"]
         cpu_ms = self.spent.gateway * 1000 / count if count else None
@@ -172,19 +172,19 @@ class Bill:
 
 
 def latency(case: Case, result: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Median and 99th percentile in microseconds."""
+    """Return median and 99th percentile in microseconds."""
     found = result["holdup_us" if case.holdup else "latency_us"]
     return (found["p50"], found["p99"]) if found else (None, None)
 
 
 def per_second(case: Case, result: dict[str, Any], scale: float) -> float:
-    """Calls a second, or events while all streams were running."""
+    """Return calls a second, or events while all streams were running."""
     events = result["holdup_us"] or {"count": 0}
     return events["count"] / (case.seconds * scale) if case.holdup else result["per_second"]
 
 
 def added(cell: Cell, direct: Cell) -> Cell:
-    """The cell with direct's latency taken off."""
+    """Subtract the latency of `direct` from a cell's, and return the cell."""
     for name in ("p50_us", "p99_us"):
         mine, floor = getattr(cell, name), getattr(direct, name)
         setattr(cell, name, None if mine is None or floor is None else mine - floor)
@@ -192,17 +192,17 @@ def added(cell: Cell, direct: Cell) -> Cell:
 
 
 Cells = dict[str, dict[str, list[Cell]]]
-"""By case and peer, one per round."""
+"""Cells by case and peer, one per round."""
 
 
 def quiet(take: Callable[[], Cell], again: bool) -> Cell:
-    """A cell; of two when the first was disturbed."""
+    """Take a cell; if others disturbed it, take another and return the quieter one."""
     cell = take()
     return min(cell, take(), key=lambda each: each.foreign) if again and cell.foreign > NOISE else cell
 
 
 class Rounds:
-    """All peers through all cases, several times."""
+    """Takes all peers through all cases, several times."""
 
     def __init__(self, bench: Bench, gateways: list[Gateway], say: Callable[[str], None]) -> None:
         self.cells: Cells = {}
@@ -211,7 +211,7 @@ class Rounds:
         self._slow: set[tuple[str, str]] = set()
 
     def run(self, cases: list[Case], rounds: int, until: float) -> int:
-        """So many rounds, fewer when the next would not end in time; returns how many."""
+        """Run `rounds` rounds, fewer when the next would not end in time; return the number."""
         took = 0.0
         for turn in range(rounds):
             began = time.monotonic()
@@ -223,7 +223,7 @@ class Rounds:
         return rounds
 
     def _take(self, case: Case, turn: int) -> None:
-        # Another one is first in every round.
+        # The order rotates: another peer is first in every round.
         direct = self._bench.direct(case)
         self._keep(case, "direct", direct)
         first = turn % len(self._gateways) if self._gateways else 0

@@ -1,4 +1,4 @@
-"""What taking in OpenTelemetry spans costs: `python -m bench.otlp`.
+"""Measures the cost of receiving OpenTelemetry spans: `python -m bench.otlp`.
 
 One gateway process on one core, and four exporters on another that each send prepared requests of 100 spans, one after
 the other: spans of an instrumented agent with the GenAI attributes it has (about 600 bytes each), whose resource names
@@ -31,12 +31,11 @@ _rollouts = count(1)
 
 
 def value(given: str | int) -> AnyValue:
-    """An attribute's value."""
     return AnyValue(int_value=given) if isinstance(given, int) else AnyValue(string_value=given)
 
 
 def batch(rollout: str, first: int) -> ExportTraceServiceRequest:
-    """A hundred spans of a rollout."""
+    """Return a hundred spans of a rollout."""
     asked = ExportTraceServiceRequest()
     resource = asked.resource_spans.add()
     resource.resource.attributes.append(KeyValue(key="service.name", value=value("planner")))
@@ -69,14 +68,14 @@ def batch(rollout: str, first: int) -> ExportTraceServiceRequest:
 
 
 def request(asked: ExportTraceServiceRequest, encoding: str) -> bytes:
-    """The request, ready to be sent."""
+    """Return the request, ready to be sent."""
     body = asked.SerializeToString() if encoding == "protobuf" else to_json(asked)
     head = f"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: {ENCODINGS[encoding]}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def to_json(asked: ExportTraceServiceRequest) -> bytes:
-    """OTLP's own JSON: ids are hexadecimal there."""
+    """Return OTLP's own JSON: ids are hexadecimal there."""
     from google.protobuf.json_format import MessageToDict
     from orjson import dumps
 
@@ -90,7 +89,7 @@ def to_json(asked: ExportTraceServiceRequest) -> bytes:
 
 
 async def taken(bench: Bench, encoding: str, total: int) -> tuple[float, float]:
-    """(spans a second, CPU of the gateway per span in us)."""
+    """Return (spans a second, CPU of the gateway per span in us)."""
     sockets = await bench.sockets(EXPORTERS)
     rollouts = [f"otlp-{os.getpid():x}-{next(_rollouts)}" for _ in sockets]
     waiting = [
@@ -116,7 +115,7 @@ async def taken(bench: Bench, encoding: str, total: int) -> tuple[float, float]:
 
 
 def figures(bench: Bench, total: int) -> Iterator[Figure]:
-    """All of them, as they are measured."""
+    """Yield all figures, as they are measured."""
     for encoding in ENCODINGS:
         found = [uvloop.run(taken(bench, encoding, total)) for _ in range(TRIES)]
         aim = 20_000 if encoding == "protobuf" else None
@@ -125,7 +124,6 @@ def figures(bench: Bench, total: int) -> Iterator[Figure]:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description="What taking in OpenTelemetry spans costs.")
     parser.add_argument("--spans", type=int, default=40_000, help="in each measurement")
     given = parser.parse_args()

@@ -1,11 +1,12 @@
-"""What paths through the gateway cost in Python function calls of ours: figures that do not depend on the machine.
+"""Counts the Python function calls of our own code on paths through the gateway: figures that do not depend on the
+machine.
 
     .venv/bin/python -m bench.paths
 
-The gateway, a model and an agent are threads of one process. A profiler notes each function of ours that is called: by
-the event loop, by the recorder, by others. What the gateway does anyway (its ticks) is learnt while nobody asks, and
-left out. The model answers and sends its events, and the agent goes on, when the gateway has come to rest, so each
-step has its own turn of the recorder; the path is over when it rests.
+The gateway, a model and an agent are threads of one process. A profiler notes each call of a function of ours: by the
+event loop, by the recorder, by other threads. The calls that the gateway makes without any request (its ticks) are
+learnt while it is idle, and left out. The model answers and sends its events, and the agent goes on, when the gateway
+has come to rest, so each step has its own turn of the recorder; the path is over when it rests.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from penstock.gateway.config import load
 OURS: Final = f"{Path(__file__).parents[1]}/penstock/"
 LOOP, RECORDER = "MainThread", "penstock-recorder"
 STEP_S, END_S = 0.05, 0.5
-"""For how long nothing of ours was called when the gateway rests."""
+"""Seconds without a call of ours after which the gateway rests: between steps, and at the end."""
 IDLE_S: Final = 3.0
 FEW, MANY = 2, 22
-"""Events of the two streams. What the longer one costs more, its events cost."""
+"""Events of the two streams. The difference of their costs is the cost of the events."""
 CONFIG: Final = """\
 data = "{home}/tape"
 port = 0
@@ -63,7 +64,7 @@ POLICY: Final = {
 
 
 class Called(NamedTuple):
-    """A function of ours that was called."""
+    """A call of a function of ours."""
 
     thread: str
     file: str
@@ -71,31 +72,30 @@ class Called(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a path cost."""
+    """The cost of a path in function calls."""
 
     calls: int
     loop: int
     recorder: int
     files: int
     loop_turns: int
-    """How often the loop went from one file to another."""
+    """Number of times that the loop went from one file to another."""
     recorder_turns: int
 
     @classmethod
     def of(cls, called: list[Called]) -> Figures:
-        """Those of what was called."""
         loop, recorder = ([one.file for one in called if one.thread == name] for name in (LOOP, RECORDER))
         turns = [sum(one != other for one, other in pairwise(files)) for files in (loop, recorder)]
         return cls(len(called), len(loop), len(recorder), len({one.file for one in called}), *turns)
 
 
 class Profiler:
-    """Notes what is called, while it is on. Made before the threads that it is to hear of."""
+    """Notes function calls while it is on. Make it before the threads that it must observe."""
 
     def __init__(self) -> None:
         self.called: list[Called] = []
         self.background: set[CodeType] = set()
-        """What the gateway begins by itself."""
+        """Functions that the gateway calls without any request."""
         self._on = self._learns = False
         self._last = 0.0
         threading.setprofile(self._hear)
@@ -116,7 +116,7 @@ class Profiler:
         self._last = time.monotonic()
 
     async def idle(self) -> float:
-        """Calls a second while nobody asks. What makes them is in the background from now on."""
+        """Return calls a second without requests. Their roots are in the background from now on."""
         self.called, self._on, self._learns = [], True, True
         began = time.monotonic()
         await asyncio.sleep(IDLE_S)
@@ -124,24 +124,21 @@ class Profiler:
         return len(self.called) / (time.monotonic() - began)
 
     def start(self) -> None:
-        """A path begins."""
         self.called, self._on, self._last = [], True, time.monotonic()
 
     def rest(self, seconds: float) -> None:
-        """Waits until nothing was called for so long."""
+        """Wait until no function was called for so long."""
         while (left := self._last + seconds - time.monotonic()) > 0:
             time.sleep(left)
 
     async def end(self) -> list[Called]:
-        """It is over: what was called on it."""
+        """Wait for the end of the path; return the calls on it."""
         await asyncio.to_thread(self.rest, END_S)
         self._on = False
         return self.called
 
 
 class Model(ThreadingTCPServer):
-    """A model's server."""
-
     daemon_threads = True
 
     def __init__(self, profiler: Profiler) -> None:
@@ -151,10 +148,10 @@ class Model(ThreadingTCPServer):
 
 
 class Answering(StreamRequestHandler):
-    """A connection to it."""
+    """A connection to the model's server."""
 
     def handle(self) -> None:
-        """Answers until nobody asks."""
+        """Answer requests until the client closes."""
         while (head := self._head()) is not None:
             asked = json.loads(self.rfile.read(head))
             self._rest()
@@ -195,18 +192,17 @@ class Answering(StreamRequestHandler):
 
 
 class Agent:
-    """Asks the gateway, on one connection."""
+    """A client of the gateway with one connection."""
 
     def __init__(self, port: int, profiler: Profiler) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
         self._profiler = profiler
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.close()
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> None:
-        """Asks and reads the answer; AssertionError for an error."""
+        """Send a request and read the answer; AssertionError for an error."""
         await asyncio.to_thread(self._ask, path, json.dumps(body))
 
     def _ask(self, path: str, body: str) -> None:
@@ -217,13 +213,14 @@ class Agent:
         assert response.status < 300, (path, response.status, answer)
 
     async def chat(self, rollout: str, events: int = 0, prompt: str = "") -> None:
-        """A call of a rollout's first attempt; `events`: streamed."""
+        """Make a call of a rollout's first attempt. `events`: the number of events of a streamed answer; 0 for a plain
+        one."""
         messages = [{"role": "system", "content": prompt}] * bool(prompt) + [{"role": "user", "content": "hello"}]
         asked = {"model": "m", "messages": messages} | ({"stream": True, "n_events": events} if events else {})
         await self.ask(f"/rollout/{rollout}/attempt/a1{CHAT}", asked)
 
     async def life(self, rollout: str) -> None:
-        """A rollout of the queue: enqueued, claimed, one call, finished."""
+        """Take a rollout through the queue: enqueued, claimed, one call, finished."""
         await self.ask("/api/rollouts", {"rollouts": [{"id": rollout, "input": {"q": 1}}]})
         await self.ask("/api/claims", {"worker": "w", "wait_s": 0})
         await self.chat(rollout)
@@ -231,7 +228,7 @@ class Agent:
         await self.ask(f"/api/rollouts/{rollout}/attempts/a1/finish", ended)
 
     async def rewarded(self, rollout: str) -> None:
-        """A reward for a rollout."""
+        """Give a rollout a reward."""
         await self.ask(f"/api/rollouts/{rollout}/attempts/a1/rewards", {"value": 1.0})
 
 
@@ -243,7 +240,7 @@ async def _walk(profiler: Profiler, agent: Agent) -> tuple[float, dict[str, Figu
         await path
         found[name] = Figures.of(await profiler.end())
 
-    # Whatever happens once has happened.
+    # Warm up: work that happens once must not count.
     for rollout in ("warm1", "warm2", "warm3"):
         await agent.chat(rollout, FEW)
         await agent.chat(rollout)
@@ -272,7 +269,7 @@ async def _walk(profiler: Profiler, agent: Agent) -> tuple[float, dict[str, Figu
 
 
 def measure() -> tuple[float, dict[str, Figures]]:
-    """(calls of an idle gateway a second, what each path cost), on a gateway of its own."""
+    """Return (calls of an idle gateway a second, the figures of each path), on a gateway of its own."""
     return uvloop.run(_measure())
 
 

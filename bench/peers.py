@@ -1,8 +1,8 @@
-"""The gateways that are compared: how each is installed, started, asked whether it is ready, and called.
+"""The gateways that are compared: how each is installed, started, checked for readiness, and called.
 
 `bare` is the yardstick and needs nothing. Peers from other registries live under bench/.build, each in a place of its
-own and in the version named here; they are installed only when asked for. Every peer runs in one process (or what it
-starts by itself) on one core, with logging of calls off; Penstock alone records, in its default settings.
+own and in the version named here; they are installed only on request. Every peer runs in one process (with its own
+children) on one core, with logging of calls off; Penstock alone records, in its default settings.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LITELLM, NEWEST_LITELLM = "1.106.2", "1.110.2"
 SMG = "1.13.0"
 PORTKEY = "1.15.2"
 HONO_NODE_SERVER = "1.13.8"
-"""From 1.14 on every stream through Portkey 1.15.2 is answered with 500."""
+"""From 1.14 on Portkey 1.15.2 answers every stream with 500."""
 KEY = "sk-local-benchmark"
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a peer is started with."""
+    """The arguments of a peer's start."""
 
     port: int
     upstream: int
@@ -41,7 +41,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Peer:
-    """One gateway."""
+    """A gateway that is compared."""
 
     name: str
     command: Callable[[Start], list[str]]
@@ -49,27 +49,27 @@ class Peer:
     version: str = ""
     """Shown beside its name."""
     ready: str = "/readyz"
-    """Answers 200 as soon as calls are served."""
+    """Path that answers 200 as soon as calls are served."""
     path: str = "/v1/chat/completions"
-    """Where calls go; `{r}` is the rollout's id."""
+    """Path of calls; `{r}` is the rollout's id."""
     headers: Callable[[int], list[str]] = field(default=lambda _: [f"Authorization: Bearer {KEY}"])
     """Request headers, given the mock's port."""
     environment: dict[str, str] = field(default_factory=dict[str, str])
     warm_seconds: float = 1.0
-    """Load before anything is billed."""
+    """Seconds of load before the measurement."""
     exact: bool = True
-    """Whether answers must pass through with their length unchanged."""
+    """True if answers must pass through with their length unchanged."""
     installed: Callable[[], bool] = field(default=lambda: True)
     install: Callable[[], None] | None = None
     counter: str | None = None
-    """Prometheus counter at /metrics of the calls that are durably recorded."""
+    """Prometheus counter at /metrics of durably recorded calls."""
 
 
 # Installation.
 
 
 def sh(*command: str | Path, cwd: Path = BUILD) -> str:
-    """What a command says; raises with the end of its output when it fails."""
+    """Run a command and return its stdout; raise RuntimeError with the end of its output when it fails."""
     done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stderr or done.stdout).strip()[-400:])
@@ -77,7 +77,7 @@ def sh(*command: str | Path, cwd: Path = BUILD) -> str:
 
 
 def install(folder: str, *packages: str) -> None:
-    """In a virtual environment of its own."""
+    """Install packages into a virtual environment of their own."""
     shutil.rmtree(BUILD / folder, ignore_errors=True)
     BUILD.mkdir(exist_ok=True)
     sh(sys.executable, "-m", "venv", BUILD / folder)
@@ -93,19 +93,20 @@ for one in map(Requirement, requires("litellm")):
             extras = f"[{','.join(one.extras)}]" if one.extras else ""
             print(one.name + extras + ("" if one.name.startswith("litellm-") else str(one.specifier)))
 """
-"""Its extra `proxy` asks for a package that no registry has to have and that the proxy, which is in the wheel, runs
-without; and for versions of two others that come later than it does."""
+"""Prints the requirements of LiteLLM's proxy without those of its extra `proxy` that cannot be met: a package that no
+registry has to have and that the proxy, which is in the wheel, runs without, and versions of two others that are newer
+than it."""
 
 
 def install_newest_litellm() -> None:
-    """The wheel, then what its proxy needs."""
+    """Install the wheel, then the requirements of its proxy."""
     install("litellm-newest", f"litellm=={NEWEST_LITELLM}")
     python = BUILD / "litellm-newest/bin/python"
     sh(python, "-m", "pip", "install", "--quiet", *sh(python, "-c", PROXY_NEEDS).split("\n")[:-1])
 
 
 def install_portkey() -> None:
-    """With npm, its HTTP server pinned."""
+    """Install it with npm, with a pinned HTTP server."""
     if not shutil.which("npm"):
         raise RuntimeError("npm is not installed")
     folder = BUILD / "portkey"
@@ -185,24 +186,23 @@ LITELLM_MODEL = """\
 
 
 def bare(start: Start) -> list[str]:
-    """bench/bare.py in this interpreter."""
     return [sys.executable, "-m", "bench.bare", str(start.port), f"http://127.0.0.1:{start.upstream}"]
 
 
 def nginx(start: Start) -> list[str]:
-    """The floor: a proxy in C that records nothing."""
+    """Return the command of the floor: a proxy in C that records nothing."""
     file = start.scratch / "nginx.conf"
     file.write_text(NGINX.format(scratch=start.scratch, port=start.port, upstream=start.upstream))
     return ["nginx", "-p", str(start.scratch), "-c", str(file)]
 
 
 def penstock_program() -> Path:
-    """The console script beside this interpreter."""
+    """Return the console script beside this interpreter."""
     return Path(sys.executable).parent / "penstock"
 
 
 def penstock(start: Start, index: str = "never", more: str = "", workers: int = 1) -> list[str]:
-    """Recording on and durable, which is the default."""
+    """Return Penstock's command: recording on and durable, which is the default."""
     file = start.scratch / "penstock.toml"
     file.write_text((PENSTOCK + more).format(upstream=start.upstream, index=index))
     serve = [str(penstock_program()), "serve", "--config", str(file)]
@@ -211,7 +211,7 @@ def penstock(start: Start, index: str = "never", more: str = "", workers: int = 
 
 
 def litellm(start: Start, folder: str = "litellm", *more: str) -> list[str]:
-    """LiteLLM's proxy, one worker, a master key and no database."""
+    """Return the command of LiteLLM's proxy: one worker, a master key and no database."""
     file = start.scratch / "litellm.yaml"
     names = ("bench-chat", "bench-burst", "bench-paced")
     models = "".join(LITELLM_MODEL.format(model=name, upstream=start.upstream, key=KEY) for name in names)
@@ -221,31 +221,30 @@ def litellm(start: Start, folder: str = "litellm", *more: str) -> list[str]:
 
 
 def native_litellm(start: Start) -> list[str]:
-    """As much of it in Rust as it lets itself be told: a server in Rust too, and all paths that are open to it."""
+    """Return LiteLLM's command with its server in Rust (granian) and its other options for Rust."""
     return litellm(start, "litellm-newest", "--run_granian")
 
 
 def smg(start: Start) -> list[str]:
-    """A router in Rust, in front of one endpoint that speaks OpenAI's format."""
+    """Return the command of a router in Rust, in front of one endpoint with OpenAI's format."""
     upstream = ["--backend", "openai", "--worker-urls", f"http://127.0.0.1:{start.upstream}"]
     quiet = ["--log-level", "error", "--prometheus-port", str(start.port + 1)]
     return [str(BUILD / "smg/bin/smg"), "launch", *upstream, "--host", "127.0.0.1", "--port", str(start.port), *quiet]
 
 
 def portkey(start: Start) -> list[str]:
-    """Portkey's gateway under node, without its console."""
+    """Return the command of Portkey's gateway under node, without its console."""
     program = BUILD / "portkey/node_modules/@portkey-ai/gateway/build/start-server.js"
     return ["node", str(program), f"--port={start.port}", "--headless"]
 
 
 def portkey_headers(upstream: int) -> list[str]:
-    """Portkey is told its upstream by every request."""
+    """Return the headers that name Portkey's upstream in every request."""
     host = f"x-portkey-custom-host: http://127.0.0.1:{upstream}/v1"
     return [f"Authorization: Bearer {KEY}", "x-portkey-provider: openai", host]
 
 
 def on_path(program: str) -> bool:
-    """Whether the shell would find it."""
     return shutil.which(program) is not None
 
 
@@ -346,6 +345,6 @@ PEERS = [
 
 
 def environment(peer: Peer) -> dict[str, str]:
-    """Ours without proxies, which would swallow calls to loopback, plus what the peer wants."""
+    """Return our environment without proxies, which would catch calls to loopback, plus the peer's own variables."""
     kept = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     return {**kept, **peer.environment}

@@ -1,7 +1,7 @@
 """python -m bench.policy: what a decision about a tool call costs. One core, the best of five, microseconds.
 
-A message is read strictly and 20 rules are asked, none of which matches before the last: as much as a call through the
-gateway costs more for its policy. The target is 20 us for a call of ordinary size.
+A message is parsed strictly and 20 rules are evaluated, none of which matches before the last: the cost that a policy
+adds to a call through the gateway. The target is 20 us for a call of ordinary size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HINTS = {"readOnlyHint": False, "destructiveHint": False}
 
 
 def rules() -> list[PolicyRule]:
-    """Rules of every kind: six about other tools, the others about the arguments of this one."""
+    """Return rules of every kind: six about other tools, the others about the arguments of this one."""
     texts: list[dict[str, Any]] = [{"tool": f"other_{number}*", "verdict": "deny"} for number in range(6)]
     texts += [{"argument": [{"at": "/path", "glob": f"/etc/{number}/*"}], "verdict": "deny"} for number in range(5)]
     texts += [{"argument": [{"at": "/path", "regex": rf"\.secret{number}$"}], "verdict": "deny"} for number in range(4)]
@@ -33,14 +33,14 @@ def rules() -> list[PolicyRule]:
 
 
 def message(size: int) -> bytes:
-    """A call whose text has so many bytes."""
+    """Return a call whose text has so many bytes."""
     arguments = {"path": "/srv/a/b.txt", "text": "x" * size, "edits": [{"line": 1, "to": "y"}, {"line": 9, "to": "z"}]}
     params = {"name": "write", "arguments": arguments, "_meta": {"progressToken": 7}}
     return json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}).encode()
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    """(what is measured, once)."""
+    """Yield (name, a function that does it once)."""
     policy = Policy(rules(), lambda server, tool: HINTS)
     for size in (100, 1_000, 10_000, 100_000):
         body = message(size)
@@ -61,7 +61,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def main() -> None:
-    """Prints a line for each."""
+    """Print a line for each case."""
     for name, once in cases():
         # Processor time: others on the machine do not count.
         timer = timeit.Timer(once, timer=time.process_time)

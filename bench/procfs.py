@@ -12,14 +12,14 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident memory in MB; `anonymous` leaves out what is mapped from files."""
+    """Resident memory in MB; `anonymous` excludes pages that are mapped from files."""
 
     total: float
     anonymous: float
 
 
 def tree(pid: int) -> list[int]:
-    """The process and its descendants."""
+    """Return the ids of the process and its descendants."""
     found = [pid]
     for parent in found:
         found += children(parent)
@@ -27,7 +27,7 @@ def tree(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Direct children, of all its threads."""
+    """Return the direct children, of all its threads."""
     try:
         lists = [(task / "children").read_text() for task in (PROC / str(pid) / "task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
@@ -36,12 +36,12 @@ def children(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """utime + stime of the tree, children that have ended and were waited for included."""
+    """Return utime + stime of the tree, including children that have ended and were waited for."""
     return sum(own_seconds(each) for each in tree(pid))
 
 
 def own_seconds(pid: int) -> float:
-    """utime, stime, cutime and cstime of one process."""
+    """Return utime, stime, cutime and cstime of one process."""
     try:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +50,7 @@ def own_seconds(pid: int) -> float:
 
 
 def memory(pid: int) -> Memory:
-    """Resident memory of the tree, shared pages counted once per process."""
+    """Return resident memory of the tree, shared pages counted once per process."""
     sums = {"VmRSS:": 0, "RssAnon:": 0}
     for each in tree(pid):
         for name, value in status(each):
@@ -60,7 +60,7 @@ def memory(pid: int) -> Memory:
 
 
 def status(pid: int) -> list[tuple[str, int]]:
-    """The lines of /proc/PID/status that are in kB."""
+    """Return the lines of /proc/PID/status that are in kB."""
     try:
         lines = (PROC / str(pid) / "status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -70,7 +70,7 @@ def status(pid: int) -> list[tuple[str, int]]:
 
 
 def core_busy_seconds(core: int) -> float:
-    """Time a core has not been idle, whoever used it."""
+    """Return the time that a core has not been idle, for any process."""
     for line in (PROC / "stat").read_text().splitlines():
         if line.startswith(f"cpu{core} "):
             user, nice, system, idle, waiting, *rest = (int(field) for field in line.split()[1:])

@@ -30,20 +30,20 @@ LOOK_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class Cores:
-    """Gateways run on one core, mock and load generator on another; the same where there is only one."""
+    """The cores of gateways, and of mock and load generator; the same if there is only one."""
 
     gateway: int
     load: int
 
     @classmethod
     def choose(cls) -> Cores:
-        """The first and last core that this process may use."""
+        """Return the first and last core that this process may use."""
         allowed = sorted(os.sched_getaffinity(0))
         return cls(allowed[0], allowed[-1])
 
 
 def pin(core: int) -> partial[None]:
-    """For `preexec_fn`: the child runs on this core alone."""
+    """Return a `preexec_fn` that keeps the child on this core."""
     return partial(os.sched_setaffinity, 0, {core})
 
 
@@ -59,7 +59,7 @@ def build() -> None:
 
 @dataclass(frozen=True)
 class Mock:
-    """The running mock upstream."""
+    """Process id and port of the running mock upstream."""
 
     pid: int
     port: int
@@ -67,7 +67,7 @@ class Mock:
 
 @contextmanager
 def mock(scripts: Path, cores: Cores) -> Generator[Mock]:
-    """Start the mock upstream, and end it."""
+    """Run the mock upstream for the context."""
     command = [str(BUILD / "mock"), str(scripts)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=pin(cores.load)) as process:
         assert process.stdout
@@ -78,33 +78,32 @@ def mock(scripts: Path, cores: Cores) -> Generator[Mock]:
 
 
 def answered(mock_port: int) -> int:
-    """Calls that the mock has answered in full."""
+    """Return the number of calls that the mock has answered in full."""
     return int(json.loads(fetch(mock_port, "/"))["answered"])
 
 
 def load(port: int, core: int, arguments: list[str]) -> dict[str, Any]:
-    """Run the load generator against a port and return what it measured."""
+    """Run the load generator against a port and return its result."""
     command = [str(BUILD / "load"), "--port", str(port), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, preexec_fn=pin(core))
     return json.loads(done.stdout)
 
 
 def fetch(port: int, path: str) -> str:
-    """GET over loopback; raises OSError when it fails or the status is not 2xx."""
+    """Return the answer to a GET over loopback; raises OSError when it fails or the status is not 2xx."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
         return response.read().decode()
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 class Gateway:
-    """A running peer."""
+    """A peer's process, with its scratch directory."""
 
     def __init__(self, peer: Peer, upstream: int, cores: Cores) -> None:
         self.peer = peer
@@ -133,7 +132,7 @@ class Gateway:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Until it serves calls; raises RuntimeError with the end of its log when it does not."""
+        """Wait until it serves calls; raises RuntimeError with the end of its log when it does not."""
         while time.monotonic() - self._began < READY_SECONDS and self._process.poll() is None:
             if self._answers():
                 self.ready_seconds = time.monotonic() - self._began
@@ -149,11 +148,11 @@ class Gateway:
         return True
 
     def log_end(self) -> str:
-        """The last words of its output."""
+        """Return the end of its output."""
         return (self.scratch / "log").read_text(errors="replace").strip()[-400:]
 
     def settle(self) -> float:
-        """Wait until it has nothing more to do, at most 3 s; returns its CPU seconds so far."""
+        """Wait until it has nothing more to do, at most 3 s; return its CPU seconds so far."""
         before = procfs.cpu_seconds(self.pid)
         for _ in range(30):
             time.sleep(0.1)
@@ -164,19 +163,19 @@ class Gateway:
         return before
 
     def recorded(self) -> int | None:
-        """Calls that are durably on its tape, where it says so."""
+        """Return the calls that are durably on its tape; None for a peer without this counter."""
         if self.peer.counter is None:
             return None
         lines = fetch(self.start.port, "/metrics").splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith(self.peer.counter))
 
     def stored_bytes(self) -> int:
-        """What it has written to disk."""
+        """Return the bytes that it has written to disk."""
         files = (path for path in self.scratch.rglob("*") if path.is_file())
         return sum(path.stat().st_blocks * 512 for path in files)
 
     def close(self) -> None:
-        """End it and everything it started, and remove what it wrote."""
+        """End it and its children, and remove its files."""
         self._process.terminate()
         try:
             self._process.wait(10)

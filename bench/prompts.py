@@ -1,9 +1,10 @@
-"""What finding, recognising and rewriting prompts is worth and costs. `python -m bench.prompts`.
+"""Measures the finding, recognition and rewriting of prompts: hit rates and costs. `python -m bench.prompts`.
 
 *Found*: of messages of five prompts, mixed, 20 of each, the share of further messages that the induced templates
-recognise; every one that is recognised is rendered again and compared. *Cost* is CPU of finding, recognising and
-writing another version, all in all; *first* is that of a text that was not seen before, *again* that of one that was:
-agents resend their prompt with every call. *Hostile* texts hold anchors, or halves of them, in their slots.
+recognise; every recognised message is rendered again and compared. *Cost* is CPU of finding, recognising and writing
+another version together; *first* is that of a text that was not seen before, *again* that of one that was: agents
+resend their prompt with every call. *Hostile* texts hold anchors, or halves of them, in their slots.
+
 Figures are printed beside their targets and written to bench/out/prompts.json; a missed target is marked, not hidden.
 """
 
@@ -45,7 +46,7 @@ ANSWER = json.dumps(
 
 
 def measure_found() -> Iterator[Figure]:
-    """Induction from 20 messages a prompt, over many seeds."""
+    """Measure induction from 20 messages a prompt, over many seeds."""
     messages = told = crossed = returned = prompts = 0
     for seed in range(SEEDS):
         maker = Maker(seed)
@@ -69,7 +70,7 @@ def measure_found() -> Iterator[Figure]:
 
 
 def measure_similar() -> Iterator[Figure]:
-    """Templates that differ in two words."""
+    """Measure templates that differ in two words."""
     rng = random.Random(5)
     told = crossed = messages = 0
     for seed in range(5):
@@ -85,7 +86,7 @@ def measure_similar() -> Iterator[Figure]:
 
 
 def measure_hostile() -> Iterator[Figure]:
-    """Time at n, 2 n and 4 n characters; linear time doubles twice."""
+    """Measure the time at n, 2 n and 4 n characters; linear time doubles twice."""
     templates = similar(SIMILAR, 1, 2_000)
     tree = Tree(templates)
     pieces = {
@@ -112,7 +113,7 @@ def _hostile(template: Template, filling: str) -> str:
 
 
 def measure_cost() -> Iterator[Figure]:
-    """Of whole requests. The prompt has three slots."""
+    """Measure the cost of whole requests. The prompt has three slots."""
     for name, size, prompt, value, most in (
         ("1 KB", 1_000, 500, "today", 50),
         ("100 KB, 4 KB prompt", 100_000, 4_000, "today", 300),
@@ -135,7 +136,7 @@ def measure_cost() -> Iterator[Figure]:
 
 
 def measure_unused() -> Iterator[Figure]:
-    """Of calls that use nothing: what is read of them, on the way and when they are recorded, together."""
+    """Measure calls that use no resource: the reading on the way and while recording, together."""
     for name, size, prompt in (("1 KB", 1_000, 500), ("100 KB", 100_000, 4_000)):
         [sent], [other] = similar(1, 1, prompt // 6), similar(1, 2, prompt // 6)
         body, known = request(sent, size, "today"), Recogniser([Known("0", other)])
@@ -145,7 +146,7 @@ def measure_unused() -> Iterator[Figure]:
 
 
 def _passing(body: bytes, model: bool, recogniser: Recogniser | None) -> Facts:
-    """What `releases.switch` and `record` ask of a call."""
+    """Do the work of `releases.switch` and `record` for a call."""
     call = Admitted(Address("r"), by_name("chat"), "/v1/chat/completions", body)
     if recogniser is not None:
         found = find(body, call.dialect, recogniser)
@@ -157,7 +158,7 @@ def _passing(body: bytes, model: bool, recogniser: Recogniser | None) -> Facts:
 
 
 def request(template: Template, size: int, date: str) -> bytes:
-    """A chat request of about so many bytes."""
+    """Return a chat request of about so many bytes."""
     rng = random.Random(3)
     values = {"name": "Ann", "date": date, "notes": " ".join(rng.choices(WORDS, k=5))}
     messages = [{"role": "system", "content": template.render(values)}]
@@ -181,7 +182,7 @@ def _rewriting(body: bytes, known: list[Known], version: Template, forgetting: b
 
 
 def cost(what: Callable[[], object]) -> float:
-    """Seconds of CPU of one call: the best of several rounds, because others use the machine too."""
+    """Return seconds of CPU of one call: the best of several rounds, because others use the machine too."""
     what()
     times: list[float] = []
     for _ in range(ROUNDS):
@@ -194,7 +195,7 @@ def cost(what: Callable[[], object]) -> float:
 
 
 def measure_discovery() -> Iterator[Figure]:
-    """Time of induction, and the prompt of real agents."""
+    """Measure the time of induction, and the prompt of real agents."""
     rng = random.Random(6)
     [long] = similar(1, 2, 10_000)
     samples = [Sample(filled(long, rng)) for _ in range(200)]
@@ -212,7 +213,7 @@ def measure_discovery() -> Iterator[Figure]:
 
 
 def figures() -> Iterator[Figure]:
-    """All of them, as they are measured."""
+    """Yield all figures, as they are measured."""
     yield from measure_found()
     yield from measure_similar()
     yield from measure_hostile()

@@ -1,4 +1,4 @@
-"""The tape that is asked (`bench.questions`): rollouts of real trajectories, varied, with everything that filters name.
+"""Makes the tape for `bench.questions`: rollouts of real trajectories, varied, with every field that filters can name.
 
 Each rollout is one of the trajectories of `../shared/data` with numbers and an eighth of the words replaced, so that
 texts neither repeat nor become noise. 128 rollouts run at once. Agents, models, tenants, durations, failures, versions,
@@ -35,14 +35,14 @@ MODES: Final[tuple[Mode, ...]] = ("train", "train", "val", "online")
 VERSIONS: Final = {"stable": "v1", "candidate": "v2"}
 TENANTS: Final = 40
 NEEDLE: Final = "needle-777 timeout"
-"""Said in one call of every 20,000."""
+"""Words in one call of every 20,000."""
 _VARIED: Final = re.compile(r"\b(?:[a-z]{5,}|[0-9]{2,})\b")
 _WORDS: Final = 0.12
 _LITERAL: Final = frozenset({"false"})
 
 
 def make(path: Path, calls: int) -> tuple[int, int]:
-    """Writes a tape of at least so many calls; (calls, rollouts)."""
+    """Write a tape of at least so many calls; return (calls, rollouts)."""
     rng, number, made = random.Random(18), 0, 0
     with gzip.open(DATA) as lines:
         told: list[str] = [json.dumps(json.loads(line)["messages"], ensure_ascii=False) for line in lines]
@@ -56,7 +56,7 @@ def make(path: Path, calls: int) -> tuple[int, int]:
 
 
 class _Rollout:
-    """One that runs."""
+    """A rollout with random properties, and its calls."""
 
     def __init__(self, number: int, messages: str, rng: random.Random) -> None:
         self.name = f"flight-{number}"
@@ -94,7 +94,7 @@ class _Rollout:
 
 
 def _vary(message: dict[str, Any], swapped: dict[str, str], rng: random.Random) -> None:
-    """Replaces numbers and some words of a message, each by the same one in the whole rollout."""
+    """Replace numbers and some words of a message, each by the same one in the whole rollout."""
 
     def other(found: re.Match[str]) -> str:
         word = found[0]
@@ -111,7 +111,7 @@ def _vary(message: dict[str, Any], swapped: dict[str, str], rng: random.Random) 
 
 
 def _run(store: Store, batch: list[_Rollout]) -> None:
-    """Hands them out, writes a call of each in turn, and ends them."""
+    """Hand out the rollouts, write a call of each in turn, and end them."""
 
     def begin(transaction: Transaction) -> None:
         queue = QueueOperations(transaction)

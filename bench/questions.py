@@ -58,7 +58,7 @@ QUESTIONS: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "stats": [("breakdown", it) for it in ("agent", "model", "error", "day", "mode", "tool")],
     "sql": [("sql", it) for it in _SQL],
 }
-"""(list, filter) by kind; of SQL the query."""
+"""(list, filter) by kind; for SQL the query instead of the filter."""
 
 
 class Asking:
@@ -69,7 +69,7 @@ class Asking:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience)
 
     def seconds(self, name: str, filter: str) -> float:
-        """How long the answer takes, at most the patience."""
+        """Return the seconds until the answer, at most the patience."""
         began = time.perf_counter()
         try:
             rows, cursor = 0, ""
@@ -101,7 +101,7 @@ class Asking:
         assert answer.status == 200, found
 
     def made_index(self, gateway: int) -> dict[str, float]:
-        """Waits until the index of this gateway process is made; its size, and what making it took."""
+        """Wait until the index of this gateway process is made; return its size and the cost of making it."""
         began = time.perf_counter()
         while True:
             self._connection.request("GET", "/api/index")
@@ -116,7 +116,7 @@ class Asking:
 def asked(
     data: Path, rounds: int, patience: float, scan: bool
 ) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
-    """Seconds of every question of each kind, round by round; and what the index took."""
+    """Return the seconds of every question of each kind, round by round, and the cost of the index."""
     config, index = data / "penstock.toml", dict[str, float]()
     config.write_text(f'port = 0\ndata = "{data}"\n[index]\nwhen = "{"never" if scan else "always"}"\n')
     shutil.rmtree(data / "index", ignore_errors=True)
@@ -136,13 +136,13 @@ def asked(
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """50th and 95th; ms."""
+    """Return the 50th and the 95th percentile in ms."""
     ordered = sorted(seconds)
     return statistics.median(ordered) * 1e3, ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] * 1e3
 
 
 def figures(found: Mapping[str, list[list[float]]]) -> Iterator[Figure]:
-    """The table, with the goals of a tape of a million calls."""
+    """Yield the table, with the goals of a tape of a million calls."""
     goals = {"filters": 100.0, "page": 20.0, "text": 800.0, "stats": 100.0, "sql": 300.0}
     for kind, times in found.items():
         warm, cold = ([statistics.median(one[1:]) for one in times], [one[0] for one in times])
@@ -152,7 +152,7 @@ def figures(found: Mapping[str, list[list[float]]]) -> Iterator[Figure]:
 
 
 def index_figures(index: Mapping[str, float], size: int, calls: int) -> Iterator[Figure]:
-    """What making the index took."""
+    """Yield the cost of making the index."""
     yield Figure("index, of the tape", 100 * index["bytes"] / size, "%", at_most=30)
     yield Figure("index, made in", index["wall"], "s", at_most=60)
     yield Figure("index, CPU a call", 1e3 * index["cpu"] / calls, "ms", at_most=0.045)
@@ -160,7 +160,6 @@ def index_figures(index: Mapping[str, float], size: int, calls: int) -> Iterator
 
 
 def main() -> None:
-    """Makes the tape, asks, prints, writes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", type=int, default=50_000, help="calls on the tape (default: 50,000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds after the first (default: 3)")

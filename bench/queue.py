@@ -1,13 +1,13 @@
-"""What the queue costs: `python -m bench.queue`.
+"""Measures the queue: `python -m bench.queue`.
 
-One gateway process on one core, and clients on another: plain sockets and prepared bytes, so that what is measured is
-the gateway. A *cycle* is one rollout enqueued, claimed and finished, each in a request of its own unless it says
+One gateway process on one core, and clients on another: plain sockets and prepared bytes, so that the clients cost next
+to nothing. A *cycle* is one rollout enqueued, claimed and finished, each in a request of its own unless it says
 *batches*: there a hundred are enqueued in one. Latency is that of a claim for which there is work, of one client and of
-64 that together keep to 500 cycles a second, as on a machine with room. *Idle* workers wait for work in a long
-poll and ask again when it ends. Times are wall times, and others use this machine too: the best of three counts.
+64 that together keep to 500 cycles a second, as on a machine with room. *Idle* workers wait for work in a long poll and
+ask again when it ends. Times are wall times, and others use this machine too: the best of three counts.
 
 Figures are printed beside their targets and written to bench/out/queue.json; a missed target is marked, not hidden.
-`--profile DIR` leaves what each thread of the gateway did as `loop.prof` and `recorder.prof`.
+`--profile DIR` writes profiles of the gateway's threads, `loop.prof` and `recorder.prof`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ CLIENTS = 64
 IDLE = 1000
 BATCH = 100
 WAIT_S = 55
-"""As long as a runner's claims wait."""
+"""Seconds that a runner's claims wait."""
 LOAD = 500
-"""Cycles a second at which latency is taken."""
+"""Cycles a second during the measurement of latency."""
 TRIES = 3
 _LENGTH = re.compile(rb"\r\nContent-Length: (\d+)\r\n", re.IGNORECASE)
 _CLAIMED = re.compile(rb'"rollout":\{"id":"([^"]+)".*?"attempt":\{"rollout":"[^"]+","id":"([^"]+)"', re.DOTALL)
@@ -80,26 +80,26 @@ class Socket(asyncio.Protocol):
             self._answer.set_exception(ConnectionError(f"the gateway closed the connection: {exc}"))
 
     def ask(self, request: bytes) -> asyncio.Future[bytes]:
-        """The body of the answer."""
+        """Send a request; return the body of the answer."""
         self._answer = asyncio.get_running_loop().create_future()
         self.transport.write(request)
         return self._answer
 
 
 def post(path: str, body: bytes) -> bytes:
-    """A request, ready to be sent."""
+    """Return a request, ready to be sent."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def enqueue(names: Sequence[str]) -> bytes:
-    """Rollouts of a small task."""
+    """Return a request that enqueues rollouts of a small task."""
     task = b'{"id":"%b","input":{"question":"What is the sum of 17 and 25?"},"group":"sums"}'
     return post("/api/rollouts", b'{"rollouts":[%b]}' % b",".join(task % name.encode() for name in names))
 
 
 def claim(worker: int, wait_s: float = 5) -> bytes:
-    """One attempt."""
+    """Return a request that claims one attempt."""
     return post("/api/claims", b'{"worker":"w-%d","wait_s":%g}' % (worker, wait_s))
 
 
@@ -111,19 +111,19 @@ FINISH = (
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A running gateway."""
+    """Process id and port of a running gateway."""
 
     pid: int
     port: int
 
     async def sockets(self, number: int) -> list[Socket]:
-        """Connections to it."""
+        """Return new connections to the gateway."""
         loop = asyncio.get_running_loop()
         return [(await loop.create_connection(Socket, "127.0.0.1", self.port))[1] for _ in range(number)]
 
 
 async def do(socket: Socket, worker: int) -> float:
-    """Claims an attempt and finishes it; how long the claim took, s."""
+    """Claim an attempt and finish it; return the seconds of the claim."""
     began = time.perf_counter()
     answer = await socket.ask(claim(worker))
     took = time.perf_counter() - began
@@ -137,12 +137,12 @@ _numbers = count(1)
 
 
 def names(number: int) -> list[str]:
-    """Names that nobody has used."""
+    """Return new rollout ids, unique over runs."""
     return [f"bench-{os.getpid():x}-{next(_numbers)}" for _ in range(number)]
 
 
 async def cycles(bench: Bench, total: int, batch: int) -> tuple[float, float]:
-    """(cycles a second by 64 clients that do nothing else, CPU of the gateway per cycle in us)."""
+    """Return (cycles a second by 64 clients that do nothing else, CPU of the gateway per cycle in us)."""
     sockets = await bench.sockets(CLIENTS)
     left = iter(range(total // batch))
 
@@ -163,7 +163,7 @@ async def cycles(bench: Bench, total: int, batch: int) -> tuple[float, float]:
 
 
 async def alone(bench: Bench, total: int) -> list[float]:
-    """How long each claim of a single client takes; ms."""
+    """Return the time of each claim of a single client, in ms."""
     sockets = await bench.sockets(1)
     await sockets[0].ask(enqueue(names(total)))
     took = [await do(sockets[0], 0) for _ in range(total)]
@@ -172,7 +172,7 @@ async def alone(bench: Bench, total: int) -> list[float]:
 
 
 async def at_load(bench: Bench, total: int) -> list[float]:
-    """How long each claim of 64 clients takes that keep to a pace together; ms."""
+    """Return the time of each claim of 64 clients that keep to a pace together, in ms."""
     sockets = await bench.sockets(CLIENTS)
     for first in range(0, total, BATCH):
         await sockets[0].ask(enqueue(names(min(BATCH, total - first))))
@@ -192,7 +192,7 @@ async def at_load(bench: Bench, total: int) -> list[float]:
 
 
 async def idle(bench: Bench, seconds: float) -> float:
-    """CPU of the gateway while 1,000 workers wait; % of a core."""
+    """Return the CPU of the gateway while 1,000 workers wait, in % of a core."""
     sockets = await bench.sockets(IDLE)
 
     async def worker(number: int, socket: Socket) -> None:
@@ -213,7 +213,6 @@ async def idle(bench: Bench, seconds: float) -> float:
 
 
 def close(sockets: Sequence[Socket]) -> None:
-    """Ends the connections."""
     for socket in sockets:
         socket.transport.abort()
 
@@ -237,12 +236,12 @@ try:
 finally:
     profile.dump_stats(folder / "loop.prof")
 """
-"""A gateway that is profiled: `-c PROFILED DIRECTORY CONFIG DATA`, of which one of the last two is empty."""
+"""A gateway with a profiler: `-c PROFILED DIRECTORY CONFIG DATA`, of which one of the last two is empty."""
 
 
 @contextmanager
 def gateway(profile: Path | None) -> Generator[Bench]:
-    """A gateway with a tape of its own, on a core of its own."""
+    """Run a gateway with a tape of its own, on a core of its own."""
     with tempfile.TemporaryDirectory() as folder:
         serve = ["-m", "penstock", "serve", "--port", "0", "--data", folder]
         command = [sys.executable, *(serve if profile is None else ["-c", PROFILED, str(profile), "", folder])]
@@ -266,7 +265,7 @@ def gateway(profile: Path | None) -> Generator[Bench]:
 
 
 def figures(bench: Bench, total: int, idle_s: float, tries: int) -> Iterator[Figure]:
-    """All of them, as they are measured."""
+    """Yield all figures, as they are measured."""
     for name, batch in ((f"in batches of {BATCH}", BATCH), ("singly", 1)):
         number = max(total, CLIENTS * batch)
         found = [uvloop.run(cycles(bench, number, batch)) for _ in range(tries)]
@@ -284,7 +283,6 @@ def figures(bench: Bench, total: int, idle_s: float, tries: int) -> Iterator[Fig
 
 
 def main() -> None:
-    """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description="What the queue costs.")
     parser.add_argument("--cycles", type=int, default=8000, help="in each measurement")
     parser.add_argument("--idle-seconds", type=float, default=WAIT_S, help="0 leaves the idle workers out")

@@ -1,4 +1,4 @@
-"""Other rules for the same rollouts: what canaries are commonly decided by. Each says when it would roll back.
+"""Other common rules of canaries, on the same rollouts. Each says when it would roll back.
 
 `TTest`: Welch's t-test, one-sided at 5 %, after every rollout or once. `Argo`: the success rate of the candidate in
 windows of rollouts, against a fixed threshold or the stable's, aborted after more than three failed windows, as an
@@ -15,15 +15,15 @@ from statistics import NormalDist
 
 @dataclass
 class TTest:
-    """Welch's t-test of the means; from 20 rollouts on each arm on, where t is as good as normal."""
+    """Welch's t-test of the means; from 20 rollouts on each arm, where t is nearly normal."""
 
     at: int | None = None
-    """Look once, after so many rollouts; otherwise after every one."""
+    """Test once, after so many rollouts; None: after every one."""
     arms: tuple[list[float], list[float]] = field(default_factory=lambda: ([0.0] * 3, [0.0] * 3))
     seen: int = 0
 
     def add(self, arm: int, reward: float) -> bool:
-        """Takes one rollout; true when it says that the candidate is worse."""
+        """Add a rollout; return True when the candidate is judged worse."""
         self.seen += 1
         sums = self.arms[arm]
         sums[0] += 1
@@ -41,21 +41,21 @@ class TTest:
 
 @dataclass
 class Argo:
-    """Success rates by window."""
+    """Success rates by window of rollouts."""
 
     window: int
-    """Rollouts, both arms together."""
+    """Rollouts of a window, both arms together."""
     threshold: float
-    """Least rate of the candidate; a share of the stable's in the same window when `relative`."""
+    """Lowest rate of the candidate; with `relative` a share of the stable's in the same window."""
     relative: bool = False
     limit: int = 3
-    """Failed windows that are borne."""
+    """Failed windows that do not abort."""
     counts: list[int] = field(default_factory=lambda: [0, 0])
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
     failed: int = 0
 
     def add(self, arm: int, reward: float) -> bool:
-        """Takes one rollout; true when it aborts."""
+        """Add a rollout; return True when it aborts."""
         self.counts[arm] += 1
         self.sums[arm] += reward
         if self.counts[0] + self.counts[1] < self.window:
@@ -76,17 +76,17 @@ class Kayenta:
     """Means of windows, compared at the end of each from the tenth on."""
 
     window: int = 100
-    """Rollouts, both arms together."""
+    """Rollouts of a window, both arms together."""
     confidence: float = 0.98
     tolerance: float = 0.25
     least: int = 10
-    """Windows before the first look."""
+    """Windows before the first comparison."""
     counts: list[int] = field(default_factory=lambda: [0, 0])
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
     means: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def add(self, arm: int, reward: float) -> bool:
-        """Takes one rollout; true when the candidate is judged low."""
+        """Add a rollout; return True when the candidate is judged low."""
         self.counts[arm] += 1
         self.sums[arm] += reward
         if self.counts[0] + self.counts[1] < self.window:
@@ -112,7 +112,7 @@ Peer = TTest | Argo | Kayenta
 
 
 def on_a_ramp(rate: float) -> dict[str, Peer]:
-    """Those that are set beside a canary on the ramp; `rate`: the stable's mean reward as it was before."""
+    """Return the rules beside a canary on the ramp. `rate`: the stable's mean reward before the release."""
     return {
         "t-test after every rollout": TTest(),
         "t-test once, at 2,000": TTest(at=2000),
@@ -123,5 +123,5 @@ def on_a_ramp(rate: float) -> dict[str, Peer]:
 
 
 def at_half() -> dict[str, Peer]:
-    """Those that need equal arms."""
+    """Return the rules that need equal arms."""
     return {"Kayenta-like judge": Kayenta()}

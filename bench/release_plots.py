@@ -26,7 +26,8 @@ def lines(
     mark: float | None = None,
     events: Sequence[float] = (),
 ) -> str:
-    """Shares over rollouts, one line each; `across` and `up` name the axes, `mark` draws a level, `events` places."""
+    """Return a plot of shares over rollouts, one line each; `across` and `up` name the axes, `mark` draws a level,
+    `events` places."""
     right = max(x for line in series.values() for x, _ in line)
     parts = [_frame(title, across, up, right, top)]
     if mark is not None:
@@ -44,7 +45,7 @@ def lines(
 
 
 def bars(title: str, across: str, up: str, kinds: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
-    """Stacked shares: a bar for each row, a colour for each kind, from below as in the legend."""
+    """Return a plot of stacked shares: a bar for each row, a colour for each kind, from below as in the legend."""
     parts = [_frame(title, across, up, None, 1.0)]
     step = (WIDTH - LEFT - RIGHT) / len(rows)
     for place, (name, shares) in enumerate(rows.items()):
@@ -102,7 +103,7 @@ def _frame(title: str, across: str, up: str, right: float | None, top: float) ->
 
 
 def _legend(names: Sequence[str], key: Callable[[int, float], str], wide: int) -> str:
-    """`key` draws what stands before a name, so wide."""
+    """Return the legend; `key` draws the sample before a name, `wide` units wide."""
     parts: list[str] = []
     x = float(LEFT)
     for style, name in enumerate(names):

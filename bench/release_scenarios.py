@@ -1,4 +1,4 @@
-"""The worlds in which releases are simulated (`bench.releases`), and what is promised in each."""
+"""The scenarios of simulated releases (`bench.releases`), and the promises for each."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ HELD_BACK_MORE = Policy(horizon=HORIZON, holdback=Holdback(share=0.1, rollouts=2
 
 @dataclass(frozen=True)
 class Scenario:
-    """A world in which releases are tried."""
+    """The properties of a simulated release and its rollouts."""
 
     policy: Policy = PLAIN
     srm_alpha: float = SRM_ALPHA
     rates: tuple[float, float] = (RATE, RATE)
     """Mean reward of (stable, candidate)."""
     errors: tuple[float, float] | None = None
-    """Error rates, where there is a guard on them."""
+    """Error rates of (stable, candidate), if there is a guard on them."""
     silent: float = 0.0
-    """Share of the failures that give no reward."""
+    """Share of the failures without a reward."""
     drift: float = 0.0
     """Share of both rates that is lost from the first to the last rollout."""
     worse_from: int | None = None
@@ -42,23 +42,23 @@ class Scenario:
     checks: int = 1
     """The reward is the share of so many checks that pass."""
     tasks: int = 0
-    """Tasks that are repeated; half of the variance lies between them."""
+    """Number of repeated tasks; half of the variance lies between them."""
     running: float = 0.0
-    """Rollouts that run at the same time; how long each takes is exponential."""
+    """Number of rollouts that run at the same time; durations are exponential."""
     haste: float = 1.0
-    """How many times faster a failure of the candidate ends."""
+    """Factor by which a failure of the candidate ends earlier."""
     by_completion: bool = False
-    """Whether they are looked at in the order in which they end: the mistake that assignment order avoids."""
+    """True to observe rollouts in the order of their ends: the mistake that assignment order avoids."""
     peers: str = ""
     """Rules that see the same rollouts: `ramp` or `half`."""
     users: Way | None = None
-    """Whether rollouts come from users (`bench.release_users`), and how these are assigned and counted."""
+    """How users are assigned and counted (`bench.release_users`); None if rollouts do not come from users."""
     part: float = 1.0
-    """Share of `--canaries` that are tried."""
+    """Share of `--canaries` that is simulated."""
 
     @property
     def mean(self) -> float:
-        """The stable's mean reward before the start, as its release sees it."""
+        """Mean reward of the stable before the start, as its release sees it."""
         rate = self.rates[0]
         seen = 1.0 if self.policy.missing == "worst" else 1 - (1 - rate) * self.silent
         return rate / seen
@@ -72,7 +72,7 @@ class Scenario:
 
 DROPS = {"5 %": 0.05, "10 %": 0.10, "20 %": 0.20, "40 %": 0.40}
 FEWER = 0.2
-"""The part that is tried where no target hangs on the figure."""
+"""Part of the releases that is simulated where no target depends on the figure."""
 
 
 def _worse(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
@@ -80,7 +80,7 @@ def _worse(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: A
 
 
 def _drop(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
-    """Without the alarm about the split, which holds about one sound release in 200."""
+    """Return a scenario without the alarm about the split, which holds about one sound release in 200."""
     return replace(_worse(share, policy, part, **changes), srm_alpha=1e-9)
 
 
@@ -89,12 +89,12 @@ def _whole(share: float, part: float = 1.0, **changes: Any) -> Scenario:
 
 
 def _low(rate: float, worse: bool = False) -> Scenario:
-    """Seldom successful; an equal candidate, or one that is worse by the margin."""
+    """Return a scenario with few successes; the candidate is equal, or worse by the margin."""
     return _whole(0, FEWER, rates=(rate, rate - WHOLE.d(rate) * worse))
 
 
 def _later(at: int, by: float = 0.3) -> Scenario:
-    """Equal until a rollout, worse from then on."""
+    """Return a scenario whose candidate is equal until a rollout, and worse from then on."""
     return replace(_whole(0, FEWER), policy=HELD_BACK, worse_from=at, worse_by=by)
 
 
@@ -176,11 +176,11 @@ PROMISED = {
     ("held back, equal", "roll_back"): 5.0,
     ("silent, worse by 10 %, worst", "promote"): 5.0,
 }
-"""Percent at most, by scenario and ending."""
+"""Highest percentage, by scenario and ending."""
 CAUGHT: dict[str, tuple[float | None, float | None, float | None]] = {
     "drop of 10 %": (99.0, 1900, None),
     "drop of 10 %, 50/50 from the start": (99.0, 1350, None),
     "drop of 20 %": (99.0, 850, 120),
     "drop of 40 %": (99.0, 450, 30),
 }
-"""(rolled back, percent at least; median rollouts at most; median rollouts on the candidate at most)."""
+"""(lowest percentage rolled back; highest median of rollouts; highest median of rollouts on the candidate)."""

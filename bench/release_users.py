@@ -1,9 +1,9 @@
 """Releases whose rollouts come from users: some have many, and those of one user are alike.
 
 Each user succeeds with a probability of its own, drawn from a beta distribution: `ALIKE` of the variance lies between
-users. How many rollouts a user has is Pareto-distributed. `ACTIVE` users take turns; one who has had all of them is
-replaced by another. Rollouts are looked at as they come; a user at the end of its window, in the order in which users
-came, with the rollouts that it has had by then.
+users. The number of rollouts of a user is Pareto-distributed. `ACTIVE` users take turns; a user without further
+rollouts is replaced by another. Rollouts are observed as they come; a user at the end of its window, in the order in
+which users came, with the rollouts that it has had by then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.gateway.model.policy import EARLY, Policy, Step
 ALIKE: Final = 0.3
 ACTIVE: Final = 50
 WINDOW: Final = 500
-"""Rollouts of all users that a window lasts."""
+"""Length of a window in rollouts of all users."""
 TAIL: Final = 1.1
 """Exponent of the Pareto distribution: the mean is about 5 rollouts, half of the users have one."""
 
@@ -31,7 +31,7 @@ Way = Literal["rollout", "mistake", "unit"]
 
 
 class Spent(NamedTuple):
-    """Rollouts that a release has taken, and those of them on the candidate."""
+    """Rollouts that a release has taken, and how many of them were on the candidate."""
 
     rollouts: int
     exposed: int
@@ -39,7 +39,7 @@ class Spent(NamedTuple):
 
 @dataclass(slots=True)
 class User:
-    """One who has an arm, and so many rollouts to come."""
+    """A user with an arm, a skill and the number of its rollouts to come."""
 
     number: int
     skill: float
@@ -60,7 +60,8 @@ class Users:
         self._known = 0
 
     def next(self, stage: Step, now: int) -> User:
-        """Who has the next rollout; a new one is assigned in this stage. `now`: rollouts before it."""
+        """Return the user of the next rollout; a new one is assigned in this stage. `now`: number of earlier
+        rollouts."""
         if len(self._active) < ACTIVE:
             self._known += 1
             a = self._rates[0] * (1 / ALIKE - 1)
@@ -71,7 +72,7 @@ class Users:
         return self._active[int(self._rng.random() * ACTIVE)]
 
     def rollout(self, user: User, arm: int) -> None:
-        """Has one."""
+        """Draw a rollout of a user on an arm."""
         chance = self._rng.random
         user.rewards.append(1.0 if chance() < self._rates[arm] * user.skill else 0.0)
         user.errors.append(0.0 if chance() < self._errors[arm] else 1.0)
@@ -83,14 +84,14 @@ class Users:
 def play(
     canary: Canary, policy: Policy, way: Way, rates: tuple[float, float], errors: tuple[float, float], rng: Random
 ) -> Spent:
-    """One release to its end."""
+    """Simulate one release to its end."""
     users, rollouts, exposed = Users(rates, errors, rng), 0, 0
     waiting: deque[User] = deque()
     early = EARLY in canary.evidence.guards
     while not canary.ended:
         stage = policy.ramp[canary.stage]
         user = users.next(stage, rollouts)
-        # By rollout, each is assigned anew.
+        # With `rollout` each rollout is assigned anew.
         arm, at = (int(rng.random() < stage.split), stage) if way == "rollout" else (user.arm, user.stage)
         new = not user.rewards
         users.rollout(user, arm)
@@ -111,7 +112,7 @@ def play(
 
 
 def _over(waiting: deque[User], now: int) -> Iterator[Observation]:
-    """The users at the head whose window is over, each as one observation."""
+    """Remove the users at the head whose window is over, and yield each as one observation."""
     while waiting and now >= waiting[0].began + WINDOW:
         one = waiting.popleft()
         reward, error = (sum(values) / len(values) for values in (one.rewards, one.errors))

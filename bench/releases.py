@@ -1,10 +1,11 @@
-"""How often a canary is right: thousands of simulated releases through the real `Canary`. `python -m bench.releases`.
+"""Measures how often a canary is right, by thousands of simulated releases through the real `Canary`. `python -m
+bench.releases`.
 
-Every release is stepped after every rollout, as the gateway does it, at the split of the stage it is in. *Plain*
+Every release is stepped after every rollout, as the gateway does it, at the split of its present stage. *Plain*
 releases judge the reward alone, with all of the 5 % that a policy may spend, never promote (`hold_split`) and are
-watched for 6,000 rollouts: how often, and when, is the candidate rolled back? *Whole* releases have the default policy:
-guards, 2 % for the reward, promotion. Other rules (`bench.release_peers`) see the same rollouts. Figures are printed
-beside their targets and written to bench/out/releases.json; a missed target is marked, not hidden. The seed is
+observed for 6,000 rollouts: how often, and when, is the candidate rolled back? *Whole* releases have the default
+policy: guards, 2 % for the reward, promotion. Other rules (`bench.release_peers`) see the same rollouts. Figures are
+printed beside their targets and written to bench/out/releases.json; a missed target is marked, not hidden. The seed is
 printed; a release is drawn from the seed, its scenario and its number alone.
 """
 
@@ -43,14 +44,14 @@ SOUND, FAILED = {"error": 1.0, "violation": 1.0}, {"error": 0.0, "violation": 1.
 
 @dataclass
 class Ending:
-    """What became of one release."""
+    """The result of one release."""
 
     action: str
     seen: int
     exposed: int
     """Rollouts on the candidate."""
     alarms: dict[str, int] = field(default_factory=dict[str, int])
-    """At which rollout each peer would have rolled back."""
+    """Rollout at which each peer would have rolled back, by peer."""
 
 
 # -- one release -----------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ class World:
         self._tables = [_binomial(rate, scenario.checks) for rate in scenario.rates]
 
     def rollout(self, number: int, stage: Step) -> Observation:
-        """The next one, assigned in `stage`."""
+        """Return the next rollout, assigned in `stage`."""
         scenario, chance = self._scenario, self._rng.random
         arm = 1 if chance() < stage.split else 0
         guards = NONE if scenario.errors is None else FAILED if chance() < scenario.errors[arm] else SOUND
@@ -85,7 +86,7 @@ class World:
         return Observation(number, stage.name, arm, stage.split, reward, guards)
 
     def duration(self, one: Observation) -> float:
-        """How long it takes, counted in rollouts that are started meanwhile."""
+        """Return the rollout's duration, in rollouts that start during it."""
         hurried = one.arm and one.reward == 0.0
         return self._rng.expovariate((self._scenario.haste if hurried else 1.0) / self._scenario.running)
 
@@ -95,7 +96,7 @@ def _binomial(rate: float, checks: int) -> list[float]:
 
 
 def play(scenario: Scenario, rng: Random) -> Ending:
-    """One release from start to end."""
+    """Simulate one release from start to end."""
     policy = scenario.policy
     canary = Canary(policy, policy.d(scenario.mean), scenario.srm_alpha, policy.guard_margins(scenario.spreads))
     if scenario.users is not None:
@@ -111,7 +112,7 @@ def play(scenario: Scenario, rng: Random) -> Ending:
     while not canary.ended:
         one = world.rollout(number, stages[canary.stage])
         number += 1
-        # At its worst: every error shows early.
+        # The worst case: every error shows early.
         if not (early and canary.step_early(one.number, one.arm, one.probability, one.guards["error"] or 0.0)):
             canary.step(one)
     return _ending(canary, {})
@@ -124,7 +125,8 @@ def _ending(canary: Canary, alarms: dict[str, int]) -> Ending:
 
 
 def _beside_peers(canary: Canary, world: World, scenario: Scenario) -> Ending:
-    """The ramp goes on for the peers when the canary has ended: by its rule, which is checked while it has not."""
+    """Simulate a release beside its peers. The ramp goes on for the peers after the canary's end, by the canary's rule,
+    which is checked before it."""
     stages = scenario.policy.ramp
     peers: dict[str, Peer] = (
         release_peers.on_a_ramp(scenario.rates[0]) if scenario.peers == "ramp" else release_peers.at_half()
@@ -149,7 +151,8 @@ def _beside_peers(canary: Canary, world: World, scenario: Scenario) -> Ending:
 
 
 def _overlapping(canary: Canary, world: World, scenario: Scenario) -> None:
-    """A rollout starts at every tick; what is not there after eight mean durations is missing."""
+    """Simulate overlapping rollouts: one starts at every tick; one that takes more than eight mean durations is
+    missing."""
     deadline, tick, stages = 8 * scenario.running, 0, scenario.policy.ramp
     ready: list[tuple[float, int, Observation]] = []
     while not canary.ended:
@@ -172,7 +175,7 @@ def _may_be_looked_at(first: tuple[float, int, Observation], tick: int, deadline
 
 
 def tried(name: str, seed: int, first: int) -> list[Ending]:
-    """A chunk of the releases of a scenario."""
+    """Return a chunk of the releases of a scenario."""
     return [play(SCENARIOS[name], Random(f"{seed}/{name}/{number}")) for number in range(first, first + CHUNK)]
 
 
@@ -183,19 +186,20 @@ class Tried:
     endings: list[Ending]
 
     def share(self, action: str) -> float:
-        """Percent that ended so."""
+        """Return the percentage of releases with this ending."""
         return 100 * sum(one.action == action for one in self.endings) / len(self.endings)
 
     def median(self, action: str, of: str = "seen") -> float:
-        """Of rollouts, or of those on the candidate (`exposed`), where it ended so; some must have."""
+        """Return the median of rollouts, or of those on the candidate (`exposed`), of releases with this ending; there
+        must be some."""
         return statistics.median(getattr(one, of) for one in self.endings if one.action == action)
 
     def alarmed(self, peer: str) -> float:
-        """Percent that a peer would have rolled back."""
+        """Return the percentage of releases that a peer would have rolled back."""
         return 100 * sum(peer in one.alarms for one in self.endings) / len(self.endings)
 
     def curve(self, peer: str | None = None, until: int = HORIZON) -> list[tuple[float, float]]:
-        """Share rolled back over rollouts, by a peer or by the canary."""
+        """Return the share rolled back over rollouts, by a peer or by the canary."""
         ends = [one.alarms.get(peer, HORIZON * 9) for one in self.endings] if peer else self._rollbacks()
         counts = Counter(-(-end // 50) * 50 for end in ends)
         steps = range(0, until + 1, 50)
@@ -211,7 +215,7 @@ class Tried:
 def figures(
     names: Sequence[str], canaries: int, seed: int, processes: int, found: dict[str, Tried]
 ) -> Iterator[Figure]:
-    """Those of these scenarios, as they are found; keeps what was tried in `found` for the plots."""
+    """Yield the figures of these scenarios, as they are measured; keep the releases in `found` for the plots."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for name in names:
             count = max(CHUNK, int(canaries * SCENARIOS[name].part))
@@ -221,7 +225,7 @@ def figures(
 
 
 def told(name: str, one: Tried) -> Iterator[Figure]:
-    """The figures of a scenario, with the targets of those that have one."""
+    """Yield the figures of a scenario, with their targets if there are any."""
     if name.startswith(("whole", "guarded", "low", "silent", "users, whole", "held back", "no holdback")):
         yield from _outcomes(name, one)
     elif name.startswith("beside"):
@@ -248,7 +252,7 @@ def _outcomes(name: str, one: Tried) -> Iterator[Figure]:
 
 
 def _compared(name: str, one: Tried) -> Iterator[Figure]:
-    """What Penstock and other rules do with the same rollouts."""
+    """Yield the rollbacks by Penstock and by other rules on the same rollouts."""
     yield Figure(f"{name}: Penstock", one.share("roll_back"), "%")
     worse = "worse" in name
     if worse:
@@ -261,14 +265,14 @@ def _compared(name: str, one: Tried) -> Iterator[Figure]:
 
 
 def plots(found: Mapping[str, Tried], folder: Path) -> None:
-    """The pages of curves whose scenarios were tried."""
+    """Write the pages of curves whose scenarios were simulated."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, page in _pages(found):
         (folder / f"{name}.svg").write_text(page, encoding="utf-8")
 
 
 def _pages(found: Mapping[str, Tried]) -> Iterator[tuple[str, str]]:
-    """(name, page)"""
+    """Yield (name, page) of each plot."""
     shown = {
         "Penstock": None,
         "t-test, every rollout": "t-test after every rollout",
@@ -305,7 +309,6 @@ def _bars(found: Mapping[str, Tried]) -> str:
 
 
 def main() -> None:
-    """Simulates, prints, writes."""
     parser = argparse.ArgumentParser(description="How often a canary is right.")
     parser.add_argument("--canaries", type=int, default=10_000, help="in each scenario")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6) + 1)

@@ -1,4 +1,4 @@
-"""Real agent trajectories replayed through a running gateway: what the tape costs, everything included.
+"""Replays real agent trajectories through a running gateway: the whole cost of the tape.
 
 A scripted upstream answers as a provider does, headers and ids included; the gateway is a process of its own with its
 default settings; agents send what the official SDK sends. *Raw* is what crossed the wire between upstream and gateway:
@@ -25,7 +25,7 @@ from aiohttp import web
 from bench.trajectories import Agent, response_id, wire_answer
 
 AGENTS = 10
-"""Agents at work at once."""
+"""Number of agents at work at the same time."""
 HEADERS = {
     "Accept": "application/json",
     "User-Agent": "AsyncOpenAI/Python 3.52.0",
@@ -45,13 +45,11 @@ HEADERS = {
 class Answering(Protocol):
     """A provider of chat completions."""
 
-    async def answer(self, request: web.Request, /) -> web.StreamResponse:
-        """One call."""
-        ...
+    async def answer(self, request: web.Request, /) -> web.StreamResponse: ...
 
 
 class Upstream:
-    """Answers what each trajectory's request was answered with, and counts what crosses the wire."""
+    """Gives each trajectory's request its answer, and counts the bytes on the wire."""
 
     def __init__(self, agents: list[Agent], delay: float) -> None:
         self._answers: defaultdict[bytes, list[Any]] = defaultdict(list)
@@ -63,7 +61,6 @@ class Upstream:
         self.raw = 0
 
     async def answer(self, request: web.Request) -> web.Response:
-        """One call."""
         asked, rng = await request.read(), self._rng
         took = self._delay * rng.uniform(0.5, 1.5)
         await asyncio.sleep(took)
@@ -84,7 +81,7 @@ class Upstream:
 
 
 async def replay(agents: list[Agent], delay: float) -> tuple[int, int]:
-    """(raw bytes, used bytes of the tape) of all calls of all agents."""
+    """Return (raw bytes, used bytes of the tape) of all calls of all agents."""
     upstream = Upstream(agents, delay)
     async with serving(upstream) as base_url, gateway(base_url) as url, aiohttp.ClientSession() as session:
         turns = asyncio.Semaphore(AGENTS)
@@ -103,7 +100,7 @@ async def replay(agents: list[Agent], delay: float) -> tuple[int, int]:
 
 
 async def used_bytes(session: aiohttp.ClientSession, url: str, calls: int) -> int:
-    """Bytes of the tape once every call is on it."""
+    """Wait until every call is on the tape; return its bytes."""
     while True:
         async with session.get(f"{url}/api/stats", params={"spans": calls}) as response:
             stats = await response.json()
@@ -113,7 +110,7 @@ async def used_bytes(session: aiohttp.ClientSession, url: str, calls: int) -> in
 
 @asynccontextmanager
 async def serving(upstream: Answering) -> AsyncGenerator[str]:
-    """The upstream on a free port; its base URL."""
+    """Run the upstream on a free port; yield its base URL."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_post("/v1/chat/completions", upstream.answer)
     runner = web.AppRunner(app, access_log=None)
@@ -128,7 +125,7 @@ async def serving(upstream: Answering) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def gateway(base_url: str) -> AsyncGenerator[str]:
-    """A gateway in front of the upstream; its URL."""
+    """Run a gateway in front of the upstream; yield its URL."""
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "penstock.toml"
         config.write_text(f'[[upstream]]\nname = "openai"\nbase_url = "{base_url}"\ndialect = "openai"\n')

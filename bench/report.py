@@ -26,29 +26,29 @@ class Idle:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything a run found."""
+    """The cells and notes of a run."""
 
     cases: list[Case]
     cells: Cells
     idle: dict[str, Idle]
     notes: list[str]
-    """Peers that are missing, tape size and the like."""
+    """Missing peers, size of the tape and the like."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
-    """Of peers, by their names."""
+    """Versions by name of the peer."""
 
     def label(self, peer: str) -> str:
-        """As the table names it."""
+        """Return a peer's name in the table."""
         return f"{peer} {self.versions.get(peer, '')}".strip()
 
 
 def middle(cells: list[Cell], name: str) -> float | None:
-    """Median of one figure over the rounds that have it."""
+    """Return the median of one figure over the rounds that have it."""
     values = [value for cell in cells if (value := getattr(cell, name)) is not None]
     return median(values) if values else None
 
 
 def table(results: Results) -> str:
-    """The table, and below it what went wrong."""
+    """Return the table, and below it the complaints."""
     rows = [row for case in results.cases for row in case_rows(case, results.cells[case.name])]
     rows += [idle_row(peer, idle) for peer, idle in results.idle.items()]
     rows = [[case, results.label(peer), *figures] for case, peer, *figures in rows]
@@ -58,7 +58,7 @@ def table(results: Results) -> str:
 
 
 def case_rows(case: Case, cells: dict[str, list[Cell]]) -> Iterable[list[str]]:
-    """One row per peer."""
+    """Yield one row per peer."""
     bare = middle(cells.get("bare", []), "cpu_ms")
     for peer, rounds in cells.items():
         cpu, p50, p99 = (middle(rounds, name) for name in ("cpu_ms", "p50_us", "p99_us"))
@@ -72,38 +72,38 @@ def case_rows(case: Case, cells: dict[str, list[Cell]]) -> Iterable[list[str]]:
 
 
 def beside(cpu: float | None, addressed: float | None) -> str:
-    """What a call without an address costs, relative to one with an address."""
+    """Return the cost of a call without an address relative to one with an address, with its verdict."""
     ratio = cpu / addressed if cpu and addressed else None
     return f"{number(ratio, 2)} x penstock; {verdict('x', IMPLICIT_RATIO, ratio)}" if ratio else ""
 
 
 def idle_row(peer: str, idle: Idle) -> list[str]:
-    """Memory and start of one peer."""
+    """Return memory and start of one peer."""
     target = verdict("RSS MB", IDLE.rss_mb, idle.rss_mb), verdict("ready ms", IDLE.ready_ms, idle.ready_ms)
     words = f"ready {idle.ready_ms:,.0f} ms" + (f"; {', '.join(target)}" if peer == OURS else "")
     return ["idle", peer, "", "", "", "", "", number(idle.rss_mb), number(idle.anon_mb), words]
 
 
 def judge(target: Target, ratio: float | None, cpu: float | None, p50: float | None, p99: float | None) -> str:
-    """Which of a case's targets are reached."""
+    """Return the verdicts on a case's targets."""
     found = [("x", target.cpu_ratio, ratio), ("CPU ms", target.cpu_ms, cpu)]
     found += [("p50", target.p50_us, p50), ("p99", target.p99_us, p99)]
     return ", ".join(verdict(*each) for each in found if each[1] is not None)
 
 
 def verdict(name: str, bound: float | None, value: float | None) -> str:
-    """`p50 <= 160 reached`, or not."""
+    """Return `p50 <= 160 reached`, or not."""
     outcome = "not measured" if value is None or bound is None else "reached" if value <= bound else "NOT reached"
     return f"{name} <= {bound:g} {outcome}"
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """With thousands separated; empty for None."""
+    """Return a number with thousands separated; empty for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
 def markdown(rows: list[list[str]]) -> list[str]:
-    """An aligned Markdown table: words to the left, figures to the right."""
+    """Return an aligned Markdown table: words to the left, figures to the right."""
     widths = [max(len(row[i]) for row in [COLUMNS, *rows]) for i in range(len(COLUMNS))]
     words = {0, 1, len(COLUMNS) - 1}
     rule = ["-" * width if i in words else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
@@ -116,7 +116,7 @@ def markdown(rows: list[list[str]]) -> list[str]:
 
 
 def complaints(results: Results) -> list[str]:
-    """What must be known to believe the figures."""
+    """Return notes that decide if the figures can be believed."""
     found = [
         f"{case}, {peer}, round {round_}: {complaint}"
         for case, peers in results.cells.items()
@@ -128,7 +128,7 @@ def complaints(results: Results) -> list[str]:
 
 
 def noise(cells: Cells) -> list[str]:
-    """Whether the machine was quiet."""
+    """Return a warning if the machine was not quiet."""
     shares = [cell.foreign for peers in cells.values() for rounds in peers.values() for cell in rounds]
     loud = [share for share in shares if share > NOISE]
     if not loud:
@@ -140,7 +140,7 @@ def noise(cells: Cells) -> list[str]:
 
 
 def as_json(results: Results) -> dict[str, dict[str, dict[str, float | int | None]]]:
-    """{case: {peer: figures}}; p50 and p99 of `direct` are its own, those of the others what they add to them."""
+    """Return {case: {peer: figures}}; p50 and p99 of `direct` are its own, those of the others are added to it."""
     names = ("cpu_ms", "p50_us", "p99_us", "rss_mb", "anon_mb", "per_second", "foreign")
     tree: dict[str, dict[str, dict[str, float | int | None]]] = {}
     for case, peers in results.cells.items():
@@ -155,6 +155,6 @@ def as_json(results: Results) -> dict[str, dict[str, dict[str, float | int | Non
 
 
 def write(results: Results, path: Path) -> None:
-    """As JSON, for programs."""
+    """Write the results as JSON, for programs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(as_json(results), indent=2) + "\n")

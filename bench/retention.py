@@ -23,7 +23,7 @@ RULE = '[[retention]]\nfilter = "mode:train"\nafter = "1d"\n'
 
 
 async def nothing_left(url: str) -> int:
-    """Waits until nothing is left; how many were forgotten."""
+    """Wait until nothing is left; return the number of forgotten rollouts."""
     async with Client(url) as client:
         while True:
             view = await client.retention()
@@ -41,7 +41,7 @@ async def indexed(url: str) -> None:
 
 
 async def forgotten(url: str) -> float:
-    """Seconds until nothing is left of one rollout."""
+    """Forget one rollout; return the seconds until nothing is left of it."""
     await indexed(url)
     async with Client(url) as client:
         rollout = [one.id async for one in client.rollouts("mode:train", 50)][-1]
@@ -52,7 +52,7 @@ async def forgotten(url: str) -> float:
 
 
 def measured(data: Path) -> list[Figure]:
-    """Forgets one, then many."""
+    """Measure the forgetting of one rollout, then of many."""
     config = data / "penstock.toml"
     usual = f'port = 0\ndata = "{data}"\n[index]\nwhen = "always"\n'
     config.write_text(usual)
@@ -72,7 +72,6 @@ def measured(data: Path) -> list[Figure]:
 
 
 def main() -> None:
-    """Makes the tape, forgets, prints, writes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--calls", type=int, default=10_000, help="calls on the tape (default: 10,000)")
     given = parser.parse_args()

@@ -65,7 +65,7 @@ _client = OpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0, t
 
 
 def agent(task: dict[str, Any], address: penstock.Address) -> dict[str, Any]:
-    """The agent of the demo; all attempts share the connections of one client."""
+    """Run the agent of the demo; all attempts share the connections of one client."""
     return lookup.agent(task, _client.with_options(base_url=address.openai_url, api_key=address.token))
 
 
@@ -73,7 +73,7 @@ def agent(task: dict[str, Any], address: penstock.Address) -> dict[str, Any]:
 
 
 def answer(prompt: list[int], message: dict[str, Any], finish: str) -> bytes:
-    """An answer as vLLM writes it when it is asked for token ids and log-probabilities."""
+    """Return an answer as vLLM writes it with token ids and log-probabilities."""
     scored = [{"token": f"t{it}", "logprob": -0.25, "bytes": [116], "top_logprobs": []} for it in SAID]
     choice = {
         "index": 0,
@@ -97,7 +97,7 @@ SECOND = answer([*PROMPT, *SAID, *PROMPT[:24]], {"content": "100"}, "stop")
 
 
 class Engine(asyncio.Protocol):
-    """A connection: one request at a time."""
+    """A connection to the engine: one request at a time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -113,7 +113,7 @@ class Engine(asyncio.Protocol):
 
 
 async def serve_engine() -> None:
-    """The engine, in a process of its own."""
+    """Run the engine, in a process of its own."""
     server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
@@ -124,7 +124,7 @@ async def serve_engine() -> None:
 
 @contextmanager
 def process(words: list[str], log: Path) -> Generator[subprocess.Popen[bytes]]:
-    """A Python process in the project's directory, ended at the end."""
+    """Run a Python process in the project's directory for the context."""
     env = os.environ | {"PYTHONPATH": str(HERE.parent)}
     with log.open("wb") as file:
         made = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=file, cwd=HERE.parent, env=env)
@@ -136,30 +136,30 @@ def process(words: list[str], log: Path) -> Generator[subprocess.Popen[bytes]]:
 
 
 def said(made: subprocess.Popen[bytes]) -> str:
-    """The first line that a process prints."""
+    """Return the first line that a process prints."""
     assert made.stdout is not None
     return made.stdout.readline().decode().strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What some steps took."""
+    """The cost of some steps."""
 
     rollouts: int
     wall: float
-    """Seconds."""
+    """Seconds of wall time."""
     gateway: float
     """Seconds of CPU of the gateway."""
     runner: float
-    """Of the runner and its agents."""
+    """Seconds of CPU of the runner and its agents."""
     trainer: float
-    """Of the collector."""
+    """Seconds of CPU of the collector."""
     loop: float
     """Seconds of CPU of a loop of Python, the mean of before and after."""
 
 
 def loop_seconds() -> float:
-    """CPU of a million rounds of a loop."""
+    """Return the CPU of a million rounds of a loop."""
     began = time.process_time()
     for _ in range(1_000_000):
         pass
@@ -167,7 +167,7 @@ def loop_seconds() -> float:
 
 
 async def steps(url: str, gateway: int, runner: int, count: int) -> Steps:
-    """Takes one step, and then as many as are measured."""
+    """Take one step that does not count, and then the measured ones."""
     async with Client(url) as client:
         collector = Collector(client, "bench", Options(model="policy"))
         following = asyncio.ensure_future(collector.run())
@@ -186,7 +186,7 @@ async def steps(url: str, gateway: int, runner: int, count: int) -> Steps:
 
 
 async def step(collector: Collector, number: int) -> None:
-    """One step, as the trainer takes it."""
+    """Take one step as the trainer does."""
     asked = [Task(place, it) for place, it in enumerate(lookup.tasks(1.0)[:GROUPS])]
     order = await collector.order("train", str(number), number, asked, SIZE, 60.0)
     found = await collector.gather(order, 120.0)
@@ -194,7 +194,7 @@ async def step(collector: Collector, number: int) -> None:
 
 
 def measured(home: Path, count: int, profile: Path | None, runner: list[str]) -> Steps:
-    """The steps of a loop of its own."""
+    """Return the cost of steps with processes of their own."""
     with process(["-m", "bench.rollouts", "--engine"], home / "engine.log") as engine:
         config = home / "penstock.toml"
         config.write_text(CONFIG.format(home=home, engine=said(engine)))
@@ -208,7 +208,6 @@ def measured(home: Path, count: int, profile: Path | None, runner: list[str]) ->
 
 
 def figures(found: Steps) -> Iterator[Figure]:
-    """The table."""
     each = 1e3 / found.rollouts
     yield Figure("rollouts", found.rollouts, "")
     yield Figure("CPU of the gateway", found.gateway * each, "ms a rollout", at_most=4)
@@ -219,7 +218,6 @@ def figures(found: Steps) -> Iterator[Figure]:
 
 
 def main() -> None:
-    """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=10, help="steps that count (default: 10)")
     parser.add_argument("--profile", type=Path, help="where profiles go")

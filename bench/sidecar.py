@@ -31,7 +31,7 @@ Kind = Literal["keep", "new", "stream"]
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of traffic."""
+    """A kind of traffic, and its number of connections."""
 
     name: str
     about: str
@@ -54,7 +54,7 @@ class Goal:
     cpu_ms: float
     rss_mb: float
     first_us: float = 5000.0
-    """Added to the age of the first event, at p99."""
+    """Bound of the addition to the age of the first event, at p99."""
     per_second: float | None = None
 
 
@@ -80,14 +80,14 @@ Cells = dict[str, dict[str, list[Cell]]]
 
 @dataclass(frozen=True)
 class Bench:
-    """What all measurements share."""
+    """The programs and settings that all measurements share."""
 
     programs: Programs
     cores: Cores
     seconds: float
 
     def take(self, peer: Peer, case: Case) -> Cell:
-        """One peer, one case."""
+        """Measure one peer in one case."""
         programs = self.programs
         running = programs.running[peer.name]
         answered, recorded, before = programs.answered(), programs.recorded(), self._clocks()
@@ -124,13 +124,14 @@ class Bench:
         return json.loads(done.stdout)
 
     def _clocks(self) -> tuple[float, float, float]:
-        """Seconds: wall, both cores, and what is ours of them but sidecars and gateway."""
+        """Return seconds: wall, both cores, and CPU of our processes except sidecars and gateway."""
         busy = sum(map(procfs.core_busy_seconds, {self.cores.gateway, self.cores.load}))
         return time.monotonic(), busy, procfs.own_seconds(self.programs.host.pid) + procfs.own_seconds(os.getpid())
 
 
 def measure(bench: Bench, peers: list[Peer], rounds: int, until: float) -> tuple[Cells, int]:
-    """The peers take turns within every case of every round; which is first rotates."""
+    """Take all measurements; return them and the number of rounds. The peers take turns within every case of every
+    round; the first one rotates."""
     cells: Cells = {}
     took = 0.0
     for turn in range(rounds):
@@ -147,14 +148,14 @@ def measure(bench: Bench, peers: list[Peer], rounds: int, until: float) -> tuple
 
 
 def middle(cells: list[Cell]) -> dict[str, float | None]:
-    """Medians over the rounds."""
+    """Return the medians over the rounds."""
     names = ("cpu_ms", "all_ms", "p50_us", "p99_us", "per_second", "rss_mb", "foreign")
     values = {name: [value for cell in cells if (value := getattr(cell, name)) is not None] for name in names}
     return {name: median(found) if found else None for name, found in values.items()}
 
 
 def figures(cells: Cells) -> dict[str, dict[str, dict[str, float | None]]]:
-    """{case: {peer: medians}}; latencies of peers are what they add to `direct`'s."""
+    """Return {case: {peer: medians}}; latencies of peers are added to `direct`'s."""
     tree = {case: {peer: middle(each) for peer, each in peers.items()} for case, peers in cells.items()}
     for peers in tree.values():
         for name in ("p50_us", "p99_us"):
@@ -166,7 +167,7 @@ def figures(cells: Cells) -> dict[str, dict[str, dict[str, float | None]]]:
 
 
 def verdicts(case: str, peer: str, found: dict[str, float | None]) -> str:
-    """Which goals are reached."""
+    """Return which goals are reached."""
     goal = GOALS.get(peer)
     if goal is None:
         return ""
@@ -182,12 +183,12 @@ def verdicts(case: str, peer: str, found: dict[str, float | None]) -> str:
 
 
 def verdict(bound: str, held: bool) -> str:
-    """In words."""
+    """Return a goal with "reached" or "NOT reached"."""
     return f"{bound} {'reached' if held else 'NOT reached'}"
 
 
 def table(cells: Cells) -> list[str]:
-    """As Markdown."""
+    """Return the table as Markdown."""
     rows = ["| case | by | CPU ms | x own | with gateway | p50 us | p99 us | per s | RSS MB | goal |"]
     rows.append("|---|---|---:|---:|---:|---:|---:|---:|---:|---|")
     for case, peers in figures(cells).items():
@@ -202,12 +203,12 @@ def table(cells: Cells) -> list[str]:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """With thousands separated; empty for None."""
+    """Return a number with thousands separated; empty for None."""
     return "" if value is None else f"{value:,.{digits}f}"
 
 
 def complaints(cells: Cells) -> list[str]:
-    """What must be known to believe the figures."""
+    """Return notes that decide if the figures can be believed."""
     each = [(case, peer, cell) for case, peers in cells.items() for peer, cells_ in peers.items() for cell in cells_]
     loud = [cell.foreign for _, _, cell in each if cell.foreign > 0.1]
     found = [f"{case}, {peer}: {complaint}" for case, peer, cell in each for complaint in cell.complaints]
@@ -220,7 +221,6 @@ def complaints(cells: Cells) -> list[str]:
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m bench.sidecar", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--install", action="store_true", help="make install-mitmproxy first, if it is missing")
     parser.add_argument("--rounds", type=int, default=3, help="how often every peer takes its turn (default: 3)")
@@ -243,7 +243,7 @@ def main() -> None:
     with ExitStack() as stack:
         programs = Programs.start(peers, cores, stack)
         bench = Bench(programs, cores, seconds)
-        measure(Bench(programs, cores, 0.5), peers, 1, began + LIMIT)  # what nobody is billed for
+        measure(Bench(programs, cores, 0.5), peers, 1, began + LIMIT)  # a warm-up, which does not count
         cells, done = measure(bench, peers, rounds, began + LIMIT)
     say("")
     print("\n".join(table(cells)))

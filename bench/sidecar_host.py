@@ -1,8 +1,8 @@
 """python -m bench.sidecar_host FOLDER: a model host with TLS, as fast as Python can be one.
 
 It writes its authority into the folder, prints its port, and answers calls on `localhost`. A stream has an event at
-once, with the time at which it was sent, and its end after PAUSE seconds: what waits for the whole of it shows.
-`GET /` says how many calls it has answered.
+once, with the time at which it was sent, and its end after PAUSE seconds: a sidecar that waits for the whole stream
+shows. `GET /` returns the number of answered calls.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _LENGTH = re.compile(rb"content-length: *([0-9]+)", re.IGNORECASE)
 
 
 class Host:
-    """All connections to it."""
+    """The handler of all connections, with the number of answered calls."""
 
     def __init__(self) -> None:
         self.answered = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Answer the calls of one connection."""
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -65,7 +65,7 @@ class Host:
 
 
 async def main() -> None:
-    """Until it is killed."""
+    """Serve on a free port until killed."""
     authority = Authority.here(["localhost"])
     (Path(sys.argv[1]) / "host-ca.pem").write_text(authority.pem)
     server = await asyncio.start_server(Host().serve, "127.0.0.1", 0, ssl=authority.context("localhost"))

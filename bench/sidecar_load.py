@@ -29,7 +29,7 @@ TEXT = "a word and another one; " * 40
 
 
 def request(serial: int, stream: bool, port: int) -> bytes:
-    """One call, 1 KB; no two say the same."""
+    """Return one call of 1 KB; each has another text."""
     said = {"model": "m", "messages": [{"role": "user", "content": f"Task {serial}: {TEXT}"}], "stream": stream}
     body = json.dumps(said, separators=(",", ":")).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: application/json\r\n"
@@ -38,7 +38,7 @@ def request(serial: int, stream: bool, port: int) -> bytes:
 
 @dataclass
 class Load:
-    """What is asked, and what was found."""
+    """The options of a load, and its results."""
 
     options: argparse.Namespace
     context: ssl.SSLContext
@@ -49,7 +49,7 @@ class Load:
     serial: int = 0
 
     async def connection(self) -> None:
-        """One after the other, until the time is over."""
+        """Make calls one after the other, until the time is over."""
         reader = writer = None
         while time.monotonic() < self.until:
             began = time.monotonic()
@@ -73,7 +73,7 @@ class Load:
             writer.close()
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the host, and its handshake."""
+        """Return a connection to the host, after its handshake."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.options.proxy or self.options.host)
         if self.options.proxy:
             writer.write(f"CONNECT localhost:{self.options.host} HTTP/1.1\r\n\r\n".encode())
@@ -84,7 +84,7 @@ class Load:
         return reader, writer
 
     async def call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> float | None:
-        """One call and its answer, checked; of a stream the age of its first event."""
+        """Make one call and check its answer; return the age of a stream's first event."""
         self.serial += 1
         stream = self.options.kind == "stream"
         writer.write(request(self.serial, stream, self.options.host))
@@ -105,7 +105,6 @@ class Load:
 
 
 async def main() -> None:
-    """Measures."""
     parser = argparse.ArgumentParser(prog="python -m bench.sidecar_load")
     for name in ("--host", "--proxy", "--connections"):
         parser.add_argument(name, type=int, required=True)

@@ -1,9 +1,9 @@
-"""Who is compared in bench.sidecar, and how each is started: a host with TLS, a gateway before it, and sidecars.
+"""Starts the programs of bench.sidecar: a host with TLS, a gateway before it, and sidecars.
 
 direct       no sidecar and no gateway
 own          `penstock sidecar`, its own front; the gateway records
 mitmproxy    `penstock sidecar --engine mitmproxy`: mitmproxy, then our front; the gateway records
-mitmdump     mitmproxy alone, with what it needs not to hold streams up; nobody records
+mitmdump     mitmproxy alone, set up not to hold streams up; no recording
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.programs import Cores, Gateway, Mock, pin
 MITMDUMP = HERE.parent / ".venv-mitmproxy" / "bin" / "mitmdump"
 ADDON = Path(penstock.sidecar.intercept.__file__).with_name("mitm_addon.py")
 SAYS = 'echo "$HTTPS_PROXY $SSL_CERT_FILE"; exec sleep 100000'
-"""The agent: it says what it was given."""
+"""The agent's command: it prints its proxy and certificates."""
 CONFIG = """\
 [[upstream]]
 name = "host"
@@ -43,9 +43,9 @@ class Peer:
 
     name: str
     recorded: bool = True
-    """Whether its calls go through the gateway."""
+    """True if its calls go through the gateway."""
     mitmproxy: bool = False
-    """Whether it needs mitmproxy."""
+    """True if it needs mitmproxy."""
 
 
 PEERS = [
@@ -58,18 +58,18 @@ PEERS = [
 
 @dataclass(frozen=True)
 class Running:
-    """A way that stands."""
+    """A way that is running."""
 
     port: int
-    """Of the proxy; 0: none."""
+    """Port of the proxy; 0 without one."""
     trust: Path
     pids: list[int] = field(default_factory=list[int])
-    """What is billed."""
+    """Processes whose CPU counts."""
 
 
 @dataclass
 class Programs:
-    """All that runs."""
+    """The running programs of the comparison."""
 
     host: Mock
     gateway: Gateway
@@ -79,7 +79,7 @@ class Programs:
 
     @classmethod
     def start(cls, peers: list[Peer], cores: Cores, stack: ExitStack) -> Programs:
-        """Starts them one after the other; all end with the stack."""
+        """Start them one after the other; all end with the stack."""
         BUILD.mkdir(exist_ok=True)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sidecar-", dir=BUILD)))
         trust = folder / "host-ca.pem"
@@ -140,14 +140,14 @@ class Programs:
         return Running(port, home / "mitmproxy-ca-cert.pem", [process.pid])
 
     def answered(self) -> int:
-        """Calls that the host has answered."""
+        """Return the calls that the host has answered."""
         handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._context)
         opener = urllib.request.build_opener(*handlers)
         with opener.open(f"https://localhost:{self.host.port}/", timeout=5) as answer:
             return int(answer.read())
 
     def recorded(self) -> int:
-        """Calls that are durably on the tape."""
+        """Return the calls that are durably on the tape."""
         return self.gateway.recorded() or 0
 
     @property
@@ -160,7 +160,7 @@ def _name(pid: int) -> str:
 
 
 def _process(stack: ExitStack, command: list[str], core: int) -> subprocess.Popen[str]:
-    """A process on a core, whose stdin ends with the stack."""
+    """Start a process on a core, whose stdin ends with the stack."""
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     process = subprocess.Popen(
         command,

@@ -27,16 +27,16 @@ from bench.programs import Cores, Gateway, pin
 SMALL = b'{"messages":[{"role":"user","content":"hello"}],"model":"bench-chat"}'
 PATHS = {"with an address": "/rollout/large/v1/chat/completions", "without": "/v1/chat/completions"}
 PAUSE = 0.2
-"""Seconds between two large calls: the tape is to be quiet again."""
+"""Seconds between two large calls, so that the tape is quiet again."""
 TARGET_MS = 2.0
-"""Most that a call without an address may cost the others more than one with an address."""
+"""Largest addition to the others' latency by a call without an address, compared to one with an address."""
 
 Times = list[tuple[float, float]]
-"""When calls began and ended; seconds of the monotonic clock, which processes share."""
+"""Begin and end of calls in seconds of the monotonic clock, which processes share."""
 
 
 def conversation(megabytes: float, kind: str) -> bytes:
-    """The beginning of a request of about this size."""
+    """Return the beginning of a request of about this size."""
     rng, size, prose = random.Random(7), int(megabytes * 1e6), corpus.paragraphs()
     start = corpus.opening(rng, prose, 900)
     if kind == "picture":
@@ -48,7 +48,7 @@ def conversation(megabytes: float, kind: str) -> bytes:
 
 
 def call(connection: http.client.HTTPConnection, path: str, body: bytes) -> tuple[float, float]:
-    """When it began and when it was answered."""
+    """Make a call; return the times of its begin and its answer."""
     began = time.monotonic()
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
@@ -58,7 +58,7 @@ def call(connection: http.client.HTTPConnection, path: str, body: bytes) -> tupl
 
 
 def send(port: int, path: str, megabytes: float, kind: str, calls: int) -> Times:
-    """Large calls, each one turn longer than the one before. The first is left out."""
+    """Make large calls, each one turn longer than the one before; return their times. The first is left out."""
     connection, body = http.client.HTTPConnection("127.0.0.1", port), conversation(megabytes, kind)
     rng, prose, found = random.Random(), corpus.paragraphs(), Times()
     for _ in range(calls + 1):
@@ -69,7 +69,7 @@ def send(port: int, path: str, megabytes: float, kind: str, calls: int) -> Times
 
 
 class Small:
-    """Small calls, one after the other, until it is left."""
+    """Makes small calls in a thread, one after the other, within the context."""
 
     def __init__(self, port: int) -> None:
         self.times = Times()
@@ -90,14 +90,14 @@ class Small:
         self._thread.join()
 
     def longest(self, began: float, ended: float) -> float:
-        """The longest latency of those that were on their way then; ms."""
+        """Return the longest latency of small calls under way in this interval; ms."""
         return max((b - a for a, b in self.times if b > began and a < ended), default=0.0) * 1000
 
 
 def measured(
     port: int, core: int, kind: str, path: str, options: argparse.Namespace
 ) -> tuple[list[float], list[float]]:
-    """(longest latencies during each large call, and in as long a time before each)."""
+    """Return (longest latencies during each large call, and in as long a time before each)."""
     numbers = [str(port), path, kind]
     command = [sys.executable, "-m", "bench.stalls", "--mb", str(options.mb), "--calls", str(options.calls), "--send"]
     with Small(port) as small:
@@ -110,12 +110,12 @@ def measured(
 
 
 def shown(name: str, found: list[float]) -> str:
-    """A line of the report."""
+    """Return a line of the report."""
     return f"{name:34} {median(found):8.1f} {min(found):8.1f}"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Everything but the command line."""
+    """Do everything but the command line."""
     cores, peer = Cores.choose(), next(peer for peer in PEERS if peer.name == "penstock")
     programs.build()
     material = corpus.write(BUILD / "corpus")
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure and print; with --send be the one who sends large calls."""
+    """Measure and print; with --send be the process that sends large calls."""
     parser = argparse.ArgumentParser(prog="python -m bench.stalls", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mb", type=float, default=19, help="size of the large calls (default: 19)")
     parser.add_argument("--calls", type=int, default=8, help="how many of each kind (default: 8)")

@@ -84,7 +84,7 @@ _answers: contextvars.ContextVar[list[bytes] | None] = contextvars.ContextVar("a
 
 
 class Asking(httpx2.HTTPTransport):
-    """Asks for token ids and log-probabilities of the newest weights, and keeps the answers."""
+    """Requests token ids and log-probabilities of the newest weights, and stores the answers."""
 
     model = "base"
 
@@ -101,7 +101,7 @@ class Asking(httpx2.HTTPTransport):
 
 
 class Direct:
-    """The loop."""
+    """The direct loop, without Penstock."""
 
     def __init__(self, config: Config, engine: Engine, tasks: Sequence[Task], vllm: str, home: Path) -> None:
         self._config, self._engine, self._tasks, self._vllm, self._home = config, engine, tasks, vllm, home
@@ -111,7 +111,7 @@ class Direct:
         self._step = 0
 
     def steps(self, count: int) -> Iterator[float]:
-        """How long each takes; s."""
+        """Do steps; yield the seconds of each."""
         for _ in range(count):
             began = time.perf_counter()
             self._once()
@@ -151,7 +151,7 @@ class Direct:
 
 
 def samples_of(rollout: str, group: str, calls: Sequence[Output], reward: float) -> Iterator[Sample]:
-    """One sample, where each prompt begins with what came before; else one for each call."""
+    """Yield one sample, if each prompt begins with the conversation before; else one for each call."""
     whole = [*calls]
     for before, after in pairwise(calls):
         known = np.concatenate([before.prompt, before.ids])
@@ -176,7 +176,7 @@ def samples_of(rollout: str, group: str, calls: Sequence[Output], reward: float)
 
 
 async def measured(home: Path, python: Path, count: int) -> tuple[list[float], list[Moment], int, dict[str, float]]:
-    """(seconds of direct steps, moments of Penstock's, its rollouts of a step, where its time goes: seconds)."""
+    """Return (seconds of direct steps, moments of Penstock's, its rollouts of a step, parts of its time in seconds)."""
     port, serves = free_ports(2)
     url, vllm = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{serves}/v1"
     words: dict[str, Any] = {"home": home, "vllm": vllm, "steps": count + 1}
@@ -207,7 +207,6 @@ async def measured(home: Path, python: Path, count: int) -> tuple[list[float], l
 
 
 def figures(direct: list[float], moments: list[Moment], rollouts: int, where: dict[str, float]) -> Iterator[Figure]:
-    """The table."""
     first, last = next(one for one in moments if one.step == 1), moments[-1]
     count = last.step - first.step
     through = (last.seconds - first.seconds) / count
@@ -223,7 +222,6 @@ def figures(direct: list[float], moments: list[Moment], rollouts: int, where: di
 
 
 def main() -> None:
-    """Measures, prints, writes."""
     parser = argparse.ArgumentParser(prog="python -m bench.step", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="a model that the demo has made")
     parser.add_argument("--steps", type=int, default=4, help="steps of each that count (default: 4)")

@@ -1,9 +1,10 @@
-"""What the tape costs: bytes on disk, CPU per call, time to read back. `python -m bench.store`.
+"""Measures the tape: bytes on disk, CPU per call, time to read back. `python -m bench.store`.
 
 *Bytes* are those of real agent trajectories (`../shared/data`, where it exists): replayed through a running gateway,
 and written straight into a tape, one call to a commit, which is the dearest; answers carry ids and headers as a
-provider's do. *Raw* is what crossed the wire: bodies and headers. *On disk* is the whole file, free pages
-included. *CPU* is process time; *spans a second* is wall time with an fsync for every batch.
+provider's do. *Raw* are the bytes on the wire: bodies and headers. *On disk* is the whole file, free pages included.
+*CPU* is process time; *spans a second* is wall time with an fsync for every batch.
+
 Figures are printed beside their targets and written to bench/out/store.json; a missed target is marked, not hidden.
 """
 
@@ -54,7 +55,7 @@ RESPONSE_HEADERS = (
 
 @dataclass(slots=True)
 class Figure:
-    """One line of the report."""
+    """A line of the report, with its target."""
 
     name: str
     value: float
@@ -64,7 +65,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None where there is none."""
+        """True if the target is met; None without one."""
         if self.at_most is None and self.at_least is None:
             return None
         return (self.at_most is None or self.value <= self.at_most) and (
@@ -81,13 +82,13 @@ class Figure:
 
 
 def recorded(agents: list[Agent]) -> list[list[Entry]]:
-    """The calls of each agent as the recorder hands them over."""
+    """Return the calls of each agent as the recorder hands them over."""
     rng = random.Random(5)
     return [[answered(f"tau-{number}", *call, rng) for call in agent] for number, agent in enumerate(agents)]
 
 
 def answered(rollout: str, request: bytes, message: Any, rng: random.Random) -> Entry:
-    """A call and its answer, with the random ids that a provider gives out."""
+    """Return a call and its answer, with random ids like a provider's."""
     name = response_id(rng)
     usage = Usage(input_tokens=len(request) // 4, output_tokens=rng.randrange(20, 400), cached_tokens=0)
     response, took = wire_answer(request, message, name, rng), rng.randrange(300_000, 4_000_000)
@@ -98,7 +99,7 @@ def answered(rollout: str, request: bytes, message: Any, rng: random.Random) -> 
 
 
 def entry(rollout: str, body: Body, name: str, usage: Usage, start_ns: int, took_us: int) -> Entry:
-    """A finished call as the recorder makes it."""
+    """Return a finished call as the recorder makes it."""
     return Entry(
         rollout,
         "a1",
@@ -123,7 +124,7 @@ def entry(rollout: str, body: Body, name: str, usage: Usage, start_ns: int, took
 
 
 def short_calls(count: int) -> list[Entry]:
-    """Single questions of about 1 KB, six to a rollout."""
+    """Return single questions of about 1 KB, six to a rollout."""
     rng = random.Random(6)
     text = "\n".join(corpus.paragraphs())
     made: list[Entry] = []
@@ -136,13 +137,13 @@ def short_calls(count: int) -> list[Entry]:
 
 
 def raw_bytes(calls: Iterable[Entry]) -> int:
-    """What crossed the wire."""
+    """Return the bytes on the wire."""
     bodies = [call.body for call in calls if call.body is not None]
     return sum(len(b.request) + len(b.response) + len(b.request_headers) + len(b.response_headers) for b in bodies)
 
 
 def in_turn(agents: list[list[Entry]]) -> list[Entry]:
-    """All agents at once: the first call of each, then the second of each."""
+    """Return the calls of all agents interleaved: the first call of each, then the second of each."""
     longest = max(map(len, agents))
     return [calls[turn] for turn in range(longest) for calls in agents if turn < len(calls)]
 
@@ -151,14 +152,14 @@ def in_turn(agents: list[list[Entry]]) -> list[Entry]:
 
 
 def measure_replays(agents: list[Agent]) -> Iterator[Figure]:
-    """Through a gateway, at the paces of instant and of waiting answers."""
+    """Replay through a gateway, with instant and with delayed answers."""
     for name, seconds in (("at once", 0.0), ("after 0.1 s", 0.1), ("after 0.4 s", 0.4)):
         raw, used = asyncio.run(replay.replay(agents, seconds))
         yield Figure(f"trajectories through a gateway, answers {name}: of raw", 100 * used / raw, "%", at_most=5)
 
 
 def measure_bytes(agents: list[list[Entry]]) -> Iterator[Figure]:
-    """One call to a commit, with and without having been seen while it ran."""
+    """Write one call to a commit, with and without an announcement while it ran."""
     calls = in_turn(agents)
     raw = raw_bytes(calls)
     bodies = sum(call.request_bytes + call.response_bytes for call in calls)
@@ -176,7 +177,7 @@ def measure_bytes(agents: list[list[Entry]]) -> Iterator[Figure]:
 
 
 def write_alone(store: Store, call: Entry, announced: bool) -> float:
-    """Writes one call; seconds of CPU."""
+    """Write one call; return seconds of CPU."""
     began = time.process_time()
     if announced:
         answer, call.status = call.body, "open"
@@ -190,13 +191,14 @@ def write_alone(store: Store, call: Entry, announced: bool) -> float:
 
 
 def forget(calls: list[Entry]) -> None:
-    """So that they can be written to another tape."""
+    """Reset the calls so that they can be written to another tape."""
     for call in calls:
         call.sequence = 0
 
 
 def worst_read(store: Store, calls: list[Entry]) -> float:
-    """Milliseconds that the slowest call took to read back, the better of two tries; asserts that it is as it was."""
+    """Return milliseconds that the slowest call took to read back, the better of two tries; asserts that it is
+    unchanged."""
     return max(min(read_back(store, call), read_back(store, call)) for call in calls) * 1000
 
 
@@ -212,7 +214,7 @@ def read_back(store: Store, call: Entry) -> float:
 
 
 def measure_batches(name: str, calls: list[Entry]) -> Iterator[Figure]:
-    """Many calls to a commit; times are the best of three, because others use the machine too."""
+    """Write many calls to a commit; times are the best of three, because others use the machine too."""
     walls, cpus = zip(*(write_batches(calls) for _ in range(3)), strict=True)
     yield Figure(f"{name}, {BATCH} a commit: CPU", min(cpus) / len(calls) * 1e6, "us/call", at_most=20)
     yield Figure(f"{name}, {BATCH} a commit: durable spans", len(calls) / min(walls), "/s", at_least=10_000)
@@ -224,7 +226,7 @@ def measure_batches(name: str, calls: list[Entry]) -> Iterator[Figure]:
 
 
 def measure_bookkeeping(calls: list[Entry]) -> Iterator[Figure]:
-    """What rollouts of one call cost, body and all: with names in no order, which leave pages half full, and with the
+    """Measure rollouts of one call, body and all: with random names, which leave pages half full, and with the
     gateway's own, which grow."""
     rng = random.Random(8)
     names = {
@@ -238,7 +240,7 @@ def measure_bookkeeping(calls: list[Entry]) -> Iterator[Figure]:
 
 
 def write_batches(calls: list[Entry]) -> tuple[float, float]:
-    """Seconds of wall time and of CPU that it takes to write them all to a new tape."""
+    """Write all calls to a new tape; return seconds of wall time and of CPU."""
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder)) as store:
         wall, cpu = time.perf_counter(), time.process_time()
         write_to(store, calls)
@@ -252,7 +254,7 @@ def write_to(store: Store, calls: list[Entry]) -> None:
 
 
 def measure_million() -> Iterator[Figure]:
-    """Pages of summaries out of a million spans of 2000 rollouts."""
+    """Read pages of summaries out of a million spans of 2000 rollouts."""
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder)) as store:
         [model] = short_calls(1)
         began = time.perf_counter()
@@ -282,7 +284,7 @@ def measure_million() -> Iterator[Figure]:
 
 
 def copy_of(model: Entry, number: int) -> Entry:
-    """A head without a body."""
+    """Return a head without a body."""
     made = Entry(f"m-{number % 2000}", "a1", status="ok", start_ns=model.start_ns + number, end_ns=model.end_ns)
     made.dialect, made.path, made.model, made.upstream = model.dialect, model.path, model.model, model.upstream
     made.usage, made.response_id, made.http_status = model.usage, f"chatcmpl-{number:029}", 200
@@ -291,7 +293,7 @@ def copy_of(model: Entry, number: int) -> Entry:
 
 
 def timed(page: Callable[[], int]) -> float:
-    """Milliseconds of one page; it must be full."""
+    """Return milliseconds of one page; it must be full."""
     began = time.perf_counter()
     found = page()
     took = time.perf_counter() - began
@@ -300,7 +302,7 @@ def timed(page: Callable[[], int]) -> float:
 
 
 def figures() -> Iterator[Figure]:
-    """All of them, as they are measured."""
+    """Yield all figures, as they are measured."""
     if trajectories.DATA.exists():
         made = trajectories.agents()
         yield from measure_replays(made)
@@ -315,7 +317,7 @@ def figures() -> Iterator[Figure]:
 
 
 def report(figures: Iterable[Figure], out: Path) -> None:
-    """Prints figures as they are measured, and writes them."""
+    """Print figures as they are measured, and write them."""
     found: list[Figure] = []
     for figure in figures:
         print(figure, flush=True)

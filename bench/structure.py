@@ -1,7 +1,7 @@
-"""How much there is to read, and how it hangs together: figures of our own source.
+"""Measures our own source: its size, and the dependencies between its parts.
 
-`measure` takes them, `faults` names what is too large, `rings` files that import each other in a ring. `make measure`
-prints them, with those of `bench.paths`; `tests/test_measures.py` holds each below a ceiling.
+`measure` returns the figures, `faults` names parts that are too large, `rings` files that import each other in a ring.
+`make measure` prints them, with those of `bench.paths`; `tests/test_measures.py` holds each below a ceiling.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Source(NamedTuple):
 
 @cache
 def sources(*folders: str) -> list[Source]:
-    """Files of folders, by their paths from the root; of our packages unless given."""
+    """Return the files of folders, by their paths from the root; by default of our packages."""
     return [source for folder in folders or PACKAGES for source in _parsed(folder)]
 
 
 @cache
 def _parsed(folder: str) -> list[Source]:
-    # A million nodes that all stay: to look through them for garbage takes longer than to parse them.
+    # A million nodes that all stay: garbage collection takes longer than parsing.
     gc.collect()
     gc.disable()
     try:
         paths = sorted((ROOT / folder).rglob("*.py"))
-        # What a bench has installed lies in a folder with a dot.
+        # Packages that a bench has installed are in a folder with a dot.
         shown = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
         texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in shown}
         return [Source(path, text, list(ast.walk(ast.parse(text)))) for path, text in texts.items()]
@@ -68,7 +68,7 @@ def _parsed(folder: str) -> list[Source]:
 
 
 def faults(source: Source) -> Iterator[str]:
-    """What is too large in a file."""
+    """Yield the parts of a file that are too large."""
     if (lines := len(source.text.splitlines())) > LINES:
         yield f"{source.path}: it has {lines} lines, not {LINES} or less: split it where two ideas meet"
     for node in source.nodes:
@@ -93,14 +93,14 @@ def _parameters(function: Function) -> int:
 
 
 def graph(found: Sequence[Source]) -> dict[str, set[str]]:
-    """Module -> modules that it imports, for types and inside of functions too."""
+    """Return module -> modules that it imports, including imports for types and inside of functions."""
     modules = {source.module for source in found}
     return {one.module: imports(one.module, one.path.endswith("__init__.py"), one.nodes, modules) for one in found}
 
 
 def imports(own: str, is_package: bool, nodes: Iterable[ast.AST], modules: Set[str]) -> set[str]:
-    """Those of `modules` that a file names in an import. A package counts where something is taken from it that is no
-    module."""
+    """Return those of `modules` that a file imports. A package counts if a name that is no module is imported from
+    it."""
     package = own if is_package else own.rpartition(".")[0]
     found: set[str] = set()
     for node in nodes:
@@ -116,7 +116,7 @@ def imports(own: str, is_package: bool, nodes: Iterable[ast.AST], modules: Set[s
 
 
 def rings(modules: Mapping[str, Set[str]]) -> Iterator[list[str]]:
-    """Modules of which each imports the next, the first one again at the end; each import is told once."""
+    """Yield modules of which each imports the next, the first one again at the end; each import is reported once."""
     left = {module: set(others) for module, others in modules.items()}
     while True:
         try:
@@ -130,15 +130,15 @@ def rings(modules: Mapping[str, Set[str]]) -> Iterator[list[str]]:
 
 
 def layers() -> list[list[str]]:
-    """Rooms of the gateway by layer, the highest first, as the import contract has them."""
+    """Return the rooms of the gateway by layer, the highest first, as in the import contract."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (found,) = (one["layers"] for one in contracts if one.get("containers") == ["penstock.gateway"])
     return [[f"gateway.{name.strip()}" for name in line.split("|")] for line in found]
 
 
 def settings() -> dict[str, int]:
-    """Every key that can be written into penstock.toml, a release's policy, train.toml or apo.toml (tables do not
-    count, their keys do), and every option of `penstock run`."""
+    """Return the number of keys of penstock.toml, a release's policy, train.toml and apo.toml (tables do not count,
+    their keys do), and of options of `penstock run`."""
     from penstock.gateway.config import Config as Gateway
     from penstock.gateway.model.policy import Policy
     from penstock.sidecar.options import RunOptions
@@ -160,14 +160,14 @@ def _keys(model: type[BaseModel], path: str = "") -> Iterator[str]:
 
 
 def _table(annotation: Any) -> type[BaseModel] | None:
-    """The model of a table, of a list of tables, or of one that may be left out."""
+    """Return the model of a table, of a list of tables, or of an optional one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for one in get_args(annotation) if (found := _table(one)) is not None), None)
 
 
 def measure() -> dict[str, int]:
-    """Every figure, by its name for people."""
+    """Return every figure, by its name for people."""
     found = sources()
     rooms = {source.module: source.room for source in found}
     lines = layers()

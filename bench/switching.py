@@ -1,11 +1,12 @@
-"""What a call costs that no release concerns, and how soon a rollback reaches calls. `python -m bench.switching`.
+"""Measures the cost of releases for a call that they do not concern, and the delay of a rollback. `python -m
+bench.switching`.
 
-*Cost*: CPU that looking for released resources adds to a call, by what is registered; the call uses none of it. It is
-measured where it is spent (`Pins.look`), less an empty function: beside a whole call it would be lost in the noise.
-*First* is a text that was not seen before, *again* one that was. *Rollback*: a gateway process with agents at a steady
-pace, whose rollouts are three calls long; again and again a release is rolled back, and the provider says when the last
-call with the candidate's text arrived after the control API had answered. Provider and agents share a process, so that
-its times are late rather than early. Figures are written to bench/out/switching.json.
+*Cost*: CPU that the search for released resources adds to a call, by the registered resources; the call uses none of
+them. It is measured in `Pins.look`, less an empty function: beside a whole call it would be lost in the noise. *First*
+is a text that was not seen before, *again* one that was. *Rollback*: a gateway process with agents at a steady pace,
+whose rollouts are three calls long; again and again a release is rolled back, and the provider notes when the last call
+with the candidate's text arrived after the answer of the control API. Provider and agents share a process, so that its
+times are late rather than early. Figures are written to bench/out/switching.json.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ OUT = HERE / "out" / "switching.json"
 PACE = 200
 """Calls a second."""
 SECOND = 1_000
-"""Calls."""
+"""Calls of a second."""
 ROLLBACKS = 25
 AFTER_S = 1.5
-"""How long is looked on after a rollback."""
+"""Seconds of observation after a rollback."""
 OTHER = Template.parse("You review pull requests. Say in one paragraph what {name} should change. {date} {notes}")
 STABLE, CANDIDATE = "You are a travel agent. Never refund a basic fare.", "You are careful. Never refund a basic fare."
 
@@ -60,33 +61,28 @@ class Registered:
         self._resources = resources
 
     def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
-        """One version each."""
         return {one.name: (Stable(version=one.version), [one]) for one in self._resources}
 
     def releases(self) -> list[Release]:
-        """None."""
         return []
 
     def pins(self, rollout: str) -> list[Pin]:
-        """None."""
         return []
 
     def rollout(self, rollout: str) -> Rollout | None:
-        """None."""
         return None
 
     def unit(self, release: str, unit: str) -> Assignment | None:
-        """None."""
         return None
 
 
 def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:
-    """Its only version."""
+    """Return a resource's only version."""
     return Resource(name=name, version="v1", kind=kind, content=content, created_ns=1, sha256="0" * 64)
 
 
 def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], object]:
-    """What `Call` does to find out that a call uses none of these."""
+    """Return a function that does `Call`'s check if a call uses any of these resources."""
     pins = Pins(
         Registered(resources), cast(Recorder, None), Metrics(), Redactor(), asyncio.Future, lambda rollout, pins: None
     )
@@ -99,7 +95,7 @@ def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], ob
         found = None if pins.catalog.empty else pins.look(call, None)
         assert found is None
         if len(pins.notes.calls) > SECOND:
-            # What was noted of calls is added up once a second, in a thread.
+            # A thread adds up the notes on calls once a second.
             pins.notes.take()
         return found
 
@@ -107,7 +103,7 @@ def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], ob
 
 
 def measure_cost() -> Iterator[Figure]:
-    """By what is registered."""
+    """Measure the cost by registered resources."""
     texts = [template.source for template in similar(SIMILAR, 1, 80)]
     prompts = [resource(f"p{at}", "prompt", {"text": text, "sent": True}) for at, text in enumerate(texts)]
     nothing = cost(lambda: None)
@@ -122,14 +118,13 @@ def measure_cost() -> Iterator[Figure]:
 
 
 class Provider:
-    """Answers at once, and knows when each text came."""
+    """Answers at once, and notes the time of each call with the candidate's text."""
 
     def __init__(self) -> None:
         self.candidate: list[float] = []
-        """When calls with the candidate's text came; monotonic seconds."""
+        """Arrivals of calls with the candidate's text; monotonic seconds."""
 
     async def answer(self, request: web.Request) -> web.Response:
-        """One call."""
         at, asked = time.monotonic(), json.loads(await request.read())
         if asked["messages"][0]["content"] == CANDIDATE:
             self.candidate.append(at)
@@ -139,7 +134,7 @@ class Provider:
 
 
 async def agents(url: str, session: aiohttp.ClientSession) -> None:
-    """Rollouts of three calls at a steady pace, for ever."""
+    """Run rollouts of three calls at a steady pace, for ever."""
     messages = [{"role": "system", "content": STABLE}, {"role": "user", "content": "Hello"}]
 
     async def rollout(name: str) -> None:
@@ -157,7 +152,7 @@ async def agents(url: str, session: aiohttp.ClientSession) -> None:
 
 
 async def rolled_back(client: Client, provider: Provider) -> list[float]:
-    """Seconds after the answer at which calls still got the candidate."""
+    """Roll a release back; return the seconds after the answer at which calls still got the candidate."""
     skip: Any = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}
     policy = Policy(stages=[Stage(split=0.5)], margin_absolute=0.1, **skip)
     provider.candidate.clear()
@@ -171,7 +166,7 @@ async def rolled_back(client: Client, provider: Provider) -> list[float]:
 
 
 async def measure_rollback() -> list[list[float]]:
-    """Of so many rollbacks."""
+    """Return the delays of several rollbacks."""
     provider = Provider()
     async with (
         serving(provider) as base,
@@ -189,7 +184,7 @@ async def measure_rollback() -> list[list[float]]:
 
 
 def figures() -> Iterator[Figure]:
-    """All of them, as they are measured."""
+    """Yield all figures, as they are measured."""
     yield from measure_cost()
     found = uvloop.run(measure_rollback())
     last = [max(one, default=0.0) * 1e3 for one in found]

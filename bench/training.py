@@ -55,40 +55,40 @@ OUT = HERE / "out" / "training.json"
 FRESH: Final = 2
 """Steps in which log-probabilities are compared."""
 SLOTS: Final = 7
-"""As `penstock train grpo` would start it."""
+"""Adapters at a time, as `penstock train grpo` would set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """How things stand when a step is over."""
+    """The counters at the end of a step."""
 
     step: int
     seconds: float
-    """Monotonic."""
+    """Monotonic time."""
     cpu: float
     """Seconds of CPU that the gateway has used."""
     overhead: float
     """Seconds that its calls have spent in the gateway itself."""
     calls: float
-    """Those calls."""
+    """Number of those calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, as the gateway took part in it."""
+    """The gateway's part in one step."""
 
     wall: float
     cpu: float
     added: float
     """Seconds that the gateway adds to a call, by its own measure; mean."""
     calls: int
-    """That ended in it, those of an evaluation included."""
+    """Calls that ended in it, those of an evaluation included."""
     longest: int
     """Calls of the rollout with the most."""
 
 
 async def moment(client: Client, http: aiohttp.ClientSession, step: int, pid: int) -> Moment:
-    """Now."""
+    """Return the counters of now."""
     async with http.get(client.url + "/metrics") as answer:
         text = await answer.text()
     found = dict(re.findall(r"^penstock_overhead_seconds_(sum|count) (\S+)$", text, re.MULTILINE))
@@ -96,7 +96,7 @@ async def moment(client: Client, http: aiohttp.ClientSession, step: int, pid: in
 
 
 async def followed(client: Client, pid: int, steps: int) -> list[Moment]:
-    """A moment as each step is reported."""
+    """Return a moment for each step, taken when it is reported."""
     found: list[Moment] = []
     async with aiohttp.ClientSession() as http, aclosing(client.changes()) as changes:
         async for change in changes:
@@ -112,7 +112,7 @@ async def followed(client: Client, pid: int, steps: int) -> list[Moment]:
 
 
 async def calls_by_step(client: Client) -> dict[int, Counter[str]]:
-    """Of each step: the calls of each of its rollouts."""
+    """Return the calls of each rollout, by step."""
     found: dict[int, Counter[str]] = {}
     async for rollout in client.rollouts("mode:train status:ended"):
         count = sum(attempt.totals.calls for attempt in rollout.attempts)
@@ -121,7 +121,7 @@ async def calls_by_step(client: Client) -> dict[int, Counter[str]]:
 
 
 def steps_of(moments: list[Moment], calls: dict[int, Counter[str]]) -> Iterator[Step]:
-    """What lies between two moments. The first step begins with agents that are started."""
+    """Yield the steps between moments. The first step is left out: its agents are just starting."""
     for before, after in pairwise(moments):
         if before.step > 0 and after.step == before.step + 1:
             made, longest = after.calls - before.calls, max(calls[after.step].values())
@@ -130,7 +130,7 @@ def steps_of(moments: list[Moment], calls: dict[int, Counter[str]]) -> Iterator[
 
 
 async def added_by_gateway(gateway: str, vllm: str, pairs: int) -> float:
-    """Seconds that a call takes longer through the gateway: the median difference of pairs, in turns."""
+    """Return the seconds that the gateway adds to a call: the median difference of pairs, in turns."""
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "How many bridges does Oslo have?"}]}
     body |= {"tools": TOOLS, "max_tokens": 48, "temperature": 0}
     direct = body | {"model": "base", "return_token_ids": True, "logprobs": True}
@@ -140,13 +140,13 @@ async def added_by_gateway(gateway: str, vllm: str, pairs: int) -> float:
             url = f"{gateway}/rollout/pair-{number // 10}/attempt/a1/v1"
             there = await timed(http, vllm, direct)
             through = await timed(http, url, body | {"model": "policy"})
-            # The first ones open connections.
+            # The first pairs open connections.
             found += [through - there] if number >= pairs // 10 else []
     return statistics.median(found)
 
 
 async def timed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> float:
-    """How long a call takes, in seconds."""
+    """Make a call; return its seconds."""
     began = time.perf_counter()
     async with http.post(url + "/chat/completions", json=body) as answer:
         said = await answer.json()
@@ -156,7 +156,7 @@ async def timed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> 
 
 @asynccontextmanager
 async def started(command: list[str], log: Path | None) -> AsyncGenerator[Child]:
-    """A process, ended at the end."""
+    """Run a process for the context."""
     made = await spawn([sys.executable, *command], os.environ, log)
     try:
         yield made
@@ -165,7 +165,8 @@ async def started(command: list[str], log: Path | None) -> AsyncGenerator[Child]
 
 
 async def measured(home: Path, python: Path, steps: int, pairs: int) -> tuple[list[Step], list[Point], float]:
-    """The steps of a run, points of those whose rollouts are fresh, and what the gateway adds to a call."""
+    """Return the steps of a run, points of those whose rollouts are fresh, and the seconds that the gateway adds to a
+    call."""
     port, serves = free_ports(2)
     words: dict[str, Any] = {"home": home, "python": python, "port": port, "vllm": serves, "steps": steps, "seed": 0}
     (home / "penstock.toml").write_text(GATEWAY.format(**words))
@@ -205,7 +206,7 @@ async def measured(home: Path, python: Path, steps: int, pairs: int) -> tuple[li
 
 
 async def unless_ended(trainer: Child, following: Coroutine[Any, Any, list[Moment]]) -> list[Moment]:
-    """What was followed; an error when the trainer has failed."""
+    """Return the moments; exit with the trainer's log if it has failed."""
     moments, ended = asyncio.ensure_future(following), asyncio.ensure_future(trainer.ended())
     await asyncio.wait([moments, ended], return_when=asyncio.FIRST_COMPLETED)
     if ended.done() and ended.result():
@@ -216,7 +217,6 @@ async def unless_ended(trainer: Child, following: Coroutine[Any, Any, list[Momen
 
 
 def figures(steps: list[Step], points: list[Point], paired: float, agents: int) -> Iterator[Figure]:
-    """The table."""
     cores = os.cpu_count() or 1
     wall, cpu = sum(one.wall for one in steps), sum(one.cpu for one in steps)
     calls = sum(one.calls for one in steps)
@@ -242,7 +242,6 @@ def figures(steps: list[Step], points: list[Point], paired: float, agents: int) 
 
 
 def main() -> None:
-    """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m bench.training", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=6, help="steps of the run (default: 6); the first does not count")
     parser.add_argument("--pairs", type=int, default=200, help="calls made directly and through it (default: 200)")

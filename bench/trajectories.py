@@ -14,17 +14,16 @@ DATA = Path(__file__).parents[2] / "shared" / "data" / "tau-airline-gpt4o.jsonl.
 CREATED = 1_763_700_000
 
 Agent: TypeAlias = list[tuple[bytes, Any]]
-"""The calls of one agent in order: request body, message that it was answered with."""
+"""The calls of one agent in order: request body, message of the answer."""
 
 
 def agents(path: Path = DATA) -> list[Agent]:
-    """All trajectories."""
     with gzip.open(path) as lines:
         return [list(calls_of(json.loads(line)["messages"])) for line in lines]
 
 
 def calls_of(messages: list[Any]) -> Iterator[tuple[bytes, Any]]:
-    """One call for every message of the assistant: everything before it was the request."""
+    """Yield one call for every message of the assistant: all messages before it are the request."""
     for place, message in enumerate(messages):
         if message["role"] == "assistant":
             asked = {"messages": messages[:place], "model": "gpt-4o"}
@@ -32,12 +31,12 @@ def calls_of(messages: list[Any]) -> Iterator[tuple[bytes, Any]]:
 
 
 def response_id(rng: random.Random) -> str:
-    """A random id as OpenAI gives them out."""
+    """Return a random id in OpenAI's form."""
     return "chatcmpl-" + "".join(rng.choices(string.ascii_letters + string.digits, k=29))
 
 
 def wire_answer(request: bytes, message: Any, name: str, rng: random.Random) -> bytes:
-    """The body of a provider's answer."""
+    """Return the body of a provider's answer."""
     finish = "tool_calls" if message.get("tool_calls") else "stop"
     asked, said = len(request) // 4, rng.randrange(20, 400)
     answer = {

@@ -41,12 +41,12 @@ STARTS: Final = 5
 KEYS: Final = 150
 PAGES: Final = 40
 CHANGES: Final = 500
-"""A second."""
+"""Changes of the tape a second."""
 PATIENCE: Final = 60.0
 KEY: Final = "bench"
-"""Of the gateway: without one it answers to local names only."""
+"""The gateway's key: without one it answers to local names only."""
 DELAY_S: Final = 0.15
-"""Of the relay, each way; s."""
+"""Delay of the relay in seconds, each way."""
 
 
 class Terminal:
@@ -71,7 +71,7 @@ class Terminal:
         os.close(other)
 
     def until(self, wanted: bytes) -> float:
-        """Seconds from its start until it has drawn this."""
+        """Wait until it has drawn `wanted`; return the seconds since its start."""
         seen, end = b"", time.perf_counter() + PATIENCE
         while wanted not in seen:
             if time.perf_counter() > end:
@@ -80,7 +80,7 @@ class Terminal:
         return time.perf_counter() - self.began
 
     def press(self, key: bytes) -> float:
-        """Seconds until something is drawn for a key; what is drawn is read until nothing more comes."""
+        """Press a key; return the seconds until something is drawn. Reads until nothing more comes."""
         self.quiet()
         began = time.perf_counter()
         os.write(self._own, key)
@@ -90,7 +90,7 @@ class Terminal:
         return time.perf_counter() - began
 
     def quiet(self) -> None:
-        """Reads until nothing comes for a moment."""
+        """Read until nothing comes for a moment."""
         while self._read(0.03):
             pass
 
@@ -102,7 +102,6 @@ class Terminal:
             return b""
 
     def close(self) -> None:
-        """Ends it."""
         self.process.terminate()
         while self.process.poll() is None:
             self._read(0.1)
@@ -111,7 +110,7 @@ class Terminal:
 
 @contextmanager
 def gateway(folder: Path) -> Generator[str]:
-    """A gateway process; its address."""
+    """Run a gateway process; yield its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", "serve", "--data", folder / "data", "--port", "0"],
         stdout=subprocess.PIPE,
@@ -126,7 +125,7 @@ def gateway(folder: Path) -> Generator[str]:
 
 
 async def fill(url: str, rollouts: int) -> None:
-    """Queued tasks."""
+    """Queue so many tasks."""
     async with Client(url, KEY) as client:
         for first in range(0, rollouts, BATCH):
             names = range(first, min(first + BATCH, rollouts))
@@ -134,7 +133,7 @@ async def fill(url: str, rollouts: int) -> None:
 
 
 async def change(url: str, seconds: float) -> int:
-    """Changes the tape; how often it did."""
+    """Change the tape for some seconds; return the number of changes."""
     made, end = 0, time.monotonic() + seconds
     async with Client(url, KEY) as client:
         claims = (await client.claim(ClaimRequest(worker="bench", limit=50, lease_s=3600))).claims
@@ -149,17 +148,17 @@ async def change(url: str, seconds: float) -> int:
 
 
 def p(values: list[float], part: int) -> float:
-    """A percentile, in ms."""
+    """Return a percentile in ms."""
     return quantiles(values, n=100)[part - 1] * 1e3
 
 
 def said(name: str, value: str, goal: str) -> None:
-    """A line of the report."""
+    """Print a line of the report."""
     print(f"{name:44}{value:>28}   {goal}", flush=True)
 
 
 def measure_start(url: str, folder: Path, newest: bytes) -> None:
-    """The first one compiles the modules, as an installation does."""
+    """Measure the start. The first one compiles the modules, as an installation does, and does not count."""
     times: list[float] = []
     for _ in range(STARTS + 1):
         with closing(Terminal(url, folder)) as terminal:
@@ -169,7 +168,7 @@ def measure_start(url: str, folder: Path, newest: bytes) -> None:
 
 
 def measure_keys(url: str, folder: Path, newest: bytes) -> None:
-    """On a still tape."""
+    """Measure keys and pages on a tape that does not change."""
     with closing(Terminal(url, folder)) as terminal:
         terminal.until(newest)
         keys = [terminal.press(b"j" if at % 20 < 15 else b"k") for at in range(KEYS)]
@@ -179,7 +178,7 @@ def measure_keys(url: str, folder: Path, newest: bytes) -> None:
 
 
 async def watched(terminal: Terminal, seconds: float) -> list[tuple[float, float]]:
-    """(s, MB of memory) while it is drawn; what it draws is read away."""
+    """Return (s, MB of memory) while the terminal is drawn; its output is read and dropped."""
     samples: list[tuple[float, float]] = []
     began = time.monotonic()
     while time.monotonic() - began < seconds:
@@ -190,7 +189,7 @@ async def watched(terminal: Terminal, seconds: float) -> list[tuple[float, float
 
 
 async def measure_changes(url: str, folder: Path, newest: bytes, seconds: float) -> None:
-    """CPU and memory under load."""
+    """Measure CPU and memory under load."""
     with closing(Terminal(url, folder)) as terminal:
         terminal.until(newest)
         used, began = procfs.cpu_seconds(terminal.process.pid), time.monotonic()
@@ -207,7 +206,7 @@ async def measure_changes(url: str, folder: Path, newest: bytes, seconds: float)
 
 @asynccontextmanager
 async def relay(url: str, counts: list[int]) -> AsyncGenerator[str]:
-    """An address that is far away: every piece arrives later. `counts`: bytes of answers."""
+    """Yield an address that is far away: every piece arrives later. `counts`: bytes of answers."""
     port = int(url.rpartition(":")[2])
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool) -> None:
@@ -220,7 +219,7 @@ async def relay(url: str, counts: list[int]) -> AsyncGenerator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        # Cancelled at the end, which is no error.
+        # The cancellation at the end is no error.
         with suppress(asyncio.CancelledError):
             await asyncio.gather(pump(reader, back, False), pump(there, writer, True), return_exceptions=True)
 
@@ -231,7 +230,7 @@ async def relay(url: str, counts: list[int]) -> AsyncGenerator[str]:
 
 
 async def measure_far(url: str, folder: Path, newest: bytes, seconds: float) -> None:
-    """Bytes over a slow link."""
+    """Measure bytes over a slow link."""
     counts: list[int] = []
     async with relay(url, counts) as far:
         terminal = await asyncio.to_thread(Terminal, far, folder)
@@ -247,7 +246,6 @@ async def measure_far(url: str, folder: Path, newest: bytes, seconds: float) -> 
 
 
 def main() -> None:
-    """Everything, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m bench.tui")
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=30.0)

@@ -30,11 +30,11 @@ while data := os.read(0, 65536):
         os.write(1, line.replace(b'"method":"tools/call"', b'"result":{"isError":false}') + b"\\n")
 """
 GOAL_MS = 0.3
-"""What the wrapper may add to a line: a call is two."""
+"""Most milliseconds that the wrapper may add to a line: a call is two."""
 
 
 class Asked:
-    """A server that runs, and what its answers took."""
+    """A running server, and the seconds of its answers."""
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -44,7 +44,7 @@ class Asked:
         self._number = 0
 
     def ask(self, size: int) -> None:
-        """One call."""
+        """Make a call with so many bytes, and note the seconds of its answer."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._number += 1
@@ -58,14 +58,13 @@ class Asked:
         self.seconds.append(time.perf_counter() - began)
 
     def end(self) -> None:
-        """Lets it end."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(30)
 
 
 def gateway(stack: ExitStack, home: Path) -> str:
-    """The URL of a gateway that runs as long as the stack."""
+    """Run a gateway as long as the stack; return its URL."""
     command = [sys.executable, "-m", "penstock", "serve", "--data", str(home / "data"), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
     stack.callback(process.wait)
@@ -75,7 +74,7 @@ def gateway(stack: ExitStack, home: Path) -> str:
 
 
 def report(size: int, bare: list[float], wrapped: list[float]) -> str:
-    """A row: milliseconds of one call, and what a line costs more."""
+    """Return a row: milliseconds of one call, and the addition to a line."""
     found = [(median(one) * 1e3, quantiles(one, n=100)[98] * 1e3) for one in (bare, wrapped)]
     (b50, b99), (w50, w99) = found
     ratio, a_line = f"{w50 / b50:.2f} : 1", (w50 - b50) / 2
@@ -83,7 +82,6 @@ def report(size: int, bare: list[float], wrapped: list[float]) -> str:
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,8 +1,8 @@
-"""python -m bench.writers: what several processes cost that write one tape in turns.
+"""python -m bench.writers: the cost of several processes that write one tape in turns.
 
 So many processes write calls of rollouts of their own, a batch at each turn: each rollout is a conversation that grows
-from call to call. One process writes as many calls in as many batches. Printed are calls per second of CPU time, of all
-processes together, and bytes of the tape per call. Time on the clock says nothing here: the processes wait for each
+from call to call. For comparison one process writes as many calls in as many batches. It prints calls per second of CPU
+time, of all processes together, and bytes of the tape per call. Wall time is meaningless: the processes wait for each
 other at every batch.
 """
 
@@ -30,7 +30,7 @@ TURNS: Final = 16
 
 
 def batches(process: int, calls: int, batch: int) -> list[list[Entry]]:
-    """Calls of as many rollouts at a time as one batch has calls."""
+    """Return calls, with as many rollouts at a time as one batch has calls."""
     made: list[list[Entry]] = []
     for number in range(calls // batch):
         generation, turn = divmod(number, TURNS)
@@ -55,9 +55,10 @@ def _call(rollout: str, turn: int) -> Entry:
 
 
 def write(path: Path, process: int, calls: int, batch: int) -> None:
-    """One of them: a batch for each line of stdin, and a line when it is written; at the end its CPU time."""
+    """Be one of the processes: write a batch for each line of stdin, and print a line when it is written; at the end
+    print the CPU time."""
     made = batches(process, calls, batch)
-    # As a process that takes over: the lock is another's.
+    # Another process has the lock, as during a handover.
     with open_store(path, lock=os.open(os.devnull, os.O_RDONLY)) as store:
         print("ready", flush=True)
         began = process_time()
@@ -69,7 +70,7 @@ def write(path: Path, process: int, calls: int, batch: int) -> None:
 
 
 def measure(processes: int, calls: int, batch: int) -> tuple[float, float]:
-    """(calls per second of CPU time, bytes per call)."""
+    """Return (calls per second of CPU time, bytes per call)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         with Store(path):
@@ -102,7 +103,7 @@ def _answer(process: subprocess.Popen[str]) -> str:
 
 
 def main() -> None:
-    """Prints a line for one process and for several."""
+    """Print a line for one process and for several."""
     parser = argparse.ArgumentParser(description="What several processes cost that write one tape in turns.")
     parser.add_argument("--calls", type=int, default=9600)
     parser.add_argument("--batch", type=int, default=10, help="calls of one transaction")

@@ -1,4 +1,4 @@
-"""The commands `penstock train`. Torch is imported when one of them runs, after its configuration was found right."""
+"""The commands `penstock train`. They import torch when they run, after the check of their configuration."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def grpo(
 
     try:
         with display(loaded.run.steps) as shown:
-            # It imports torch, which takes seconds, in which something is to be seen.
+            # It imports torch, which takes seconds: the display is shown first.
             from penstock.trainer.runs import session
 
             session.grpo(loaded, gateway, control_key(), shown, online, found)

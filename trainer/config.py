@@ -1,8 +1,8 @@
 """`train.toml`: one strict tree. An unknown key is an error that names its path and the nearest right key.
 
 Free of torch and numpy, so that a wrong configuration is refused in a moment. Every field's docstring is its
-documentation, and docs/training.md is held against this file by a test. The defaults are those that were seen to learn
-on rollouts of real agents: groups centred and not scaled, clip-higher, truncated importance sampling at 2.
+documentation, and a test compares docs/training.md with this file. The defaults have learnt on rollouts of real agents:
+groups centred and not scaled, clip-higher, truncated importance sampling at 2.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLIPS: dict[Surrogate, tuple[float, float]] = {
     "cispo": (1.0, 4.0),
     "pg": (1.0, 0.0),
 }
-"""How far a ratio may go below and above 1 where nothing else is said: DAPO, GSPO and ScaleRL; `pg` has no ratio."""
+"""Default bounds of a ratio below and above 1: DAPO, GSPO and ScaleRL; `pg` has no ratio."""
 
 
 class Run(Section):
@@ -155,12 +155,12 @@ class Loss(Section):
 
     @property
     def corrects(self) -> Correction:
-        """How engine and trainer are brought together."""
+        """The correction in effect between engine and trainer."""
         return self.correction or ("sequence" if self.kind == "gspo" else "token")
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """(below, above) 1 that a ratio may go."""
+        """(below, above): how far a ratio may differ from 1."""
         return CLIPS[self.kind] if self.clip is None else self.clip
 
 
@@ -371,11 +371,11 @@ class Config(Section):
 
     @property
     def versions(self) -> Path:
-        """Directory for versions; absolute."""
+        """Absolute path of the directory for versions."""
         own = "adapters" if self.model.weights == "lora" else "models"
         return (self.run.directory / own).absolute()
 
 
 def load(path: Path) -> Config:
-    """The configuration in `path`. Raises `gateway.model.toml.ConfigError` naming every wrong key."""
+    """Return the configuration in `path`. Raises `gateway.model.toml.ConfigError` naming every wrong key."""
     return validated(Config, read(path), str(path))

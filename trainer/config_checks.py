@@ -1,4 +1,4 @@
-"""What of a right `train.toml` does not go together with a command: each check raises a `ConfigError` with a way out.
+"""Refuses valid configurations that do not fit a command: each check raises a `ConfigError` with a way out.
 
 Free of torch, as `trainer.config` is.
 """
@@ -10,7 +10,7 @@ from penstock.trainer.config import Config
 
 
 def check_full(config: Config) -> None:
-    """Raises `ConfigError` where all weights are trained and cannot be served."""
+    """Raise `ConfigError` if all weights are trained and cannot be served."""
     if config.model.weights != "full":
         return
     if config.inference.urls:
@@ -26,7 +26,7 @@ def check_full(config: Config) -> None:
 
 
 def check_prompts(config: Config) -> None:
-    """Raises `ConfigError` for what cannot be trained together with prompts."""
+    """Raise `ConfigError` for settings that cannot be trained together with prompts."""
     if config.model.weights == "full":
         raise ConfigError(
             'model.weights: "full" cannot serve the first weights and the last ones at the same time, which --prompts '
@@ -35,7 +35,7 @@ def check_prompts(config: Config) -> None:
 
 
 def check_online(config: Config) -> None:
-    """Raises `ConfigError` for what cannot learn from production."""
+    """Raise `ConfigError` for settings that cannot learn from production."""
     grouped, batch = config.online.grouped, config.advantage.estimator == "reinforce++"
     wrong = [
         (not grouped and not batch, "advantage.estimator", f"{config.advantage.estimator!r} compares rollouts of one "

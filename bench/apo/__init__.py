@@ -1,1 +1,2 @@
-"""Prompt optimisation, offline: families of scripted worlds, engines beside each other (`python -m bench.apo`)."""
+"""Offline tests of prompt optimisation: families of scripted worlds, engines beside each other (`python -m
+bench.apo`)."""

@@ -31,7 +31,7 @@ TIMED: Final = 4
 
 
 class Game(NamedTuple):
-    """One run that is wanted."""
+    """A run to play: engine, world and budget."""
 
     contestant: Contestant
     family: Family
@@ -42,7 +42,6 @@ class Game(NamedTuple):
 
 
 def main() -> None:
-    """The command."""
     # One thread each: the matrices are small, and processes use the cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 def played(games: Sequence[Game], processes: int) -> list[Outcome]:
-    """The outcome of each."""
+    """Play the games; return their outcomes in order."""
     found: list[Outcome] = []
     with ProcessPoolExecutor(processes) as pool:
         for at, outcome in enumerate(pool.map(_play, games, chunksize=4), 1):
@@ -94,7 +93,7 @@ def _play(game: Game) -> Outcome:
 
 
 def speed(games: Sequence[Game], outcomes: Sequence[Outcome]) -> str:
-    """Hours of a run with one worker and with many, and whether both came to the same prompt."""
+    """Return a table: hours of a run with one worker and with many, and whether both came to the same prompt."""
     rows: list[list[str]] = []
     for name, budget in dict.fromkeys((game.contestant.name, game.budget) for game in games):
         mine = [(game, one) for game, one in zip(games, outcomes, strict=True)

@@ -1,17 +1,17 @@
-"""Scripted worlds where it is known what is worth doing, for `bench.apo.advising`.
+"""Scripted worlds with a known right verdict, for `bench.apo.advising`.
 
 Each kind has a right verdict, because its world is made so (`the grader`: is too noisy):
 
     headroom, broken, long   rules are missing, or spoiled, in the prompt (`bench.apo.worlds`)       prompts
     none                     the prompt has every rule                                               nothing
     noise                    as headroom; most rewards are drawn by a coin                           the grader
-    capped                   the agent does what is asked as often as what is not: whatever the
-                             prompt says, it manages a rule no more often                            weights
+    capped                   the agent follows a rule as often without an instruction as with it:
+                             no prompt changes that                                                  weights
     tools                    the prompt has every rule; a tool that most tasks need is called with
                              wrong arguments, because its description misleads                       tool texts
 
-Three more are hard to tell, and their verdict is a matter of degree: a grader that is noisy, but not so noisy that a
-race could not decide (`some noise`); an agent that does only a part of what it is asked (`half capped`); tools that
+Three more kinds are hard, and their verdict is a matter of degree: a grader that is noisy, but not so noisy that a
+race could not decide (`some noise`); an agent that follows only a part of its instructions (`half capped`); tools that
 fail now and then where the prompt lacks rules (`some tools`). The right verdict is named, and they are counted apart.
 
 In every world a few tool calls fail without doing harm.
@@ -45,26 +45,26 @@ HARD: Final[dict[str, Verdict]] = {"some noise": "prompts", "half capped": "prom
 HARMLESS: Final = 0.08
 """Probability of a tool call that fails and does no harm."""
 TOKENS: Final = 900
-"""Of a rollout."""
+"""Tokens of a rollout."""
 
 
 @dataclass(frozen=True)
 class AdviceWorld:
-    """One of them."""
+    """A world with its grader and its tools."""
 
     world: World
     """Its rules, tasks and prompt."""
     noise: float = 0.0
-    """Share of the rewards that a coin draws."""
+    """Share of the rewards that are drawn at random."""
     misuse: float = 0.0
-    """Probability that a call of the tool fails, where a task needs it."""
+    """Probability that a call of the tool fails, if a task needs it."""
     needy: frozenset[str] = frozenset()
     """Tasks that need the tool."""
     judged_again: bool = True
-    """Whether the grader can be asked again."""
+    """True if the grader can be asked again."""
 
     def observe(self, text: str, task: AgentTask, draw: random.Random, prompt: str) -> Observation:
-        """A rollout."""
+        """Run a rollout; return its observation."""
         chances = self.world.reading(text).chances
         called = self.world.calls[task.id]
         failed = task.id in self.needy and draw.random() < self.misuse
@@ -74,7 +74,7 @@ class AdviceWorld:
         return Observation(prompt, task.id, reward, reason, json.dumps(missed), (), 1, misused, 0, TOKENS)
 
     def judge(self, task: str, missed: Sequence[int], draw: random.Random) -> tuple[float, str]:
-        """(reward, reason) of a judgement."""
+        """Return (reward, reason) of a judgement."""
         called = self.world.calls[task]
         share = 1 - len(missed) / len(called)
         reward = share if self.world.passing is None else float(share >= self.world.passing)
@@ -86,7 +86,7 @@ class AdviceWorld:
 
 
 def advice_world(kind: str, seed: int, judged_again: bool = True) -> AdviceWorld:
-    """The world of a kind and a seed."""
+    """Return the world of a kind and a seed."""
     draw = random.Random(f"advice-{kind}-{seed}")
     if kind in ("noise", "some noise"):
         noise = draw.uniform(0.88, 0.98) if kind == "noise" else draw.uniform(0.3, 0.5)
@@ -106,7 +106,7 @@ def advice_world(kind: str, seed: int, judged_again: bool = True) -> AdviceWorld
 
 
 def _capped(base: World, wholly: bool, draw: random.Random) -> World:
-    """A world whose agent gains nothing, or only half of the usual, from being asked."""
+    """Return a world whose agent gains nothing, or only half of the usual, from instructions."""
     rules = tuple(
         replace(rule, default=(cap := draw.uniform(0.35, 0.8)), followed=cap)
         if wholly
@@ -117,16 +117,15 @@ def _capped(base: World, wholly: bool, draw: random.Random) -> World:
 
 
 class AdviceReflector(Reflector):
-    """The scripted reflecting model, which also says prompts in other words."""
+    """The scripted reflecting model, which also rewords prompts."""
 
     def answer(self, question: str, draw: random.Random) -> str:
-        """What it says."""
         if "Write these texts of an AI agent anew" in question:
             return self._reworded(question, draw)
         return super().answer(question, draw)
 
     def _reworded(self, question: str, draw: random.Random) -> str:
-        """The lines in other words; now and then one is lost, and a checking step is a line that says nothing."""
+        """Return the lines in other words; now and then one is lost, and a checking step is a vague line."""
         text = question.partition(f"## Text {NAME}\n")[2].partition("\nAnswer with JSON alone")[0].strip()
         lines = [self._other_words(line, draw) for line in text.split("\n") if draw.random() >= FORGETS]
         lines += [draw.choice(VAGUE)] if "checks the answer" in question else []
@@ -141,7 +140,7 @@ class AdviceReflector(Reflector):
 
 
 class AdviceLaboratory:
-    """A world as a laboratory, and as the reader of what its tape would say."""
+    """A world as a laboratory, and as the reader of its tape."""
 
     def __init__(self, world: AdviceWorld, draw: int) -> None:
         self._world, self._draw = world, draw
@@ -150,7 +149,6 @@ class AdviceLaboratory:
         self._observed: dict[Order, Observation] = {}
 
     async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
-        """See `Laboratory`."""
         texts = {candidate.id: candidate.texts[NAME] for candidate in candidates}
         return [self._trial(texts[order.candidate], order) for order in orders]
 
@@ -161,11 +159,9 @@ class AdviceLaboratory:
         return Trial(*order, seen.reward, seen.reason, f"customer {task.key} asks {task.input}")
 
     async def read(self, trials: Sequence[Trial]) -> list[Observation]:
-        """See `Reader`."""
         return [self._observed[Order(one.candidate, one.task, one.number)] for one in trials]
 
     async def again(self, observations: Sequence[Observation]) -> list[Observation]:
-        """See `Reader`."""
         return [self._again(one) if self._world.judged_again else one for one in observations]
 
     def _again(self, one: Observation) -> Observation:
@@ -174,14 +170,12 @@ class AdviceLaboratory:
         return replace(one, judged=(one.reward or 0.0, reward))
 
     async def reflect(self, prompt: str, number: int) -> Reflection:
-        """See `Laboratory`."""
         draw = random.Random(f"{self._draw}-{number}-{prompt}")
         return Reflection(self._reflector.answer(prompt, draw), len(prompt) // 4 + 200)
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """See `Laboratory`."""
         return len(prompt) // 4 + 200, 0.0
 
     def problem(self, candidate: Candidate) -> str:
-        """See `Laboratory`: every text can be run."""
+        """Return nothing: every text can be run."""
         return ""

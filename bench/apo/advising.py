@@ -25,7 +25,7 @@ from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.splits import split
 
 BUDGET = 500
-"""Rollouts of the run that is thought of."""
+"""Rollouts of the planned run."""
 
 
 class Case(NamedTuple):
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 def advised(case: Case) -> Findings:
-    """What the probe of a world comes to."""
+    """Return the findings of a probe of a world."""
     made = advice_world(case.kind, case.seed, case.judged_again)
     laboratory = AdviceLaboratory(made, case.seed)
     tasks = split(made.world.tasks, case.seed).train
@@ -49,12 +49,12 @@ def advised(case: Case) -> Findings:
 
 
 def verdict(case: Case) -> tuple[str, Verdict]:
-    """(kind, what is said)."""
+    """Return (kind, verdict on the case)."""
     return case.kind, advised(case).verdict
 
 
 def table(found: Sequence[tuple[str, Verdict]], right: Mapping[str, Verdict]) -> Iterator[str]:
-    """Rows of Markdown: what was said of each kind."""
+    """Yield rows of Markdown: the verdicts on each kind."""
     yield "| world | right is | " + " | ".join(VERDICTS) + " | right |"
     yield "|---|---|" + "---:|" * (len(VERDICTS) + 1)
     for kind, wanted in right.items():
@@ -66,7 +66,6 @@ def table(found: Sequence[tuple[str, Verdict]], right: Mapping[str, Verdict]) ->
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--worlds", type=int, default=40, help="worlds of each kind")
     parser.add_argument("--first", type=int, default=1000, help="the first one's seed")

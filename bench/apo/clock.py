@@ -1,4 +1,4 @@
-"""A clock that is set forward instead of waited for: what takes hours in a world takes milliseconds here."""
+"""A clock that is set forward instead of waited for: hours of a world take milliseconds here."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class _Skipping(selectors.DefaultSelector):
-    """Waits for no timer; says by how much the clock goes forward."""
+    """A selector that waits for no timer, and sets its clock forward instead."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """See `selectors`. Without a timer it waits: a thread is thinking."""
+        """Without a timer it waits: a thread is thinking."""
         found = super().select(0 if timeout is not None else None)
         if not found and timeout is not None and timeout > 0:
             self.now += timeout
@@ -26,18 +26,18 @@ class _Skipping(selectors.DefaultSelector):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """Its time is the world's."""
+    """An event loop with the world's clock."""
 
     def __init__(self) -> None:
         self._skipping = _Skipping()
         super().__init__(self._skipping)
 
     def time(self) -> float:
-        """Seconds of the world."""
+        """Return the seconds of the world."""
         return self._skipping.now
 
 
 def timed(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
-    """What came of it, and how many seconds of the world it took."""
+    """Run the work; return its result and the seconds of the world that it took."""
     with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(work), runner.get_loop().time()

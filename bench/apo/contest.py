@@ -1,7 +1,7 @@
-"""One engine in one world: what it releases, how good that is on customers that nobody has seen, and what it cost.
+"""Plays one engine in one world: what it releases, how good that is on unseen customers, and what it cost.
 
-An engine runs in two ways. *Alone* it has the whole budget and releases what it thinks best, as its authors publish
-it. *Gated* it runs in our search: a part of the budget is kept for the race against the seed, and without a proof the
+An engine runs in two ways. *Alone* it has the whole budget and releases its first finalist, as its authors publish it.
+*Gated* it runs in our search: a part of the budget is reserved for the race against the seed, and without a proof the
 seed stays. `ours` is gated; the others are shown both ways.
 """
 
@@ -21,7 +21,7 @@ from penstock.trainer.apo.search import Result, Search
 from penstock.trainer.apo.splits import split
 
 REFLECTIONS: Final = 5
-"""Rollouts for each reflection that a budget allows."""
+"""Rollouts of the budget for each reflection that it allows."""
 EPSILON: Final = 1e-9
 
 
@@ -29,14 +29,14 @@ class Contestant(NamedTuple):
     """An engine, and how it runs."""
 
     name: str
-    """As tables have it."""
+    """Name in tables."""
     engine: str
-    """As apo.toml has it."""
+    """Name in apo.toml."""
     gated: bool
 
 
 class OneByOne(Gepa):
-    """The library as it is without parallel proposals."""
+    """The library without parallel proposals, as it is."""
 
     def __init__(self) -> None:
         super().__init__(1, 1)
@@ -56,32 +56,32 @@ CONTESTANTS: Final = (
 
 
 class Outcome(NamedTuple):
-    """What came of it. Values are expected rewards on unseen customers, without noise of the grader."""
+    """The result of one run. Values are expected rewards on unseen customers, without noise of the grader."""
 
     family: Family
     seed: int
-    """Of the world and of the run."""
+    """Seed of the world and of the run."""
     budget: int
-    """Rollouts."""
+    """Rollouts of the budget."""
     contestant: str
     before: float
-    """Of the prompt that was there."""
+    """Value of the seed's prompt."""
     after: float
-    """Of the prompt that is released; the same where nothing is."""
+    """Value of the released prompt; the seed's if nothing is released."""
     ceiling: float
-    """Of the best prompt."""
+    """Value of the best prompt."""
     released: bool
-    """Whether the prompt is another than the one that was there."""
+    """True if a prompt other than the seed's is released."""
     rollouts: int
-    """That were used."""
+    """Rollouts used."""
     reflections: int
     """Calls of the reflecting model."""
     seconds: float
-    """That it took, in the time of the world."""
+    """Duration, in the time of the world."""
 
     @property
     def worse(self) -> bool:
-        """Whether the release is worse than what was there."""
+        """True if the release is worse than the seed's prompt."""
         return self.after < self.before - EPSILON
 
 
@@ -98,7 +98,7 @@ class Alone(Search):
 def play(
     contestant: Contestant, family: Family, seed: int, budget: int, placebo: bool = False, workers: int = 0
 ) -> Outcome:
-    """Runs it. `workers` = 0: nothing takes time."""
+    """Play a game. `workers` = 0: nothing takes time."""
     found = world(family, seed, placebo)
     laboratory = Simulated(found, seed, workers)
     result, seconds = timed(_run(contestant, found, laboratory, seed, budget))
@@ -115,5 +115,5 @@ async def _run(contestant: Contestant, found: World, laboratory: Simulated, seed
     budget = Budget(rollouts, rollouts // REFLECTIONS)
     start = Candidate({NAME: found.seed})
     search = kind(laboratory, make_engine(contestant.engine), start, splits.train, splits.validation, budget, seed)
-    # Engines that think in threads of their own are waited for too.
+    # A task, because engines may think in threads of their own: they are waited for too.
     return await asyncio.ensure_future(search.run())

@@ -1,4 +1,4 @@
-"""The laboratory of a world: rollouts and reflections that take time, on so many workers."""
+"""The laboratory of a world: rollouts and reflections that take time, on a number of workers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.apo.trials import Order, Trial
 
 NAME = "desk"
-"""The resource."""
+"""Name of the resource."""
 
 
 class Simulated:
-    """A world to try candidates in. `workers` = 0: nothing takes time."""
+    """A world for trials of candidates. `workers` = 0: nothing takes time."""
 
     def __init__(self, world: World, draw: int, workers: int = 0) -> None:
         self._world, self._draw, self._workers = world, draw, workers
@@ -28,7 +28,6 @@ class Simulated:
         self.rollouts = self.reflections = 0
 
     async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
-        """See `Laboratory`."""
         self.rollouts += len(orders)
         texts = {candidate.id: candidate.texts[NAME] for candidate in candidates}
         if not self._workers:
@@ -48,7 +47,6 @@ class Simulated:
         return Trial(order.candidate, order.task, order.number, reward, reason, said)
 
     async def reflect(self, prompt: str, number: int) -> Reflection:
-        """See `Laboratory`."""
         self.reflections += 1
         draw = random.Random(f"{self._draw}-{number}-{prompt}")
         if self._workers:
@@ -57,9 +55,8 @@ class Simulated:
         return Reflection(self._reflector.answer(prompt, draw), len(prompt) // 4 + 200)
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """See `Laboratory`."""
         return len(prompt) // 4 + 200, 0.0
 
     def problem(self, candidate: Candidate) -> str:
-        """See `Laboratory`: every text can be run."""
+        """Return nothing: every text can be run."""
         return ""

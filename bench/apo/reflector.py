@@ -1,8 +1,8 @@
-"""The scripted reflecting model: right, wrong or vague, and forgetful when it writes a prompt anew.
+"""The scripted reflecting model: right, wrong or vague, and forgetful when it rewrites a prompt.
 
-It reads what it is asked as text, as a model would: the grader's sentences in it, and the prompt. It names the rules
-that are broken most often, and gives for each the right instruction, a wrong one, or words that say nothing. One and
-the same reflector answers the questions of all engines.
+It reads its question as text, as a model would: the grader's sentences in it, and the prompt. It names the rules that
+are broken most often, and gives for each the right instruction, a wrong one, or vague words. The same reflector answers
+the questions of all engines.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 from bench.apo.worlds import POISON, VAGUE, Rule, World, broken, right, special, wrong
 
 WRONG: Final = 0.4
-"""Share of the answers that are not right which are wrong; the others are vague."""
+"""Share of wrong answers among those that are not right; the others are vague."""
 FORGETS: Final = 0.03
-"""Probability that a line is lost when a prompt is written anew."""
+"""Probability that a line is lost when a prompt is rewritten."""
 SEES_POISON: Final = 0.25
 NAMES_A_CUSTOMER: Final = 0.35
 NAMED: Final = 2
@@ -26,13 +26,13 @@ NAMED: Final = 2
 
 
 class Reflector:
-    """Of one world."""
+    """The reflecting model of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def answer(self, question: str, draw: random.Random) -> str:
-        """What it says."""
+        """Return the answer to a question; the same for the same draw."""
         if '"hypotheses"' in question:
             return json.dumps({"hypotheses": self._hypotheses(question, draw)})
         if "from scratch" in question:
@@ -47,7 +47,7 @@ class Reflector:
         return f"```\n{self._rewritten(question, draw)}\n```"
 
     def _failures(self, question: str, draw: random.Random, most: int) -> list[Rule]:
-        """The rules that are broken, drawn by how often."""
+        """Return broken rules, drawn in proportion to their frequency."""
         counts = Counter({rule.theme: question.count(broken(rule.theme)) for rule in self._world.rules})
         found: list[Rule] = []
         while len(found) < most and sum(counts.values()):
@@ -58,7 +58,7 @@ class Reflector:
         return found
 
     def _instructions(self, question: str, prompt: str, draw: random.Random, most: int) -> list[tuple[str, str, str]]:
-        """(failure, instruction, line that it takes the place of)."""
+        """Return (failure, instruction, line that it replaces)."""
         found: list[tuple[str, str, str]] = []
         for rule in self._failures(question, draw, most):
             if self._world.family == "leaking" and draw.random() < NAMES_A_CUSTOMER:
@@ -98,7 +98,7 @@ class Reflector:
         return found
 
     def _rewritten(self, question: str, draw: random.Random) -> str:
-        """The whole prompt anew: with instructions for what is broken, and without what was forgotten."""
+        """Return the whole prompt rewritten: with instructions for broken rules, and without forgotten lines."""
         start = question.find("```") + 3
         prompt = question[start : question.find("```", start)].strip("\n")
         added = self._instructions(question[start + len(prompt) :], prompt, draw, NAMED)

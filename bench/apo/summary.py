@@ -1,4 +1,4 @@
-"""Tables of outcomes: what is released, who is ahead by how much, and how often a release makes things worse. Pure."""
+"""Tables of outcomes: the releases, the leads between contestants, and the share of harmful releases. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ HALF: Final = 0.5
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown; all columns but the first to the right."""
+    """Return Markdown; all columns but the first are right-aligned."""
     lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def percent(values: Sequence[bool]) -> str:
-    """Share, of those there are."""
+    """Return the share of True in percent; "-" without values."""
     return f"{100 * mean(values):.0f} %" if values else "-"
 
 
 def values(outcomes: Sequence[Outcome], budget: int) -> str:
-    """Mean value of what stands after a run, x 100, by contestant and family; rollouts and reflections of a run."""
+    """Return the mean value of the prompt after a run, x 100, by contestant and family; with rollouts and
+    reflections."""
     found = [one for one in outcomes if one.budget == budget]
     rows = [["nothing", *_means(_first(found), lambda one: one.before), "0", "0"]]
     for name in _names(found):
@@ -38,7 +39,7 @@ def values(outcomes: Sequence[Outcome], budget: int) -> str:
 
 
 def _first(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those of one contestant: what a world is like is the same for all."""
+    """Return the outcomes of one contestant: the worlds are the same for all."""
     return [one for one in outcomes if one.contestant == outcomes[0].contestant]
 
 
@@ -53,7 +54,7 @@ def _means(outcomes: Sequence[Outcome], read: Callable[[Outcome], float]) -> lis
 
 
 def ahead(outcomes: Sequence[Outcome]) -> str:
-    """By how much the first contestant is ahead of each other one: paired by world, x 100, with 95 % intervals."""
+    """Return the lead of the first contestant over each other one: paired by world, x 100, with 95 % intervals."""
     budgets = sorted({one.budget for one in outcomes})
     first, *others = _names(outcomes)
     after = {(one.contestant, one.budget, one.family, one.seed): one.after for one in outcomes}
@@ -72,14 +73,14 @@ def ahead(outcomes: Sequence[Outcome]) -> str:
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and half the width of its 95 % interval, by the normal distribution."""
+    """Return the mean and half the width of its 95 % interval, by the normal distribution."""
     if len(values) < 2:
         return "-"
     return f"{mean(values):+.1f} ± {WIDE * stdev(values) / sqrt(len(values)):.1f}"
 
 
 def worse(outcomes: Sequence[Outcome]) -> str:
-    """Share of the runs that end with a release which is worse than what was there, by family; all budgets."""
+    """Return the share of the runs that release a worse prompt than the seed's, by family; all budgets."""
     rows: list[list[str]] = []
     for name in _names(outcomes):
         mine = [one for one in outcomes if one.contestant == name]
@@ -94,7 +95,7 @@ def _recovered(one: Outcome) -> bool:
 
 
 def released(outcomes: Sequence[Outcome]) -> str:
-    """Share of the runs that release anything; for placebo worlds, where nothing is better."""
+    """Return the share of the runs that release anything; for placebo worlds, where nothing is better."""
     rows = [
         [name, *(percent([one.released for one in outcomes if (one.contestant, one.family) == (name, family)])
                  for family in FAMILIES)]

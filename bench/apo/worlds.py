@@ -2,15 +2,15 @@
 
 A world has rules, such as "name the article in full". A rule has a right instruction in a few wordings, a wrong one,
 and a sentence that the grader says when it was broken. The agent reads its prompt line by line. For each rule that a
-task calls for, it does what is asked with a probability: high where the prompt says so, lower where it does not, low
-where the prompt says the opposite, and everything a little lower with each line that says nothing. So the value of a
-prompt is known exactly (`World.value`), while whoever optimises sees draws of it only.
+task calls for, it follows the rule with a probability: high where the prompt asks for it, lower where it does not, low
+where the prompt asks for the opposite, and everything a little lower with each useless line. So the value of a prompt
+is known exactly (`World.value`), while an engine sees draws of it only.
 
 Six families, drawn from a seed:
 
     headroom   several independent rules are missing in the seed
     none       the seed has them all
-    broken     besides, a line of the seed spoils everything
+    broken     as headroom, and a line of the seed spoils everything
     noisy      the grader is noisy, in rewards and in reasons
     leaking    tasks are of customers; lines that help one customer alone hurt the others
     long       a long seed of which little is wrong
@@ -28,15 +28,15 @@ from penstock.trainer.apo.protocol import AgentTask
 Family = Literal["headroom", "none", "broken", "noisy", "leaking", "long"]
 FAMILIES: Final[tuple[Family, ...]] = ("headroom", "none", "broken", "noisy", "leaking", "long")
 HEADROOM: Final[tuple[Family, ...]] = ("headroom", "broken", "noisy", "leaking", "long")
-"""Those with something to gain."""
+"""Families with something to gain."""
 RULES: Final = 10
 CUSTOMERS: Final = 30
 TASKS: Final = 240
 POISON: Final = "Answer with one word only."
 SPOILED: Final = 0.45
-"""What is left of every probability while the poison stands in the prompt."""
+"""Factor of every probability while the poison is in the prompt."""
 TIRING: Final = 0.006
-"""What each line that says nothing takes from every probability."""
+"""Reduction of every probability by each useless line."""
 THEMES: Final = (
     "article", "price", "greeting", "date", "units", "sources", "sums", "currency", "table", "summary", "order number",
     "delivery day", "address", "discount", "warranty", "language", "tone", "length", "links", "names", "rounding",
@@ -50,36 +50,36 @@ VAGUE: Final = (
 
 
 def right(theme: str, wording: int) -> str:
-    """An instruction that makes the agent do what a rule asks."""
+    """Return an instruction that makes the agent follow a rule."""
     ways = ("State the {} explicitly in every answer.", "In every answer, state the {} explicitly.",
             "Every answer must state the {} explicitly.")  # fmt: skip
     return ways[wording % len(ways)].format(theme)
 
 
 def wrong(theme: str) -> str:
-    """One that makes it do the opposite."""
+    """Return an instruction that makes the agent do the opposite."""
     return f"Leave the {theme} out unless the customer insists."
 
 
 def broken(theme: str) -> str:
-    """What the grader says."""
+    """Return the grader's sentence for a broken rule."""
     return f"the answer does not state the {theme}"
 
 
 def special(customer: str) -> str:
-    """A line that helps one customer alone."""
+    """Return a line that helps one customer alone."""
     return f"For customer {customer}, use the answer that was right before."
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a good answer has."""
+    """A property of a good answer, and the probabilities around it."""
 
     theme: str
     default: float
-    """Probability that the agent does it unasked."""
+    """Probability that the agent follows it without an instruction."""
     followed: float
-    """And asked."""
+    """Probability that the agent follows it with an instruction."""
     called: float
     """Share of the tasks that call for it."""
     understood: float
@@ -88,34 +88,34 @@ class Rule:
 
 @dataclass(frozen=True)
 class Reading:
-    """What the agent takes from a prompt."""
+    """The agent's understanding of a prompt."""
 
     chances: tuple[float, ...]
-    """By rule."""
+    """Probability of following each rule."""
     customers: frozenset[str]
-    """Whom lines of the prompt help."""
+    """Customers that lines of the prompt help."""
 
 
 @dataclass
 class World:
-    """One of them."""
+    """A scripted agent, its tasks and its grader."""
 
     family: Family
     rules: tuple[Rule, ...]
     tasks: list[AgentTask]
     calls: dict[str, tuple[int, ...]]
-    """By task: the rules that it calls for."""
+    """Rules that a task calls for, by task."""
     seed: str
     passing: float | None
-    """Share of a task's rules from which on its reward is 1, and 0 below; None: the share is the reward."""
+    """Share of a task's rules above which its reward is 1, and 0 below; None: the share is the reward."""
     noise: float
-    """Probability that a reward is drawn at random, and a reason is another's."""
+    """Probability that a reward is random, and its reason another's."""
     placebo: bool = False
-    """Whether every candidate is rewarded as the seed is."""
+    """True if every candidate is rewarded like the seed."""
     _readings: dict[str, Reading] = field(default_factory=dict[str, Reading])
 
     def reading(self, prompt: str) -> Reading:
-        """How the agent understands a prompt."""
+        """Return the agent's understanding of a prompt."""
         found = self._readings.get(prompt)
         if found is None:
             found = self._readings[prompt] = self._read(prompt)
@@ -139,12 +139,12 @@ class World:
 
     @property
     def _own_lines(self) -> set[str]:
-        """Lines of the seed that tire nobody, beside its instructions, which are counted by rule."""
+        """Lines of the seed that do not count as useless, besides its instructions, which are counted by rule."""
         asked = {right(rule.theme, way) for rule in self.rules for way in range(3)}
         return _lines(self.seed) - asked - {wrong(rule.theme) for rule in self.rules}
 
     def draw(self, prompt: str, task: AgentTask, random: random.Random) -> tuple[float, str]:
-        """(reward, reason) of a rollout."""
+        """Return (reward, reason) of a rollout."""
         reading = self.reading(self.seed if self.placebo else prompt)
         helped = task.key in reading.customers
         called = self.calls[task.id]
@@ -158,7 +158,7 @@ class World:
         return reward, "; ".join(broken(self.rules[one].theme) for one in told) or "nothing is missing"
 
     def value(self, prompt: str) -> float:
-        """The expected reward on customers that nobody has seen; without noise of the grader."""
+        """Return the expected reward on unseen customers, without noise of the grader."""
         reading = self.reading(prompt)
         return sum(
             _expected([reading.chances[one] for one in self.calls[task.id]], self.passing) for task in self.tasks
@@ -188,7 +188,7 @@ def _expected(chances: list[float], passing: float | None) -> float:
 
 
 def world(family: Family, seed: int, placebo: bool = False) -> World:
-    """The world of a family and a seed."""
+    """Return the world of a family and a seed."""
     draw = random.Random(f"{family}-{seed}")
     rules = tuple(
         Rule(
@@ -212,7 +212,7 @@ def world(family: Family, seed: int, placebo: bool = False) -> World:
 
 
 def _seed(family: Family, rules: tuple[Rule, ...], draw: random.Random) -> str:
-    """The prompt that is there."""
+    """Return the seed's prompt for a family."""
     has = {"none": RULES, "long": RULES - 4}.get(family, 2)
     lines = ["You answer customers of a shop.", *(right(rule.theme, 0) for rule in rules[:has])]
     if family == "broken":

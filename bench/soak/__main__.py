@@ -23,7 +23,6 @@ from bench.soak.plot import plot
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     plan, parser = (
         Plan(),
         argparse.ArgumentParser(prog="python -m bench.soak", description=(__doc__ or "").partition("\n")[0]),
@@ -39,7 +38,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Soak, write, print; the exit status."""
+    """Soak, write and print; return the exit status."""
     options = arguments()
     options.out.mkdir(parents=True, exist_ok=True)
     samples = options.out / "soak.jsonl"

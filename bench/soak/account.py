@@ -1,9 +1,9 @@
-"""What clients saw, held against the tape: every call is there once, with the end that its client saw. Pure.
+"""Compares the observations of clients with the tape: every call is there once, with the end that its client saw. Pure.
 
-What a kill may take away is what docs/reliability.md says of `record = "batched"`: a call that began in its last 0.25 s
-may be absent, an older one that was under way is interrupted, and of one that was answered in the last moment the end,
-or the call, may be missing. How old the oldest of each was is counted; a moment is long here, so that a busy machine
-plants no fault.
+A kill may lose what docs/reliability.md says of `record = "batched"`: a call that began in its last 0.25 s may be
+absent, an older one that was under way is interrupted, and for one that was answered in the last moment the end, or the
+call, may be missing. The age of the oldest of each is counted; a moment is long here, so that a busy machine causes no
+false fault.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _SHOWN = 20
 
 
 class Recorded(NamedTuple):
-    """What is looked at of a span."""
+    """The fields of a span that are compared."""
 
     name: str | None
-    """Of its call."""
+    """Name of its call."""
     status: str
     response: str | None
     where: str
 
 
 class Kill(NamedTuple):
-    """When a gateway was killed; seconds of the monotonic clock."""
+    """Begin and end of a kill; seconds of the monotonic clock."""
 
     begin: float
     end: float
@@ -43,37 +43,37 @@ class Kill(NamedTuple):
 
 @dataclass
 class Account:
-    """How it came out."""
+    """The result of the comparison."""
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """Calls by kind and by what the tape says of them."""
+    """Number of calls by kind and status on the tape."""
     absent: int = 0
-    """Under way or just answered at a kill, and not there."""
+    """Calls under way or just answered at a kill, and not on the tape."""
     absent_s: float = 0.0
-    """How long before its kill the earliest of these began."""
+    """Longest time before its kill at which one of these began."""
     interrupted: int = 0
-    """Under way or just answered at a kill, and interrupted on the tape."""
+    """Calls under way or just answered at a kill, and interrupted on the tape."""
     unended: int = 0
-    """Interrupted ones whose client had the whole answer."""
+    """Interrupted calls whose client had the whole answer."""
     unended_s: float = 0.0
-    """How long before its kill the earliest of these had it."""
+    """Longest time before its kill at which one of these was answered."""
     cut: int = 0
-    """Of the calls that a kill cut off: those that the tape has with another end."""
+    """Calls that a kill cut off and that have another end on the tape."""
     unsent: int = 0
-    """Not made: the gateway was just away."""
+    """Calls that were not made because the gateway was away."""
     wrong: int = 0
     problems: list[str] = field(default_factory=list[str])
-    """The first ones of what is wrong."""
+    """The first descriptions of wrong calls."""
 
     def say(self, problem: str) -> None:
-        """One more."""
+        """Count a wrong call, and keep its description if it is among the first."""
         self.wrong += 1
         if len(self.problems) < _SHOWN:
             self.problems.append(problem)
 
 
 def settle(calls: Calls, kills: list[Kill], tape: Iterable[Recorded]) -> Account:
-    """All calls."""
+    """Return the account of all calls."""
     account, times, statuses = Account(), array("B", bytes(len(calls))), array("B", bytes(len(calls)))
     for span in tape:
         number = calls.number(span.name)
@@ -95,7 +95,7 @@ def settle(calls: Calls, kills: list[Kill], tape: Iterable[Recorded]) -> Account
 
 
 def _one(account: Account, calls: Calls, number: int, status: str, kills: list[Kill]) -> Iterator[str]:
-    """What is wrong with a call."""
+    """Yield the problems of a call."""
     kind, seen = KINDS[calls.kinds[number]], Seen(calls.seen[number])
     began, ended = calls.began[number], calls.ended[number]
     if seen == Seen.UNSENT:

@@ -1,4 +1,4 @@
-"""What the provider says to each kind of call. Pure: the parts of an answer, by the name of its call."""
+"""The provider's answers to each kind of call. Pure: the parts of an answer, by the name of its call."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from bench import corpus
 from bench.soak.kinds import NAME
 
 EVENTS, PER_WRITE = 40, 8
-"""Of a stream: events, and how many at a time."""
+"""Events of a stream, and events of a write."""
 ENDS = (b"data: [DONE]\n\n", b"event: message_stop", b"event: response.completed")
-"""One of them is near the end of every stream."""
+"""Last events of streams: one of them is near the end of every stream."""
 _ID = NAME.decode()
 _HEAD = "HTTP/1.1 {status}\r\nContent-Type: {type}\r\nx-request-id: req_8f0c2d71b6f94e5a\r\n"
 
 
 class Answers:
-    """Made once; only the name of the call is written into them."""
+    """The answers, made once; only the name of the call is written into them."""
 
     def __init__(self) -> None:
         rng = random.Random(21)
@@ -33,12 +33,13 @@ class Answers:
 
     @staticmethod
     def refused(status: str) -> bytes:
-        """An error."""
+        """Return an error with a status."""
         return _plain({"error": {"message": "Not now.", "type": "server_error", "code": None}}, status)
 
 
 def stream(events: Sequence[bytes], name: bytes, packed: bool) -> list[bytes]:
-    """The writes of a stream: its head, then some events at a time, each write a chunk; packed as one gzip."""
+    """Return the writes of a stream: its head, then some events at a time, each write a chunk; `packed`: as one
+    gzip."""
     kind = "text/event-stream\r\nTransfer-Encoding: chunked" + ("\r\nContent-Encoding: gzip" if packed else "")
     head = _HEAD.format(status="200 OK", type=kind).encode() + b"\r\n"
     groups = [b"".join(events[at : at + PER_WRITE]).replace(NAME, name) for at in range(0, len(events), PER_WRITE)]
@@ -82,7 +83,7 @@ def _responses(text: str) -> dict[str, Any]:
 
 def _embeddings(rng: random.Random) -> dict[str, Any]:
     data = [{"object": "embedding", "index": 0, "embedding": [round(rng.uniform(-1, 1), 6) for _ in range(64)]}]
-    # OpenAI's answer has no id. One who is not known is passed over by clients, and this one is looked for.
+    # OpenAI's answer has no id. Clients ignore unknown fields, and the soak looks for this one.
     return {
         "object": "list",
         "data": data,

@@ -1,4 +1,4 @@
-"""Every call that was made, as its client saw it: a few numbers each, so that a million of them fit."""
+"""Every call of a soak as its client saw it: a few numbers each, so that a million of them fit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bench.soak.kinds import Seen
 
 @dataclass
 class Calls:
-    """All of them, by their numbers from 0."""
+    """All calls, by their numbers from 0."""
 
     salt: int
-    """The first half of the name of each; not 0, and another one in every soak."""
+    """The first half of each call's name; not 0, and different in every soak."""
     kinds: array[int] = field(default_factory=lambda: array("B"))
     seen: array[int] = field(default_factory=lambda: array("B"))
     began: array[float] = field(default_factory=lambda: array("d"))
@@ -25,7 +25,7 @@ class Calls:
         return len(self.kinds)
 
     def begin(self, kind: int) -> int:
-        """A call is made; its number."""
+        """Note that a call begins; return its number."""
         self.kinds.append(kind)
         self.seen.append(Seen.PENDING)
         self.began.append(monotonic())
@@ -33,16 +33,16 @@ class Calls:
         return len(self) - 1
 
     def end(self, number: int, seen: Seen) -> float:
-        """It is over; how long it took."""
+        """Note that a call is over; return its seconds."""
         self.seen[number], self.ended[number] = seen, monotonic()
         return self.ended[number] - self.began[number]
 
     def name(self, number: int) -> bytes:
-        """Of a call: 16 hex digits."""
+        """Return the name of a call: 16 hex digits."""
         return b"%08x%08x" % (self.salt, number)
 
     def number(self, name: str | None) -> int | None:
-        """Of the call of that name; None: it is nobody's here."""
+        """Return the number of the call of that name; None if it is no call of this soak."""
         if name is None or not name.startswith(f"{self.salt:08x}"):
             return None
         number = int(name[8:], 16)

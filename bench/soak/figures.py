@@ -1,7 +1,7 @@
-"""What a soak has shown, in a line per figure. Pure.
+"""Prints the results of a soak, a line per figure. Pure.
 
-Memory is judged within the life of one process, a restart begins anew, and in the last third of it: until then caches
-fill that have a bound in bytes. The last to be full is that of conversations whose rollout is found, after 450,000
+Memory is judged within the life of one process, because a restart begins anew, and in the last third of it: until then
+caches with a bound in bytes fill. The last to be full is that of conversations whose rollout is found, after 450,000
 calls.
 """
 
@@ -16,14 +16,15 @@ from bench.soak.kinds import KINDS
 from bench.soak.samples import Sample
 
 FLAT_MB, SLOWER = 1.0, 1.1
-"""What counts as flat, per 100,000 calls, and as no slower. Neither decides the exit status."""
+"""MB of growth per 100,000 calls that count as flat, and the factor that counts as no slower. Neither decides the exit
+status."""
 MINUTE_S = 60.0
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
 
 
 def report(outcome: Outcome) -> str:
-    """All of it."""
+    """Return all figures, a line each."""
     samples = outcome.samples
     last = samples[-1]
     lines = [f"{last.calls:,} calls in {last.seconds:,.0f} s, {last.disk_mb:,.0f} MB on disk"]
@@ -42,7 +43,7 @@ SHOWN: dict[str, Callable[[Sample], float]] = {
 
 
 def spark(values: list[float]) -> str:
-    """A line of bars from the lowest to the highest value, at most WIDTH of them."""
+    """Return a line of bars from the lowest to the highest value, at most WIDTH of them."""
     step = max(1, -(-len(values) // WIDTH))
     means = [mean(values[at : at + step]) for at in range(0, len(values), step)]
     low, span = min(means), (max(means) - min(means)) or 1.0
@@ -51,7 +52,7 @@ def spark(values: list[float]) -> str:
 
 
 def lives(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """Samples by the process that they are of, those left out in which another one took part."""
+    """Return samples by their process, without samples of several processes."""
     found: dict[int, list[Sample]] = {}
     for sample in samples:
         if sample.whole:
@@ -60,7 +61,7 @@ def lives(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 
 def growth(life: Sequence[Sample]) -> float | None:
-    """MB of anonymous memory per 100,000 calls over the last third of a life; None where it was too short to say."""
+    """Return MB of anonymous memory per 100,000 calls over the last third of a life; None if it was too short."""
     end = life[-(len(life) // 3) :]
     if len(end) < 4:
         return None
@@ -76,7 +77,7 @@ def _life(life: list[Sample]) -> str:
 
 
 def _minutes(samples: Sequence[Sample]) -> str:
-    """The first minute against the last one; halves of a run that is shorter than two."""
+    """Compare the first minute with the last; of a run shorter than two minutes its halves."""
     whole = [one for one in samples if one.whole]
     length = min(MINUTE_S, samples[-1].seconds / 2)
     first = [one for one in whole if one.seconds <= length] or whole[:1]
@@ -100,7 +101,7 @@ def _reached(good: bool) -> str:
 
 
 def _kinds(outcome: Outcome) -> list[str]:
-    """A line for each kind: its calls, their time at the median of intervals, and how they ended on the tape."""
+    """Return a line for each kind: its calls, the medians of its latencies over intervals, and its ends on the tape."""
     lines = [f"{'kind':16} {'calls':>9} {'p50 ms':>8} {'p99 ms':>8}  on the tape"]
     for kind in KINDS:
         found = [one.kinds[kind.name] for one in outcome.samples if kind.name in one.kinds]
@@ -114,7 +115,7 @@ def _kinds(outcome: Outcome) -> list[str]:
 
 
 def _account(account: Account) -> list[str]:
-    """What became of all calls."""
+    """Return the lines of the account."""
     absent = f"{account.absent} absent (the first began {account.absent_s:.3f} s before its kill)"
     unended = f"{account.unended} of them answered (at most {account.unended_s:.3f} s before)"
     return [

@@ -1,6 +1,7 @@
-"""A whole soak: agents call one gateway that is killed and reloaded in the first third of it; then its tape is read.
+"""Runs a whole soak: agents call one gateway that is killed and reloaded in the first third of it; then its tape is
+read.
 
-So the last process serves two thirds of all calls, and it is its memory and its speed that are to stay.
+So the last process serves two thirds of all calls, and its memory and its speed must stay the same.
 """
 
 from __future__ import annotations
@@ -30,37 +31,37 @@ from bench.soak.served import Served
 from penstock.gateway.store import Store
 
 FAULTS_BEGIN, FAULTS_END = 0.1, 0.33
-"""Between these parts of all calls the gateway is killed and reloaded."""
+"""Shares of all calls between which the gateway is killed and reloaded."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run."""
+    """The numbers of a soak."""
 
     calls: int = 1_000_000
     agents: int = 48
-    """That call at the same time, one call each."""
+    """Agents that call at the same time, one call each."""
     kills: int = 3
     reloads: int = 3
     samples: int = 200
     seed: int = 1
     workers: int = 1
-    """Of the gateway. With several every second kill takes only one of them."""
+    """Workers of the gateway. With several every second kill takes only one of them."""
 
 
 @dataclass
 class Outcome:
-    """How it went."""
+    """The results of a soak."""
 
     plan: Plan
     samples: list[Sample] = field(default_factory=list[Sample])
     faults: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
-    """What, and after how many calls."""
+    """Kind of each fault, and the number of calls before it."""
     account: Account = field(default_factory=Account)
 
 
 class Soak:
-    """One gateway and all that call it."""
+    """One gateway and its callers."""
 
     def __init__(self, plan: Plan, served: Served, out: Path) -> None:
         self._plan, self._served, self._out = plan, served, out
@@ -73,7 +74,7 @@ class Soak:
         self._up = asyncio.Event()
 
     async def run(self) -> None:
-        """All calls, all faults, and the end of the gateway."""
+        """Make all calls and faults, and end the gateway."""
         await self._served.start()
         self._sampler.begin()
         self._up.set()
@@ -85,7 +86,7 @@ class Soak:
         await self._served.stop()
 
     async def _agent(self, chance: random.Random) -> None:
-        """Rollouts, one after the other."""
+        """Run rollouts, one after the other."""
         line = Line(self._served.port, chance)
         while self._done < self._plan.calls:
             rollout, self._rollouts = self._rollouts, self._rollouts + 1
@@ -111,7 +112,7 @@ class Soak:
             self._marks.pop(0)[1].set_result(None)
 
     async def _reached(self, calls: int) -> None:
-        """So many calls are over."""
+        """Wait until so many calls are over."""
         if self._done < calls:
             mark = asyncio.get_running_loop().create_future()
             self._marks.append((calls, mark))
@@ -146,7 +147,7 @@ class Soak:
 
 
 def schedule(plan: Plan) -> list[tuple[int, str]]:
-    """After how many calls what happens: kills and reloads in turn, while either is left."""
+    """Return (number of calls, fault): kills and reloads in turn, while either is left."""
     turns = zip_longest(["kill"] * plan.kills, ["reload"] * plan.reloads)
     faults = [fault for turn in turns for fault in turn if fault]
     step = (FAULTS_END - FAULTS_BEGIN) / max(1, len(faults) - 1)
@@ -154,7 +155,7 @@ def schedule(plan: Plan) -> list[tuple[int, str]]:
 
 
 async def run(plan: Plan, cores: Cores, out: Path) -> Outcome:
-    """A soak in a directory of its own; samples go to `out` as they come."""
+    """Run a soak in a directory of its own; samples go to `out` as they come."""
     BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="soak-", dir=BUILD) as home, _provider(cores.load) as provider:
         served = Served(Path(home), provider, cores.gateway, plan.workers)
@@ -170,7 +171,7 @@ async def run(plan: Plan, cores: Cores, out: Path) -> Outcome:
 
 @contextmanager
 def _provider(core: int) -> Generator[int]:
-    """The port of the provider, in a process of its own."""
+    """Run the provider in a process of its own; yield its port."""
     command, root = [sys.executable, "-m", "bench.soak.provider"], HERE.parent
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
         os.sched_setaffinity(process.pid, {core})
@@ -182,7 +183,7 @@ def _provider(core: int) -> Generator[int]:
 
 
 def tape(data: Path) -> Iterator[Recorded]:
-    """Every call that is on a tape, the newest first."""
+    """Yield every call on a tape, the newest first."""
     with Store(data, readonly=True) as store:
         for _, span in store.recent():
             if span.kind in ("llm", "tool"):

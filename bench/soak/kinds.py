@@ -1,7 +1,7 @@
-"""What clients ask for, and how each kind of call is to end when nobody kills the gateway. Pure.
+"""The requests of clients, and the expected end of each kind of call if nobody kills the gateway. Pure.
 
-A call names itself by 16 hex digits: in its `traceparent`, which its span keeps, and in its body, from which the
-provider takes them as the id of the answer. Its model is `soak-` and its kind: so the provider knows what to do.
+A call has a name of 16 hex digits: in its `traceparent`, which its span keeps, and in its body, from which the provider
+takes it as the id of the answer. Its model is `soak-` and its kind, which tells the provider what to do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from bench import corpus
 
 NAME = b"0123456789abcdef"
-"""Where a body has the name of its call."""
+"""Placeholder of the call's name in a body."""
 TASK = b"Task 00000000"
 VARIANTS = 64
 STEPS = corpus.STEPS
@@ -24,22 +24,22 @@ MCP_VERSION = "2026-07-28"
 
 
 class Seen(IntEnum):
-    """What a client saw of a call."""
+    """A client's observation of a call."""
 
     PENDING = 0
     """Nothing yet."""
     ANSWERED = 1
-    """Its own answer, whole."""
+    """The whole answer, with its name."""
     REFUSED = 2
-    """An error, whole."""
+    """A whole error."""
     BROKEN = 3
     """The connection closed before the answer was whole, or nothing came for too long."""
     LEFT = 4
-    """Nothing more: it has left."""
+    """Nothing more, because the client has left."""
     UNSENT = 5
-    """Nothing: it could not connect."""
+    """Nothing, because it could not connect."""
     WRONG = 6
-    """A whole answer which is not its own, or has no end."""
+    """A whole answer without its name, or without an end."""
 
 
 Leaves = Literal["", "before", "middle"]
@@ -47,27 +47,27 @@ Leaves = Literal["", "before", "middle"]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of call."""
+    """A kind of call, with its expected end."""
 
     name: str
     weight: int = 0
     """Its share of the calls of mixed rollouts; 0: it makes rollouts of its own."""
     path: str = "/v1/chat/completions"
     sees: Seen = Seen.ANSWERED
-    """What its client sees when nobody kills the gateway."""
+    """Its client's observation when nobody kills the gateway."""
     ends: str = "ok"
     """The status of its span then."""
     stream: bool = False
     packed: bool = False
-    """Whether the client takes gzip."""
+    """True if the client accepts gzip."""
     addressed: bool = True
     leaves: Leaves = ""
     waits: bool = False
-    """Its provider makes it wait, so that its time says nothing of the gateway."""
+    """True if its provider makes it wait, so that its latency says nothing about the gateway."""
 
     @property
     def model(self) -> str:
-        """What the body asks for."""
+        """The model in the body."""
         return f"soak-{self.name}"
 
 
@@ -98,13 +98,13 @@ BY_NAME = {kind.name: number for number, kind in enumerate(KINDS)}
 MIXED = [number for number, kind in enumerate(KINDS) if kind.weight]
 WEIGHTS = [KINDS[number].weight for number in MIXED]
 WHOLE = [BY_NAME["turns"], BY_NAME["implicit"]]
-"""Kinds of which a conversation of twelve calls is made, which grows from 3 to 15 KB."""
+"""Kinds of calls that make a whole conversation of twelve calls, which grows from 3 to 15 KB."""
 SHARES = (3, 1, 11)
-"""Of rollouts: conversations with an address, conversations without, mixed ones."""
+"""Shares of rollouts: conversations with an address, conversations without, mixed ones."""
 
 
 def episode(chance: random.Random) -> Iterator[tuple[int, int, int]]:
-    """The calls of a rollout: the kind's number, which conversation, and how far it is."""
+    """Yield the calls of a rollout: the kind's number, the conversation and the step in it."""
     which = chance.choices((*WHOLE, -1), SHARES)[0]
     conversation = chance.randrange(VARIANTS)
     for step in range(STEPS):
@@ -112,7 +112,7 @@ def episode(chance: random.Random) -> Iterator[tuple[int, int, int]]:
 
 
 class Requests:
-    """What every call sends."""
+    """Makes the bytes of every call."""
 
     def __init__(self, seed: int) -> None:
         rng, prose = random.Random(seed), corpus.paragraphs()
@@ -122,8 +122,8 @@ class Requests:
         self._heads = [_head(kind) for kind in KINDS]
 
     def request(self, kind: int, place: tuple[int, int], rollout: int, call: bytes) -> bytes:
-        """The bytes of a call. `place`: which conversation, and how far it is; `rollout`: its number, which makes its
-        conversation another one than all others; `call`: its name."""
+        """Return the bytes of a call. `place`: conversation and step; `rollout`: its number, which makes its
+        conversation different from all others; `call`: its name."""
         conversation, step = place
         steps = self._bodies[kind][conversation]
         body = steps[step % len(steps)].replace(TASK, b"Task %08d" % rollout, 1).replace(NAME, call)
@@ -132,7 +132,7 @@ class Requests:
 
 
 def _bodies(kind: Kind, texts: list[str], grown: list[corpus.Conversation]) -> list[list[bytes]]:
-    """By conversation and step."""
+    """Return the bodies of a kind by conversation and step."""
     if kind.name in ("turns", "implicit"):
         end = corpus.tail(kind.model, tools=corpus.TOOLS, user=NAME.decode())
         return [[text[start:stop] + end for start, stop in ranges] for text, ranges in grown]
@@ -140,7 +140,7 @@ def _bodies(kind: Kind, texts: list[str], grown: list[corpus.Conversation]) -> l
 
 
 def _asked(kind: Kind, text: str) -> dict[str, Any]:
-    """A body of about 1 KB."""
+    """Return a body of about 1 KB."""
     name, said = NAME.decode(), [{"role": "user", "content": text}]
     common: dict[str, Any] = {"model": kind.model} | ({"stream": True} if kind.stream else {})
     if kind.path == MESSAGES:
@@ -162,10 +162,10 @@ def _asked(kind: Kind, text: str) -> dict[str, Any]:
 
 
 def _head(kind: Kind) -> bytes:
-    """Of every request, with room for rollout, name (twice) and length."""
+    """Return the head of every request, with room for rollout, name (twice) and length."""
     where = f"/rollout/%b/attempt/a1{kind.path}" if kind.addressed else kind.path
     lines = [f"POST {where} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
-    # No `Authorization`: a key is not what is tried here.
+    # No `Authorization`: keys are not tested here.
     lines += ["traceparent: 00-%b0000000000000001-%b-01", "Content-Length: %d"]
     lines += ["Accept-Encoding: gzip"] if kind.packed else []
     if kind.name == "tool":

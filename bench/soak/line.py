@@ -1,4 +1,4 @@
-"""A client's connection: one call at a time, HTTP/1.1 as little of it as a soak needs."""
+"""A client's connection: one call at a time, with as little of HTTP/1.1 as a soak needs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from bench.soak.kinds import Kind, Seen
 
 PATIENCE_S = 60.0
 LEAVES_S = 0.02, 0.4
-"""When a client leaves that waits for an answer: it may be announced on the tape by then, or not."""
+"""Seconds after which a client leaves that waits for an answer, at random in this range: the call may be announced on
+the tape by then, or not."""
 _END = b"\r\n\r\n"
 
 
 class Line(asyncio.Protocol):
-    """Connects when it has to; what is broken or left is not used again."""
+    """Connects when needed; a broken or left connection is not used again."""
 
     def __init__(self, port: int, chance: random.Random) -> None:
         self._port, self._chance = port, chance
@@ -27,10 +28,10 @@ class Line(asyncio.Protocol):
         self._received = bytearray()
         self._kind = Kind("")
         self._begun = self._whole = 0
-        """Where the body begins, and how long a whole answer is; 0: not known yet, -1: it is chunked."""
+        """Begin of the body, and length of the whole answer; 0: not known yet, -1: it is chunked."""
 
     async def call(self, kind: Kind, request: bytes, name: bytes) -> Seen:
-        """One call, and what came of it."""
+        """Make a call; return the client's observation."""
         if self._transport is None:
             try:
                 await self._loop.create_connection(lambda: self, "127.0.0.1", self._port)
@@ -65,17 +66,15 @@ class Line(asyncio.Protocol):
         return Seen.ANSWERED if ended and name in body else Seen.WRONG
 
     def close(self) -> None:
-        """The next call needs another connection."""
+        """Close the connection: the next call needs another."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Open."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """A piece of an answer."""
         self._received += data
         if not self._begun and (at := self._received.find(_END)) >= 0:
             self._begun = at + 4
@@ -87,7 +86,7 @@ class Line(asyncio.Protocol):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Closed, by whomever; of a connection that this one has left already it says nothing new."""
+        """Note the end of the present connection; that of a connection left earlier changes nothing."""
         if self._transport is not None and self._transport.is_closing():
             self._transport = None
             self._wake()
@@ -103,7 +102,7 @@ class Line(asyncio.Protocol):
 
 
 def dechunked(body: bytes | bytearray) -> bytes:
-    """What chunks hold."""
+    """Return the data of chunks."""
     at, found = 0, list[bytes]()
     while True:
         end = body.index(b"\r\n", at)

@@ -1,4 +1,4 @@
-"""The plot of a soak: each figure as a share of its own mean, so that they fit on one page. Pure."""
+"""Plots a soak: each figure as a share of its own mean, so that all fit on one page. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ TOP = 2.0
 
 
 def plot(outcome: Outcome) -> str:
-    """An SVG. Figures of an interval in which a process ended are left out; a vertical line is a kill or a reload."""
+    """Return an SVG. Figures of an interval in which a process ended are left out; a vertical line is a kill or a
+    reload."""
     samples, series = [one for one in outcome.samples if one.whole], dict[str, list[tuple[float, float]]]()
     for name, (unit, figure) in FIGURES.items():
         usual = mean(map(figure, samples))

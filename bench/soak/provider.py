@@ -1,8 +1,8 @@
 """The provider of a soak: `python -m bench.soak.provider` prints its port and serves until killed.
 
-The model of a request says what it does: answers at once, slowly or with an error, breaks off in the middle, or says
-nothing (more) until the other side leaves. What its clients leave is never finished, so that such a call has one end
-only. Below /shaky every call is refused with a status that another upstream is asked after.
+The model of a request tells it what to do: answer at once, slowly or with an error, break off in the middle, or send
+nothing (more) until the other side leaves. A call that its client leaves is never finished, so that it has one end
+only. Below /shaky every call is refused with a status after which the gateway tries another upstream.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ASKED = re.compile(rb'"model":"soak-(\w+)"')
 _NAMED = re.compile(rb'"(?:user|user_id|id)":"([0-9a-f]{16})"')
 SLOW_HEAD_S, SLOW_TOKENS_S = 0.4, 0.15
 PATIENCE_S = 30.0
-"""After which a call that nobody leaves is broken off."""
+"""Seconds after which a call that should be left, and is not, is broken off."""
 ANSWERS = Answers()
 SHAKY = ("500 Internal Server Error", "429 Too Many Requests", "503 Service Unavailable")
 
 
 class Connection(asyncio.Protocol):
-    """One of the gateway's."""
+    """A connection from the gateway."""
 
     shaken = 0
 
@@ -39,24 +39,19 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keeps where answers go."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of requests."""
         self._parser.feed_data(data)
 
     def on_url(self, url: bytes) -> None:
-        """A request begins."""
         self._path = url
         self._body.clear()
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         body = b"".join(self._body)
         named, asked = _NAMED.search(body[-400:]) or _NAMED.search(body), _ASKED.search(body)
         if named is None:
@@ -85,7 +80,7 @@ class Connection(asyncio.Protocol):
             self._go_on(writes)
         elif kind == "broken":
             self._transport.write(b"".join(writes[:half]))
-            # Not at once: what was written is to arrive.
+            # Not at once: the written bytes must arrive.
             self._later(0.01, self._transport.close)
         elif kind == "leaves_middle":
             self._transport.write(b"".join(writes[:half]))
@@ -113,7 +108,7 @@ STREAMS = {"messages_stream": ANSWERS.messages_stream, "responses_stream": ANSWE
 
 
 async def main() -> None:
-    """Listens on a free port of loopback."""
+    """Listen on a free port of loopback."""
     server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()

@@ -1,4 +1,4 @@
-"""What is measured while a soak runs: a sample every so many calls."""
+"""The measurements during a soak: a sample every so many calls."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from bench.soak.served import Served
 
 @dataclass(frozen=True)
 class Latency:
-    """Of the calls of one kind in an interval; ms."""
+    """Latencies of the calls of one kind in an interval; ms."""
 
     calls: int
     p50: float
     p99: float
     unexpected: int
-    """Calls whose client did not see what was to come."""
+    """Calls whose client did not see the expected end."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """After one interval."""
+    """The figures of one interval."""
 
     calls: int
-    """Since the start."""
+    """Calls since the start of the soak."""
     seconds: float
-    """Since the start."""
+    """Seconds since the start of the soak."""
     life: int
-    """Which process: a kill and a reload each begin another."""
+    """Number of the gateway's process: a kill and a reload each begin another."""
     whole: bool
-    """Whether one process has served all of the interval."""
+    """True if one process has served all of the interval."""
     per_second: float
     cpu_ms: float
-    """Of the gateway, per call; 0 where it was killed meanwhile."""
+    """CPU of the gateway per call; 0 if it was killed in the interval."""
     rss_mb: float
     anon_mb: float
     disk_mb: float
     fast: Latency
-    """Calls whose provider does not make them wait."""
+    """Latencies of calls whose provider does not make them wait."""
     kinds: dict[str, Latency]
 
     def row(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the sample for JSON."""
         return asdict(self)
 
 
 @dataclass
 class Sampler:
-    """Sums up an interval."""
+    """Collects the calls of an interval and makes a sample of them."""
 
     served: Served
     life: int = 0
@@ -59,22 +59,22 @@ class Sampler:
     _at: tuple[int, float, float] = (0, 0.0, 0.0)
     """Calls, seconds and CPU seconds at the last sample."""
     _life: int = 0
-    """At the last sample."""
+    """`life` at the last sample."""
     _took: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     _unexpected: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def begin(self) -> None:
-        """The gateway has started: what that took is not counted."""
+        """Note that the gateway has started: its start does not count."""
         self._at = (0, monotonic() - self.began, self.served.cpu())
 
     def note(self, kind: int, seen: Seen, took: float) -> None:
-        """A call is over."""
+        """Note a call that is over."""
         self._took[kind].append(took)
         if seen != KINDS[kind].sees:
             self._unexpected[kind] += 1
 
     def sample(self, calls: int) -> Sample:
-        """What has become of it since the last one."""
+        """Return the figures since the last sample."""
         before, begun, spent = self._at
         seconds, cpu, memory = monotonic() - self.began, self.served.cpu(), self.served.memory()
         whole, used = self._life == self.life, cpu - spent
@@ -104,7 +104,7 @@ def _latency(times: list[float], unexpected: int) -> Latency:
 
 
 def progress(sample: Sample) -> str:
-    """One line."""
+    """Return a sample as one line."""
     speed = (
         f"{sample.per_second:,.0f}/s, {sample.cpu_ms:.3f} ms, p50 {sample.fast.p50:.1f} p99 {sample.fast.p99:.1f} ms"
     )

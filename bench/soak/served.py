@@ -1,5 +1,5 @@
-"""The gateway of a soak: one process, or two while one hands over to the next, or workers with their parent; on one
-core, port and tape."""
+"""The gateway of a soak: one process, or two during a handover, or workers with their parent; on one core, port and
+tape."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bench import procfs
 from bench.soak.account import Kill
 
 ROOT = Path(__file__).parents[2]
-# As in every bench there is no index: it is another process, with figures of its own. Rollouts end when they have been
-# quiet, as they do in production after half an hour.
+# As in every bench there is no index: it is another process, with figures of its own. Rollouts end after a quiet time,
+# in production after half an hour.
 CONFIG = """\
 port = {port}
 quiet_seconds = 60.0
@@ -62,7 +62,7 @@ PATIENCE_S = 60.0
 
 
 def steady_port() -> int:
-    """A port that the system gives to nobody by itself, so that it is there again after a kill."""
+    """Return a port that the system never assigns by itself, so that it is free again after a kill."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = SystemRandom().randrange(10_000, lowest)
@@ -72,7 +72,7 @@ def steady_port() -> int:
 
 
 class Served:
-    """Starts it, kills it, has it started anew."""
+    """Starts, kills and reloads the gateway."""
 
     def __init__(self, home: Path, provider: int, core: int, workers: int = 1) -> None:
         self.port = steady_port()
@@ -83,12 +83,12 @@ class Served:
 
     @property
     def pid(self) -> int:
-        """Of the first process, which stays the parent of all later ones."""
+        """Id of the first process, which stays the parent of all later ones."""
         assert self.process is not None
         return self.process.pid
 
     async def start(self) -> None:
-        """Until it serves."""
+        """Start it; return when it serves."""
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock", "serve", "--config", self._config, "--data", self.data),
@@ -102,7 +102,7 @@ class Served:
         await self._address()
 
     async def _address(self) -> None:
-        """What a process prints when it serves."""
+        """Wait for the line that a process prints when it serves. Raises RuntimeError for another one."""
         assert self.process is not None
         assert self.process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
@@ -111,16 +111,16 @@ class Served:
             raise RuntimeError(f"the gateway does not serve: {self.log_end()}")
 
     def log_end(self) -> str:
-        """Its last words."""
+        """Return the end of its log."""
         return self._log.read_text(errors="replace")[-1000:]
 
     async def reload(self) -> None:
-        """SIGHUP, until the next process serves."""
+        """Send SIGHUP; return when the next process serves."""
         os.kill(self.pid, signal.SIGHUP)
         await self._address()
 
     async def kill(self) -> Kill:
-        """All its processes at once; returns when they are gone."""
+        """Kill all its processes at once; return when they are gone."""
         assert self.process is not None
         begin, pids = monotonic(), procfs.tree(self.pid)
         for pid in pids:
@@ -133,7 +133,7 @@ class Served:
         return Kill(begin, monotonic())
 
     async def kill_worker(self, chance: random.Random) -> Kill:
-        """One of several; returns when another one is there."""
+        """Kill one of several workers; return when another one is there."""
         workers = await self._when(lambda workers: len(workers) == self._workers)
         begin = monotonic()
         os.kill(chance.choice(sorted(workers)), signal.SIGKILL)
@@ -141,7 +141,8 @@ class Served:
         return Kill(begin, monotonic())
 
     async def _when(self, right: Callable[[set[int]], bool]) -> set[int]:
-        """The workers, when it is so; after a reload those of the process before are there for a while."""
+        """Return the workers as soon as `right` is true; after a reload those of the process before are there for a
+        while."""
         async with asyncio.timeout(PATIENCE_S):
             while not right(now := self._leaves()):  # noqa: ASYNC110 - only /proc tells
                 await asyncio.sleep(0.01)
@@ -151,14 +152,14 @@ class Served:
         return {pid for pid in procfs.tree(self.pid) if not procfs.children(pid)}
 
     async def stop(self) -> None:
-        """As it is asked to; what runs may end."""
+        """Terminate it; calls under way may end."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             await self.process.communicate()
 
     async def wait(self, seconds: float) -> None:
-        """For somebody who could not connect; raises RuntimeError when it has ended though nobody killed it."""
+        """Wait after a failed connection; raises RuntimeError when it has ended though nobody killed it."""
         assert self.process is not None
         returncode = self.process.returncode
         if returncode is not None and returncode != -signal.SIGKILL:
@@ -166,15 +167,15 @@ class Served:
         await asyncio.sleep(seconds)
 
     def cpu(self) -> float:
-        """Seconds so far, of the processes that run now."""
+        """Return the CPU seconds so far of the processes that run now."""
         return procfs.cpu_seconds(self.pid)
 
     def memory(self) -> procfs.Memory:
-        """Of the processes that run now."""
+        """Return the memory of the processes that run now."""
         return procfs.memory(self.pid)
 
     def stored_mb(self) -> float:
-        """What it has written to disk."""
+        """Return the MB that it has written to disk."""
         return sum(path.stat().st_blocks * 512 for path in self.data.rglob("*") if path.is_file()) / 1e6
 
 

@@ -1,4 +1,5 @@
-"""Budgets that are kept exactly: what is about to be spent is taken first, and what is not there is not begun."""
+"""Budgets that are never exceeded: the highest possible cost is taken beforehand, and nothing begins that is not
+covered."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 ROUNDING: Final = 1e-9
-"""Share of a budget that sums of money may be wrong by, because they are rounded."""
+"""Tolerance for sums of money, as a share of the budget, because they are rounded."""
 
 
 class Spent(Exception):
@@ -15,18 +16,18 @@ class Spent(Exception):
 
 @dataclass(slots=True)
 class Budget:
-    """What a run may still spend. None is no limit."""
+    """The limits of a run, and how much of them is used. None is no limit."""
 
     rollouts: int
-    """Rollouts."""
+    """Limit of rollouts."""
     reflections: int | None = None
-    """Calls of the reflecting model."""
+    """Limit of calls of the reflecting model."""
     tokens: int | None = None
-    """Tokens of the reflecting model, in and out, hidden reasoning counted."""
+    """Limit of tokens of the reflecting model, in and out, hidden reasoning counted."""
     money: float | None = None
-    """What these tokens cost, in the currency of the configured prices."""
+    """Limit of the cost of these tokens, in the currency of the configured prices."""
     kept: int = 0
-    """Rollouts of these that are kept back for later."""
+    """Rollouts of the limit that are reserved for later."""
     used_rollouts: int = 0
     used_reflections: int = 0
     used_tokens: int = 0
@@ -34,11 +35,11 @@ class Budget:
 
     @property
     def left(self) -> int:
-        """Rollouts that are left, but for those that are kept back."""
+        """Rollouts that are left, without the reserved ones."""
         return max(0, self.rollouts - self.kept - self.used_rollouts)
 
     def take_rollouts(self, wanted: int) -> int:
-        """Takes as many of these as are left; raises `Spent` when none is."""
+        """Take `wanted` rollouts, or as many as are left; return the number. Raises `Spent` when none is left."""
         if wanted and not self.left:
             but = f", but for {self.kept:,} of the race" if self.kept else ""
             raise Spent(f"all {self.rollouts:,} rollouts (budget.rollouts) are used{but}")
@@ -47,7 +48,7 @@ class Budget:
         return given
 
     def take_reflection(self, most_tokens: int, most_money: float) -> None:
-        """Takes a reflection, and the most tokens and money that it can use. Raises `Spent` when not all are left."""
+        """Take a reflection, and the most tokens and money that it can use. Raises `Spent` when not all are left."""
         for name, used, wanted, most in (
             ("reflections", self.used_reflections, 1, self.reflections),
             ("tokens", self.used_tokens, most_tokens, self.tokens),
@@ -61,6 +62,6 @@ class Budget:
         self.used_money += most_money
 
     def give_back(self, tokens: int, money: float) -> None:
-        """What a reflection was given and has not used."""
+        """Give back the tokens and money that a reflection took and has not used."""
         self.used_tokens -= tokens
         self.used_money -= money

@@ -1,4 +1,4 @@
-"""Candidates: the texts that an agent's rollouts are to have. Pure."""
+"""Candidates: texts for an agent's rollouts. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Candidate:
-    """A text for each resource that is optimised."""
+    """A text for each optimised resource."""
 
     texts: Mapping[str, str]
-    """By name of the resource."""
+    """Texts by resource name."""
     parent: str | None = None
-    """The candidate that it was made from."""
+    """Id of the candidate that it was made from; None for the seed."""
     claim: str = ""
-    """The failure that it is to mend, or how it came about; for a person."""
+    """The failure that it should fix, or its origin; for a person."""
     causes: tuple[str, ...] = field(default=())
     """Rollouts that led to it."""
     line_causes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Rollouts that led to a line, by the line that is new or gone, for engines that know; of the others, `causes`."""
+    """Rollouts that led to a line, by the new or removed line, for engines that know; `causes` holds for all other
+    lines."""
 
     def __post_init__(self) -> None:
-        # Engines may have it from a model's JSON, which can spell halves of characters; nothing can send them.
+        # A claim from a model's JSON may have halves of characters (lone surrogates), which cannot be sent.
         object.__setattr__(self, "claim", self.claim.encode(errors="ignore").decode())
 
     @cached_property

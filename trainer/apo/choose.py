@@ -1,4 +1,4 @@
-"""Which engine a configuration names."""
+"""Makes the engine that a configuration names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from penstock.trainer.apo.protocol import Engine
 
 
 def make_engine(name: str) -> Engine:
-    """The engine of a run: one of ours, or a function or class of somebody's `module:name`. Raises `ConfigError`."""
+    """Return the engine of a run: one of ours, or a function or class of the user's `module:name`. Raises
+    `ConfigError`."""
     if name == "ours":
         from penstock.trainer.apo.engines.ours import Ours
 
@@ -59,7 +60,7 @@ def _gepa() -> Engine:
 
 
 def loaded(key: str, name: str) -> Any:
-    """What `module:name` stands for; modules of the working directory are found. Raises `ConfigError`."""
+    """Import and return `module:name`; modules of the working directory are found. Raises `ConfigError`."""
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -68,7 +69,7 @@ def loaded(key: str, name: str) -> Any:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # What the module imports itself may be missing, too.
+        # An import inside the module may be what is missing.
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(f"{key}: there is no module {module!r} here or on the Python path") from None

@@ -1,6 +1,6 @@
 """The commands `penstock train apo` and `penstock train custom`.
 
-Nothing heavy is imported before a configuration was found right.
+Heavy imports come after the check of the configuration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _words(_: object, agent: str | None) -> None:
-    """Raises where a command line is not one."""
+    """Raise `ValueError` unless `agent` is a valid command line."""
     try:
         _ = shlex.split(agent or "")
     except ValueError as error:
@@ -210,7 +210,6 @@ def _check_extra() -> None:
 
 
 def _print(found: list[RunResult]) -> None:
-    """The report on stdout."""
     from rich.console import Console
 
     from penstock.gateway.display.table import ENDLESS

@@ -16,9 +16,9 @@ from penstock.trainer.apo.limits import MOST_SEEDS
 ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
 MOST_TEXTS: Final = 1 + MOST_COMPANIONS
-"""Texts that one release can change."""
+"""Most texts that one release can change."""
 RunName = Annotated[Id, Field(max_length=64)]
-"""Names of runs; those of their rollouts and versions begin with them."""
+"""Names of runs; the names of their rollouts and versions begin with them."""
 
 
 class Run(Section):
@@ -166,7 +166,7 @@ class Config(Section):
 
 
 def load(path: Path) -> Config:
-    """The configuration of a file. Raises `ConfigError`."""
+    """Return the configuration of a file. Raises `ConfigError`."""
     return validated(Config, read(path), str(path))
 
 
@@ -177,7 +177,7 @@ def overridden(
     seeds: int | None = None,
     placebo: bool = False,
 ) -> Config:
-    """The configuration with what the command line says instead. Raises `ConfigError` where no tasks are named."""
+    """Return the configuration with the options of the command line. Raises `ConfigError` if no tasks are named."""
     given = config.tasks if tasks is None else config.tasks.model_copy(update={"file": tasks})
     publish = config.publish if release is None else config.publish.model_copy(update={"release": release})
     run = config.run.model_copy(update={"seeds": seeds or config.run.seeds, "placebo": placebo or config.run.placebo})
@@ -187,7 +187,7 @@ def overridden(
 
 
 def tasks_file(config: Config) -> Path:
-    """The file of tasks. Raises `ConfigError` where none is named."""
+    """Return the file of tasks. Raises `ConfigError` if none is named."""
     if config.tasks.file is None:
         raise ConfigError("tasks.file: name a JSONL file with the tasks that agents are given, one a line, or --tasks")
     return config.tasks.file

@@ -1,10 +1,11 @@
-"""`penstock train custom module:function`: a training algorithm of any kind, as a function of somebody else's.
+"""`penstock train custom module:function`: runs the user's training algorithm, which is one function.
 
 The function is called once, with a `Custom`: the client of the gateway, tasks, rollouts that run with the versions it
 names, texts and their versions, a model to ask, and the reports of the run. When it returns, the run has succeeded.
 
-Nothing is remembered between processes. A function that was killed is called again from its beginning; it should come
-to the same names of rollouts and the same questions, and then finds them on the tape instead of running them twice.
+No process remembers anything of an earlier one. After a crash the function is called again from its beginning; it
+should come to the same names of rollouts and the same questions, and then finds them on the tape instead of running
+them twice.
 """
 
 from __future__ import annotations
@@ -48,52 +49,52 @@ from penstock.trainer.runs.report import Display, Reporter
 from penstock.trainer.runs.runner import keep_running, stay_alive, with_others
 
 TIMEOUT_S: Final = 3600.0
-"""How long rollouts are waited for, if nothing else is said."""
+"""Default of how long `Custom.run` waits for rollouts."""
 Algorithm = Callable[["Custom"], Awaitable[None]]
 Model = Callable[[str], Reflecting]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command was given."""
+    """The arguments of the command."""
 
     name: str
-    """Of the run."""
+    """Name of the run."""
     function: Algorithm
-    """What is run."""
+    """The user's function."""
     config: Mapping[str, Any]
-    """The tables of the configuration; its keys are the function's own business."""
+    """The tables of the configuration; only the function interprets them."""
     tasks: Sequence[Any]
     """Inputs of rollouts."""
     agent: str | None
-    """Command of an agent that is run beside."""
+    """Command of an agent, which a runner beside the run executes."""
 
 
 class Custom:
-    """What an algorithm has."""
+    """The argument of a user's algorithm: gateway, tasks, configuration, texts, models and reports."""
 
     def __init__(self, wanted: Wanted, client: Client, reporter: Reporter, awaited: Awaited, model: Model) -> None:
         self.name = wanted.name
-        """The name of the run; those of its rollouts and versions should begin with it."""
+        """The name of the run; the names of its rollouts and versions should begin with it."""
         self.client = client
-        """Everything that the gateway can be asked."""
+        """The client of the gateway, for any other request."""
         self.tasks = wanted.tasks
         """Inputs of rollouts, from `--tasks`; empty without."""
         self.config = wanted.config
         """The tables of the configuration; empty without one."""
         self.step = 0
-        """The last step that a point was reported of."""
+        """The highest step with a reported point."""
         self._reporter, self._awaited, self._model = reporter, awaited, model
         self._asking = WeakValueDictionary[tuple[str, str, int], asyncio.Lock]()
-        """Held while a question is asked."""
+        """Locks by (model, prompt, number), held while the question is asked."""
 
     # Rollouts ---------------------------------------------------------------------------------------------------------
 
     async def run(self, rollouts: Sequence[RolloutSpec], timeout_s: float = TIMEOUT_S) -> list[RolloutSummary]:
-        """Queues rollouts, waits for them, and gives what came of them in their order; `reward` is None where nobody
-        judged. Each needs a name (`id`): one that has run under it already is not run again. Their versions stand in
-        `config.versions`, and are seen by no other rollout. Those that have not ended in time are cancelled. Raises
-        `ConfigError` when no rollout has ended."""
+        """Queue rollouts, wait for them, and return them in their order; `reward` is None where none was given. Each
+        needs a name (`id`): one that has run under it already is not run again. Their versions are in
+        `config.versions`, and no other rollout gets them. Those that have not ended after `timeout_s` are cancelled.
+        Raises `ConfigError` when no rollout has ended."""
         names = [spec.id or "" for spec in rollouts]
         if not all(names):
             raise ConfigError("run: each rollout needs a name (id), so that it is found again after a crash")
@@ -112,13 +113,13 @@ class Custom:
     # Texts ------------------------------------------------------------------------------------------------------------
 
     async def text(self, resource: str) -> str:
-        """The text that production has of a prompt or a tool. Raises `ClientError`."""
+        """Return production's text of a prompt or a tool. Raises `ClientError`."""
         return str((await self._stable(resource)).content["text"])
 
     async def add(self, resource: str, text: str, note: str = "") -> str:
-        """Registers a text as a version of a prompt or a tool, and gives its name; the same text is the same version.
-        Nothing sees it before a rollout names it or a release shows it. Raises `ConfigError` when it has not the slots
-        of the text that production has, or half a character."""
+        """Register a text as a version of a prompt or a tool, and return the version's name; the same text is the same
+        version. No call gets it before a rollout names it or a release shows it. Raises `ConfigError` when its slots
+        differ from those of production's text, or it has half a character."""
         if text != whole(text):
             raise ConfigError(f"{resource}: the text has half a character, which cannot be sent")
         stable = await self._stable(resource)
@@ -151,10 +152,10 @@ class Custom:
     # A model ----------------------------------------------------------------------------------------------------------
 
     async def ask(self, model: str, prompt: str, number: int = 0) -> Reflection:
-        """A model's answer, through the gateway and onto the tape. The same question has the same answer, also after a
-        crash; another `number` asks anew. Raises `RunError`."""
+        """Ask a model through the gateway, recorded on the tape, and return its answer. The same question has the same
+        answer, also after a crash; another `number` asks anew. Raises `RunError`."""
         prompt = whole(prompt)
-        # Who asks the same meanwhile finds the answer on the tape.
+        # A second caller with the same question waits, and finds the answer on the tape.
         asking = self._asking.setdefault((model, prompt, number), asyncio.Lock())
         async with asking:
             with _plainly("ask"):
@@ -164,25 +165,25 @@ class Custom:
     # Reports ----------------------------------------------------------------------------------------------------------
 
     async def point(self, step: int, values: Mapping[str, float]) -> None:
-        """Reports metrics of a step, from 0."""
+        """Report metrics of a step, from 0."""
         self.step = max(self.step, step)
         with _plainly("point"):
             await self._reporter.point(step, values)
 
     async def tell(self, text: str, level: Level = "info") -> None:
-        """Reports something that happened; of a long text the beginning."""
+        """Report an event; a long text is cut off."""
         with _plainly("tell"):
             await self._reporter.event(self.step, whole(text), level)
 
     async def made(self, resource: str, version: str) -> None:
-        """Notes a version that the run has made."""
+        """Report a version that the run has made."""
         with _plainly("made"):
             await self._reporter.made(resource, version)
 
 
 @contextmanager
 def _plainly(method: str) -> Generator[None]:
-    """Says in a sentence what a method was given that cannot be: `ConfigError`."""
+    """Turn a ValidationError of a method's arguments into a `ConfigError` with one sentence."""
     try:
         yield
     except ValidationError as error:
@@ -190,7 +191,7 @@ def _plainly(method: str) -> Generator[None]:
 
 
 def algorithm(name: str) -> Algorithm:
-    """The function of a name. Raises `ConfigError`."""
+    """Return the function of a name. Raises `ConfigError`."""
     if ":" not in name:
         raise ConfigError(f"function: {name!r} is not module:function")
     found = loaded("function", name)
@@ -200,7 +201,7 @@ def algorithm(name: str) -> Algorithm:
 
 
 def wanted(name: str, function: str, config: Path | None, tasks: Path | None, agent: str | None) -> Wanted:
-    """What a command asks for. Raises `ConfigError`."""
+    """Return the checked arguments of a command. Raises `ConfigError`."""
     try:
         _ = TypeAdapter(RunName).validate_python(name)
     except ValidationError as error:
@@ -210,7 +211,7 @@ def wanted(name: str, function: str, config: Path | None, tasks: Path | None, ag
 
 
 def train(asked: Wanted, gateway: str, key: str | None) -> None:
-    """A whole run. Raises `RunError` when it has not come to its end."""
+    """Do a whole run. Raises `RunError` when it ended early."""
     with display(None) as shown:
         ending.whole(_train(asked, gateway, key, shown))
 
@@ -227,7 +228,7 @@ async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -
         custom = Custom(asked, client, reporter, awaited, model)
 
         async def work() -> None:
-            # As the tape gives it back: days, and what is no finite number, are text and null there.
+            # In the tape's form: there dates are text, and numbers that are not finite are null.
             config = from_json(to_json(dict(asked.config), inf_nan_mode="null"))
             await reporter.begin("custom", config, None, 0)
             beside = [awaited.run(), stay_alive(reporter)]
@@ -244,7 +245,7 @@ async def _called(function: Algorithm, custom: Custom) -> None:
     try:
         await function(custom)
     except SystemExit as error:
-        # It would leave the event loop without a word on the tape.
+        # SystemExit would leave the event loop without an event on the tape.
         raise ending.RunError(f"the function has left by sys.exit: {error.code}") from None
 
 

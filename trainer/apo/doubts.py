@@ -1,8 +1,7 @@
-"""Why a run can learn nothing, said as early as it can be known. Pure.
+"""Reports as early as possible why a run can learn nothing. Pure.
 
-The first rollouts show what would make every later one worthless: an agent that always fails, whose calls do not reach
-the gateway or have other prompts, or whom nobody judges. At the end the figures show what kept a search from finding
-anything.
+The first rollouts show errors that make every later one worthless: an agent that always fails, calls that do not reach
+the gateway or have other prompts, or missing rewards. At the end the figures show why a search found nothing.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from typing import Final
 from penstock.trainer.apo.search import Result
 
 LOOK: Final = 8
-"""Rollouts after which is said what they have in common."""
+"""Rollouts after which their common problem is reported."""
 AGAIN: Final = "Mend that, and take another run.name: rollouts that were run stay as they are"
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is seen of a rollout that has ended."""
+    """The facts about an ended rollout that show such problems."""
 
     rollout: str
-    """Its name."""
+    """Rollout id."""
     calls: int
-    """Calls of a model that it made."""
+    """Number of its calls of a model."""
     versions: Collection[str]
     """Resources that were found in its calls."""
     rewarded: bool
-    """Whether anybody gave it a reward."""
+    """True if it has a reward."""
     failure: str = ""
-    """How it ended, where it did not succeed."""
+    """How it failed; empty if it succeeded."""
 
 
 class FirstLook:
-    """The first rollouts of a run. `wanted`: the resources whose texts are tried."""
+    """Checks the first rollouts of a run. `wanted`: the resources whose texts are tried."""
 
     def __init__(self, wanted: Collection[str]) -> None:
         self._wanted = wanted
@@ -44,11 +43,12 @@ class FirstLook:
 
     @property
     def over(self) -> bool:
-        """Whether enough was seen."""
+        """True once the first rollouts were checked."""
         return self._told
 
     def problem(self, new: Sequence[Seen]) -> str:
-        """What makes the run worthless, for a person; empty when nothing does, and while too few are seen."""
+        """Add rollouts; return what makes the run worthless, for a person. Empty without a problem, and while there are
+        too few."""
         self._seen += new
         if self._told or len(self._seen) < LOOK:
             return ""
@@ -56,7 +56,7 @@ class FirstLook:
         return self._problem()
 
     def missing(self) -> list[str]:
-        """Resources that none of them had in its calls."""
+        """Return the resources that none of them had in its calls."""
         return sorted(set(self._wanted) - {name for one in self._seen for name in one.versions})
 
     def _problem(self) -> str:
@@ -83,7 +83,7 @@ class FirstLook:
 
 
 def doubts(result: Result, run: str) -> list[str]:
-    """Why a search that has found nothing has found nothing, for a person; empty when that is no wonder."""
+    """Return why a search has found nothing, for a person; empty if nothing was wrong with it."""
     pool, found = result.pool, list[str]()
     rewards = [trial.reward for trial in pool.trials if trial.reward is not None]
     without = len(pool.trials) - len(rewards)

@@ -1,7 +1,7 @@
-"""Edits: a line added, deleted or replaced. Several of them make one text, whoever proposed them. Pure.
+"""Edits: a line added, deleted or replaced. Edits of several proposals combine into one text. Pure.
 
-An edit names its place by the line itself and not by a number, so that it still fits when others have been made. Edits
-of different reflections that want the same are found alike (`alike`), and edits of the same line exclude each other.
+An edit names its place by the line itself and not by a number, so that it still fits after other edits. Edits of
+different reflections with the same aim are recognised (`alike`), and edits of the same line exclude each other.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Final, Literal, NamedTuple
 
 Kind = Literal["add", "delete", "replace"]
 ALIKE: Final = 0.6
-"""Share of words that two texts must have in common to say the same (Jaccard)."""
+"""Share of words that two texts must have in common to be alike (Jaccard)."""
 _WORD: Final = re.compile(r"[\w']+|\{\w+\}")
 
 
 class Edit(NamedTuple):
-    """One change of one text."""
+    """A change of one line of one text."""
 
     resource: str
-    """Whose text."""
+    """Resource of the text."""
     kind: Kind
     """`add` puts `text` behind the line, or at the end where the line is empty."""
     line: str = ""
-    """The line that it changes, or is put behind."""
+    """The line to delete or replace, or behind which to add."""
     text: str = ""
-    """What is written."""
+    """The new line."""
 
     @property
     def length(self) -> int:
@@ -37,12 +37,12 @@ class Edit(NamedTuple):
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, without case."""
+    """Return the set of words of a text, in lower case."""
     return frozenset(_WORD.findall(text.lower()))
 
 
 def alike(one: Edit, other: Edit) -> bool:
-    """Whether two edits want the same: they delete the same line, or write nearly the same words."""
+    """True if two edits have the same aim: they delete the same line, or write nearly the same words."""
     if one.resource != other.resource or (one.kind == "delete") != (other.kind == "delete"):
         return False
     if one.kind == "delete":
@@ -54,17 +54,16 @@ def alike(one: Edit, other: Edit) -> bool:
 
 
 def exclude(one: Edit, other: Edit) -> bool:
-    """Whether only one of two edits can be made: both take the same line away."""
+    """True if only one of two edits can be made: both delete or replace the same line."""
     takes = ("delete", "replace")
     same = one.resource == other.resource and one.line.strip() == other.line.strip()
     return same and one.kind in takes and other.kind in takes
 
 
 def applied(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
-    """The texts with the edits made, in their order. Of lines that are alike the first is meant. One that deletes or
-    replaces a line that is not there any more changes nothing; one that adds behind such a line adds at the end. A line
-    that is there already is not written again: adding it changes nothing, and replacing another by it takes that away.
-    """
+    """Return the texts after the edits, in their order. Of equal lines the first is changed. An edit that deletes or
+    replaces a missing line changes nothing; one that adds behind a missing line adds at the end. A line that exists
+    already is not written again: adding it changes nothing, and replacing another line by it deletes that line."""
     lines = {name: text.split("\n") for name, text in texts.items()}
     for edit in edits:
         if edit.resource in lines:
@@ -85,8 +84,8 @@ def _apply(lines: list[str], edit: Edit) -> None:
 
 
 def between(before: str, after: str, resource: str) -> list[Edit]:
-    """The edits that lead from one text to another, line by line. Where lines that are alike do not allow that, such as
-    several empty ones, all lines but one are deleted, and that one is replaced by the whole text."""
+    """Return the edits that lead from one text to another, line by line. Where equal lines make that impossible, such
+    as several empty ones, all lines but one are deleted, and that one is replaced by the whole text."""
     old, new = before.split("\n"), after.split("\n")
     found: list[Edit] = []
     for tag, a, b, c, d in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():

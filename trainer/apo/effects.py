@@ -1,13 +1,13 @@
-"""What each edit is worth, from rollouts of prompts that have several of them at once.
+"""Estimates the effect of each edit from rollouts of prompts that have several edits at once.
 
-Every rollout of a prompt with a subset of the edits says something of each of them. Rewards are taken as a sum,
+Every rollout of a prompt with a subset of the edits is evidence about each of them. The reward is modelled as a sum,
 
     reward = task + sum of the effects of the edits in the prompt + noise
 
 with normal priors on every term (a Bayesian linear regression with random effects of tasks; Gelman et al., Bayesian
-Data Analysis). So N rollouts measure each of K edits as well as N / 2 pairs of prompts with and without it
-would, instead of N / 2K: a screening design (Plackett & Burman 1946). That rewards are no sum exactly does no harm: the
-race at the end decides about whole prompts.
+Data Analysis). So N rollouts measure each of K edits as well as N / 2 pairs of prompts with and without it would,
+instead of N / 2K: a screening design (Plackett & Burman 1946). The model need not be exact: the race at the end decides
+about whole prompts.
 """
 
 from __future__ import annotations
@@ -21,41 +21,40 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 EFFECT_SD: Final = 0.08
-"""How large effects of edits are, before anything is known."""
+"""Prior standard deviation of an edit's effect."""
 TASK_SD: Final = 0.25
 LEAST_NOISE: Final = 0.1
 
 
 class Row(NamedTuple):
-    """A rollout."""
+    """A rollout with its reward."""
 
     task: str
     reward: float
     edits: frozenset[int]
-    """The edits that its prompt had."""
+    """Numbers of the edits in its prompt."""
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What is believed of the edits: a normal distribution over all of them together."""
+    """The posterior of the edits' effects: a joint normal distribution."""
 
     mean: Array
-    """By edit."""
+    """Mean effect, by edit."""
     covariance: Array
-    """Edits by edits."""
+    """Covariance, edits by edits."""
 
     def draw(self, source: np.random.Generator) -> Array:
-        """Effects as they may be."""
+        """Return a draw of all effects."""
         return source.multivariate_normal(self.mean, self.covariance, method="cholesky")
 
     @property
     def sd(self) -> Array:
-        """Standard deviation, by edit."""
         return np.sqrt(np.diag(self.covariance))
 
 
 def effects(rows: Sequence[Row], prior: Sequence[float]) -> Effects:
-    """The posterior. `prior`: mean of each edit's effect before any rollout."""
+    """Return the posterior. `prior`: mean of each edit's effect before any rollout."""
     count = len(prior)
     start = Effects(np.array(prior, dtype=np.float64), np.eye(count) * EFFECT_SD**2)
     if not rows or not count:
@@ -71,7 +70,7 @@ def effects(rows: Sequence[Row], prior: Sequence[float]) -> Effects:
     spread = np.concatenate([np.full(count, EFFECT_SD), np.full(len(tasks), TASK_SD), [0.5]])
     noise = max(LEAST_NOISE, float(np.std(rewards)))
     found = (centre, np.diag(spread**2))
-    # Twice: the noise is what the first fit leaves over.
+    # Twice: the second fit uses the residuals of the first as its noise.
     for _ in range(2):
         found = _fit(design, rewards, centre, spread, noise)
         noise = max(LEAST_NOISE, float(np.sqrt(np.mean((rewards - design @ found[0]) ** 2))))
@@ -79,7 +78,7 @@ def effects(rows: Sequence[Row], prior: Sequence[float]) -> Effects:
 
 
 def _fit(design: Array, rewards: Array, centre: Array, spread: Array, noise: float) -> tuple[Array, Array]:
-    """(mean, covariance) of all terms."""
+    """Return (mean, covariance) of all terms."""
     precision = np.diag(spread**-2.0) + design.T @ design / noise**2
     covariance: Array = np.linalg.inv(precision).astype(np.float64)
     return centre + covariance @ (design.T @ (rewards - design @ centre)) / noise**2, covariance

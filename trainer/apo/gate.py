@@ -1,13 +1,13 @@
 """The gate: finalists race against the seed on tasks of the validation split, which no engine has seen. Pure.
 
-Every task is run with the seed and with each finalist that is still in the race; what counts is the difference of their
-rewards on that task. A finalist is *better* once the wealth that was bet against "it is no better than the seed"
-(`gateway.canary.betting`) reaches K / ALPHA, where K is the number of finalists: so the gate lets a candidate through
-that is no better with probability ALPHA at most, however many rollouts it takes and however often one looks (Ville's
+Every task is run with the seed and with each finalist that is still in the race; the difference of their rewards on
+that task counts. A finalist is *better* once the wealth that was bet against "it is no better than the seed"
+(`gateway.canary.betting`) reaches K / ALPHA, where K is the number of finalists: so a candidate that is no better
+passes the gate with probability ALPHA at most, however many rollouts it takes and however often one looks (Ville's
 inequality). It is *out* once the opposite bet reaches 1 / ALPHA, or when `ENOUGH` pairs have shown no gain.
 
-Half of the stake is bet at the rate that fits what the search has seen, and half at every rate. The search's rollouts
-are of other tasks, so the bet knows nothing of the race: a wrong guess costs a factor of two, a right one saves a third
+Half of the stake is bet at the rate that fits the results of the search, and half at every rate. The search's rollouts
+are of other tasks, so the bet uses nothing of the race: a wrong guess costs a factor of two, a right one saves a third
 of the rollouts.
 """
 
@@ -31,14 +31,14 @@ State = Literal["racing", "better", "out"]
 
 @dataclass(slots=True)
 class Racer:
-    """A finalist."""
+    """A finalist in the race."""
 
     candidate: str
-    """Which."""
+    """Candidate id."""
     finalists: int
-    """How many there are."""
+    """Number of finalists."""
     rate: float
-    """The rate of the bet that fits what the search has seen (`rate`)."""
+    """Rate of the bet that fits the results of the search (`rate`)."""
     differences: list[float] = field(default_factory=list[float])
     """Its rewards less those of the seed on the same tasks."""
     _guessed: float = 1.0
@@ -47,7 +47,7 @@ class Racer:
     _worse: Wealth = field(default_factory=Wealth)
 
     def add(self, difference: float) -> None:
-        """Takes one pair; `difference` lies within -1 and 1."""
+        """Add a pair; `difference` lies within -1 and 1."""
         self.differences.append(difference)
         self._guessed *= 1.0 + self.rate * difference
         self._better.bet(difference, 1.0)
@@ -55,17 +55,16 @@ class Racer:
 
     @property
     def evidence(self) -> float:
-        """e-value against "it is no better than the seed"; 1 / ALPHA for each finalist is needed."""
+        """e-value against "it is no better than the seed"; `needed` makes it better."""
         return (self._guessed + self._better.value) / 2
 
     @property
     def needed(self) -> float:
-        """The e-value at which it is better."""
+        """The e-value at which it is better: 1 / ALPHA for each finalist."""
         return self.finalists / ALPHA
 
     @property
     def state(self) -> State:
-        """Where it stands."""
         if self.evidence >= self.needed:
             return "better"
         idle = len(self.differences) >= ENOUGH and self.gain <= 0
@@ -78,12 +77,12 @@ class Racer:
 
 
 def rate(gain: float, variance: float) -> float:
-    """The rate at which wealth grows fastest, where pairs differ by `gain` on average and with this variance (the first
-    two terms of the growth, Kelly 1956)."""
+    """Return the rate at which wealth grows fastest, if pairs differ by `gain` on average and with this variance (the
+    first two terms of the growth, Kelly 1956)."""
     return min(MOST_RATE, max(LEAST_RATE, gain / max(variance + gain**2, TINY))) if gain > 0 else LEAST_RATE
 
 
 def winner(racers: Sequence[Racer]) -> Racer | None:
-    """The finalist that is better, with the highest gain; None when none is."""
+    """Return the finalist that is better, with the highest gain; None when none is."""
     better = [racer for racer in racers if racer.state == "better"]
     return max(better, key=lambda racer: racer.gain, default=None)

@@ -1,12 +1,12 @@
 """The laboratory behind a gateway: candidates are versions of resources, trials are rollouts that have these versions.
 
-A rollout is called RUN.CANDIDATE.TASK.NUMBER, so ordering it again, after a crash or on purpose, queues nothing twice
-and finds what has ended meanwhile. Nothing that is released changes: each rollout names its versions itself, and many
-candidates run at once.
+The id of a rollout is RUN.CANDIDATE.TASK.NUMBER, so ordering it again, after a crash or on purpose, queues nothing
+twice and finds ended rollouts. Releases stay as they are: each rollout names its versions itself, and many candidates
+run at once.
 
 A rollout that has failed, or has not ended in time, has the worst reward unless it was given another: leaving it out
-would favour texts that make an agent hang. One that has succeeded and was not judged has none, and is left out. Where
-steps cost something (`reward.step_cost`), that is taken off the reward, down to 0.
+would favour texts that make an agent hang. One that has succeeded and was not judged has none, and is left out. The
+cost of steps (`reward.step_cost`) is subtracted from the reward, down to 0.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from penstock.trainer.apo.trials import Order, Trial
 from penstock.trainer.data.awaiting import Awaited
 
 NOTE: Final = 4000
-"""Characters of a version's note."""
+"""Most characters of a version's note."""
 
 
 class GatewayLaboratory:
-    """Of one run. `awaited` must run beside it."""
+    """The laboratory of one run. `awaited` must run beside it."""
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class GatewayLaboratory:
         self._seeds = seeds
         self._tasks = {task.id: task for task in tasks}
         self._versions: dict[tuple[str, str], str] = {(name, text_of(one)): one.version for name, one in seeds.items()}
-        """Versions that are registered, by resource and text."""
+        """Registered versions by (resource, text)."""
         self._first = FirstLook(tuple(seeds))
         self.tell: Callable[[str, Level], Awaitable[None]] = _nobody
-        """Is told what a person should know."""
+        """Called with messages for a person."""
 
     # Candidates -------------------------------------------------------------------------------------------------------
 
     def problem(self, candidate: Candidate) -> str:
-        """See `Laboratory`: the slots of a text must be those of the seed's."""
+        """See `Laboratory`: a text must have the slots of the seed's."""
         for name, text in candidate.texts.items():
             template = self._seeds[name].template
             try:
@@ -73,7 +73,7 @@ class GatewayLaboratory:
         return ""
 
     async def versions(self, candidate: Candidate) -> dict[str, str]:
-        """The version of each resource that has the candidate's text; registered now where there is none."""
+        """Return the version of each resource that has the candidate's text; registers missing ones."""
         found: dict[str, str] = {}
         for name, text in candidate.texts.items():
             if (name, text) not in self._versions:
@@ -91,7 +91,6 @@ class GatewayLaboratory:
     # Rollouts ---------------------------------------------------------------------------------------------------------
 
     async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
-        """See `Laboratory`."""
         versions = {candidate.id: await self.versions(candidate) for candidate in candidates}
         specs = [self._spec(order, versions[order.candidate], mode) for order in orders]
         names = [spec.id or "" for spec in specs]
@@ -110,7 +109,7 @@ class GatewayLaboratory:
         return [trial for trial, _ in found]
 
     async def _look(self, new: Sequence[Seen]) -> None:
-        """Raises `ConfigError` when the first rollouts show that nothing can be learnt."""
+        """Raise `ConfigError` when the first rollouts show that nothing can be learnt."""
         if self._first.over:
             return
         if problem := self._first.problem(new):
@@ -134,7 +133,7 @@ class GatewayLaboratory:
         spans = [span async for span in self._client.spans(name)]
         reward, reason = self._judged(rollout, spans)
         text = ""
-        # Only rollouts of the search are reflected on.
+        # Reflections see rollouts of the search only.
         if mode == "train" and rollout.attempts:
             text = told(await self._client.transcript(name))
         calls, versions = rollout.totals.calls, {one for span in spans for one in span.versions or ()}
@@ -143,7 +142,8 @@ class GatewayLaboratory:
         return Trial(*order, reward, reason, text, calls, name), seen
 
     def _judged(self, rollout: RolloutSummary, spans: Sequence[Span]) -> tuple[float | None, str]:
-        """(reward between 0 and 1, why). Raises `ConfigError` for one beyond the configured range."""
+        """Return (reward between 0 and 1, the reason for it). Raises `ConfigError` for one beyond the configured
+        range."""
         reasons = [said for span in spans if span.kind == "reward" and (said := Reward.of(span).reason)]
         value = rollout.reward
         if value is None and rollout.status != RolloutStatus.SUCCEEDED:
@@ -164,32 +164,29 @@ class GatewayLaboratory:
     # Reflections ------------------------------------------------------------------------------------------------------
 
     async def reflect(self, prompt: str, number: int) -> Reflection:
-        """See `Laboratory`."""
         return await self._reflecting.ask(prompt, number)
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """See `Laboratory`."""
         return self._reflecting.most(prompt)
 
 
-async def _nobody(text: str, level: Level) -> None:
-    """Nobody listens."""
+async def _nobody(text: str, level: Level) -> None: ...
 
 
 def _ended(rollout: RolloutSummary) -> str:
-    """How a rollout has ended, with the reason of its last attempt where there is one."""
+    """Return how a rollout has ended, with the reason of its last attempt if there is one."""
     outcome = rollout.attempts[-1].outcome if rollout.attempts else None
     said = None if outcome is None else outcome.reason
     return f"the rollout has {rollout.status}" + (f": {said}" if said else "")
 
 
 def text_of(version: Resource) -> str:
-    """The text of a prompt's or a tool's version."""
+    """Return the text of a prompt's or a tool's version."""
     return str(version.content["text"])
 
 
 async def seeds(client: Client, config: Config) -> dict[str, Resource]:
-    """The stable version of each resource that is optimised. Raises `ConfigError` where one is not there, or is of
+    """Return the stable version of each optimised resource. Raises `ConfigError` if one does not exist, or is of
     another kind."""
     found: dict[str, Resource] = {}
     for key, kind, names in (("prompts", "prompt", config.texts.prompts), ("tools", "tool-text", config.texts.tools)):

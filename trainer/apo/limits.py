@@ -1,8 +1,8 @@
-"""Bounds that the configuration and the commands have in common. Nothing is imported: commands begin at once."""
+"""Bounds shared by the configuration and the commands. No imports, so that commands begin at once."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MOST_SEEDS: Final = 100
-"""Runs of one configuration."""
+"""Most runs of one configuration."""

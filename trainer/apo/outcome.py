@@ -1,4 +1,4 @@
-"""What comes after the search: the test, the leak test, the release, the result and the report."""
+"""Finishes a run after the search: the test, the leak test, the release, the result and the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE = "report.html"
 
 
 class Outcome:
-    """Of one run."""
+    """The steps of one run after its search."""
 
     def __init__(
         self,
@@ -40,7 +40,8 @@ class Outcome:
         self._splits, self._directory, self._progress = splits, directory, progress
 
     async def of(self, client: Client, result: Result) -> RunResult:
-        """Test, leak test, release; the result is kept last, because a run that has one is over."""
+        """Do test, leak test and release; write and return the result. It is written after the release, because a run
+        with a result is over."""
         tests = await self._test(result)
         await self._progress.test(tests, result)
         found = leaked(result, self._splits)
@@ -64,7 +65,7 @@ class Outcome:
         return told
 
     async def _test(self, result: Result) -> Sequence[Trial]:
-        """The trials of the test split, with the seed and with the winner; none without a winner."""
+        """Return the trials of the test split, with the seed and with the winner; none without a winner."""
         if result.winner is None or not self._config.test.repeats:
             return []
         self._directory.open_test(self._config, result.winner.id)
@@ -75,8 +76,8 @@ class Outcome:
 
 
 async def published(client: Client, config: Config, kept: RunResult) -> list[tuple[str, Level]]:
-    """Shows the winner of a run to production, as `publish.release` says; what came of it, for a person. What a placebo
-    brings is not shown to anybody."""
+    """Release the winner of a run to production, as `publish.release` says; return the results for a person. The winner
+    of a placebo is never released."""
     if kept.winner is None or kept.placebo:
         return []
     wanted, warned = held_back(config, kept.leaks)
@@ -85,8 +86,8 @@ async def published(client: Client, config: Config, kept: RunResult) -> list[tup
 
 
 def held_back(config: Config, found: Sequence[Leak]) -> tuple[Config, list[tuple[str, Level]]]:
-    """The configuration, with a release that waits for a person where it would have promoted itself and something
-    leaks; and what is said of that."""
+    """Return the configuration and warnings. If something leaks, a release that would promote itself becomes one that
+    waits for a person."""
     if not found or config.publish.release != "auto":
         return config, []
     publish = config.publish.model_copy(update={"release": "canary"})

@@ -1,8 +1,8 @@
-"""What a run says while it goes on: points, events and the tree of candidates on the tape, and lines for whoever
+"""Reports a run while it goes on: points, events and the tree of candidates on the tape, and lines for a person who
 watches.
 
-A round is one point, which is one line where a run is logged. Events are what a person wants to hear of: another best
-candidate, a finalist that is better or out, the test. All candidates are in the tree.
+A round is one point, which is one line in a log. Events are news for a person: another best candidate, a finalist that
+is better or out, the test. All candidates are in the tree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.trainer.apo.trials import Trial
 from penstock.trainer.runs.report import Reporter
 
 CLAIM: Final = 160
-"""Characters of a candidate's claim that are said."""
+"""Most characters of a candidate's claim in an event."""
 
 
 class Progress:
-    """Of one run. Steps are rollouts that were used."""
+    """The reports of one run. Steps are rollouts that were used."""
 
     def __init__(self, reporter: Reporter, result: Result) -> None:
         self._reporter, self._result = reporter, result
@@ -32,7 +32,7 @@ class Progress:
         self._states: dict[str, str] = {}
 
     async def look(self) -> None:
-        """Says what is new since the last look, and where everything stands."""
+        """Report news since the last look, and the present figures."""
         result = self._result
         leading = best(result.pool)[:1]
         if leading and leading[0].id != self._best:
@@ -46,7 +46,7 @@ class Progress:
         await self._reporter.change(RunChange(tree=told(result)))
 
     async def decided(self) -> None:
-        """Says what the race has come to."""
+        """Report the result of the race."""
         await self._reporter.change(RunChange(tree=told(self._result)))
         await self.tell(self._result.why)
 
@@ -75,11 +75,11 @@ class Progress:
         return found
 
     async def tell(self, text: str, level: Level = "info") -> None:
-        """Something that happened."""
+        """Report an event at the present step."""
         await self._reporter.event(self._result.budget.used_rollouts, text, level)
 
     async def test(self, trials: Sequence[Trial], result: Result) -> None:
-        """What the test has said."""
+        """Report the result of the test."""
         if result.winner is None:
             await self.tell("the texts stay as they are; the test stays sealed")
             return

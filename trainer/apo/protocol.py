@@ -4,11 +4,12 @@ An engine is a function or an object with one method:
 
     async def propose(pool: Pool, evidence: Evidence) -> Sequence[Candidate]
 
-It is asked again and again until it returns nothing, or the budget of the search is used up. It sees the tasks of the
+It is called repeatedly until it returns nothing, or the budget of the search is used up. It sees the tasks of the
 train split only. It may run rollouts (`evidence.run`), let a model reflect (`evidence.reflect`), and draw random
-numbers (`evidence.random`). What it returns joins the pool: the runner runs each new candidate on `SCREEN` tasks beside
-its parent, so that an engine that only writes texts still sees what came of them. When an engine has ended, the runner
-takes the finalists: those that the engine names, if it has a method `finalists(pool)`, else the best of the pool.
+numbers (`evidence.random`). The returned candidates join the pool: the runner runs each new one on `SCREEN` tasks
+beside its parent, so that an engine that only writes texts still sees their rewards. When an engine has ended, the
+runner takes the finalists: those that the engine names, if it has a method `finalists(pool)`, else the best of the
+pool.
 
 The runner keeps everything else: budgets, splits, names of rollouts, the race of the finalists, the audit, the resume.
 """
@@ -31,14 +32,14 @@ T = TypeVar("T")
 
 
 class AgentTask(NamedTuple):
-    """A task."""
+    """A task with its id and key."""
 
     id: str
-    """Its name within the run."""
+    """Id within the run."""
     input: Any
-    """What the agent is given."""
+    """Input of its rollouts."""
     key: str
-    """What belongs together: tasks of one key are in one split."""
+    """Tasks of one key belong together: they are in one split."""
 
 
 class Reflection(NamedTuple):
@@ -46,32 +47,33 @@ class Reflection(NamedTuple):
 
     text: str
     tokens: int = 0
-    """In and out, hidden reasoning counted."""
+    """Tokens in and out, hidden reasoning counted."""
     money: float = 0.0
 
 
 class Laboratory(Protocol):
-    """Where candidates are tried: agents behind a gateway, or a simulation."""
+    """Runs candidates: with agents behind a gateway, or in a simulation."""
 
     async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
-        """Runs rollouts of a mode, as many at once as there are workers; the results in the order of the orders."""
+        """Run rollouts of a mode, as many at once as there are workers; return the results in the order of the
+        orders."""
         ...
 
     async def reflect(self, prompt: str, number: int) -> Reflection:
-        """Asks the reflecting model; `number`: the how manieth time it is asked the same."""
+        """Ask the reflecting model; `number`: how many times the same was asked before."""
         ...
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """The most tokens, and the most money, that a question can use."""
+        """Return the most tokens, and the most money, that a question can use."""
         ...
 
     def problem(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be run, such as a slot that it has lost; empty when it can."""
+        """Return why a candidate cannot be run, such as a slot that it has lost; empty when it can."""
         ...
 
 
 class Evidence:
-    """What an engine may see and do."""
+    """The view and the tools of an engine: tasks, rollouts, reflections, random numbers."""
 
     def __init__(
         self, laboratory: Laboratory, pool: Pool, tasks: Sequence[AgentTask], budget: Budget, seed: int
@@ -79,9 +81,9 @@ class Evidence:
         self.tasks = tasks
         """Tasks of the train split."""
         self.random = random.Random(f"engine-{seed}")
-        """Draws the same again when a run is resumed."""
+        """Random numbers, which are the same when a run is resumed."""
         self.budget = budget
-        """Of the search."""
+        """Budget of the search."""
         self._laboratory, self._pool = laboratory, pool
         self._asked: dict[str, int] = {}
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -89,7 +91,7 @@ class Evidence:
         self._taking, self._given_back, self._reflecting = asyncio.Lock(), asyncio.Event(), 0
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
-        """A rollout for each pair of a candidate and a task's name: as many as the budget has left. Pairs of candidates
+        """Run a rollout for each pair of a candidate and a task id: as many as the budget has left. Pairs of candidates
         that cannot be run are left out; `problem` says why. Raises `Spent`, and `ConfigError` for a task that is not of
         the train split."""
         known = {task.id for task in self.tasks}
@@ -109,7 +111,7 @@ class Evidence:
         return trials
 
     def problem(self, candidate: Candidate) -> str:
-        """Why a candidate cannot be run, such as a slot that it has lost; empty when it can."""
+        """Return why a candidate cannot be run, such as a slot that it has lost; empty when it can."""
         wanted = self._pool.seed.texts.keys()
         if candidate.texts.keys() != wanted:
             return f"it has texts for {', '.join(sorted(candidate.texts))}, and needs {', '.join(sorted(wanted))}"
@@ -119,7 +121,7 @@ class Evidence:
         return self._laboratory.problem(candidate)
 
     async def reflect(self, prompt: str) -> str:
-        """The reflecting model's answer. Raises `Spent`."""
+        """Return the reflecting model's answer. Raises `Spent`."""
         self._check_open()
         prompt = whole(prompt)
         tokens, money = await self._take_reflection(prompt)
@@ -137,9 +139,9 @@ class Evidence:
         return whole(found.text)
 
     async def close(self) -> None:
-        """Lets nothing begin any more, and waits for what an engine has begun and does not wait for itself, as when one
-        of several reflections has raised `Spent`: so the pool is the same however long each took. Raises what that
-        raises."""
+        """Refuse new work, and wait for work that the engine began and no longer awaits, as when one of several
+        reflections has raised `Spent`: so the pool is the same however long each took. Raises the errors of that work.
+        """
         self._closed = True
         _ = await asyncio.gather(*self._under_way)
 
@@ -148,15 +150,15 @@ class Evidence:
             raise Spent("the search has ended")
 
     async def _begin(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does it in a task of its own, which goes on when the engine does not wait for it any more."""
+        """Do the work in a task of its own, which goes on when the engine no longer awaits it."""
         task = asyncio.ensure_future(work)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
     async def _take_reflection(self, prompt: str) -> tuple[int, float]:
-        """Takes the most that a question can use. Where that is not left, it waits for what others give back, one after
-        the other in the order in which they ask, so that how fast they are answered decides nothing."""
+        """Take the most that a question can use. If that is not left, wait for other questions to give back, one after
+        the other in the order of asking, so that the speed of answers decides nothing."""
         most = self._laboratory.most(prompt)
         async with self._taking:
             while True:
@@ -174,8 +176,8 @@ class Evidence:
 
 
 class Engine(Protocol):
-    """What proposes candidates."""
+    """An object that proposes candidates."""
 
     def propose(self, pool: Pool, evidence: Evidence, /) -> Awaitable[Sequence[Candidate]]:
-        """Candidates that may be better than those of the pool; none when it knows no more."""
+        """Return candidates that may be better than those of the pool; none to end the search."""
         ...

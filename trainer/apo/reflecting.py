@@ -1,10 +1,10 @@
 """The reflecting model: any model that the gateway reaches. Each question is an attempt of one rollout on the tape.
 
-The attempt is named by the model and the question, so a run that is started again finds the answers of its earlier life
-on the tape, and asks nothing twice.
+The attempt's id follows from the model and the question, so a restarted run finds its earlier answers on the tape, and
+asks nothing twice.
 
-A gateway that is away is waited for. A model that is busy or fails is asked again, a little later each time. A question
-that it refuses is not asked again. An answer that says nothing is an answer: it was paid for, and engines leave it out.
+If the gateway is away, the question waits. If the model is busy or fails, it is asked again, a little later each time.
+A question that it refuses is not asked again. An empty answer is an answer: it was paid for, and engines leave it out.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.runs.ending import RunError
 
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
-"""Before a model that is busy or has failed is asked again; after the last one the run stops."""
+"""Pauses before a busy or failed model is asked again; after the last one the run stops."""
 AWAY_S: Final = 1.0
-"""Before a gateway that is away is tried again."""
+"""Pause before a gateway that is away is tried again."""
 PATIENCE_S: Final = 900.0
-"""For an answer, and for a gateway that is away."""
+"""Time limit of an answer, and of waiting for a gateway that is away."""
 RECORDED_S: Final = 10.0
-"""For an answer to be on the tape, where it is within milliseconds unless the gateway was killed."""
+"""Time limit for an answer to be on the tape: it takes milliseconds unless the gateway was killed."""
 BUSY: Final = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which the same question may be answered."""
 AROUND: Final = 64
-"""Tokens that a model's template adds to a question at most."""
+"""Most tokens that a model's template adds to a question."""
 NOT_FOUND: Final = 404
 AGENT: Final = "reflection"
-"""Name of the agent that these calls are of."""
+"""Name of the agent in these calls."""
 
 
 class Unanswered(NamedTuple):
-    """Why a question has no answer."""
+    """A question without an answer, and the error."""
 
     status: int | None
-    """What the gateway has said; None: it is away."""
+    """The gateway's status; None if it is away."""
     text: str
-    """For a person."""
+    """The error for a person."""
 
     @property
     def final(self) -> bool:
-        """Whether asking again would be of no use."""
+        """True if asking again would be of no use."""
         return self.status is not None and self.status < 500 and self.status not in BUSY
 
 
@@ -62,12 +62,13 @@ class Reflecting:
     """Asks the reflecting model of one run."""
 
     def __init__(self, client: Client, http: aiohttp.ClientSession, url: str, rollout: str, settings: Settings) -> None:
-        """`url`: of the gateway; `http`: carries the agent token of `rollout`, which all calls belong to."""
+        """`url`: the gateway's; `http`: carries the agent token of `rollout`, to which all calls belong."""
         self._client, self._http, self._url, self._settings = client, http, base_of(url), settings
         self._rollout = rollout
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """The most tokens and money that a question can use. A byte is a token at most; four are the usual."""
+        """Return the most tokens and money that a question can use. Each byte counts as a token; four bytes a token are
+        usual."""
         read, written = len(prompt.encode()) + AROUND, self._settings.most_tokens
         return read + written, self._price(read, written)
 
@@ -75,7 +76,7 @@ class Reflecting:
         return (read * self._settings.price_in + written * self._settings.price_out) / 1e6
 
     async def ask(self, prompt: str, number: int) -> Reflection:
-        """The answer, from the tape where it is there. Raises `RunError`."""
+        """Return the answer, from the tape if it is there. Raises `RunError`."""
         question = f"{self._settings.model}\0{prompt}"
         attempt = f"{hashlib.sha256(question.encode()).hexdigest()[:16]}-{number}"
         clock = asyncio.get_running_loop().time
@@ -90,7 +91,7 @@ class Reflecting:
                 await self._recorded(attempt, cursor)
                 if (answered := await self._answered(attempt)) is not None:
                     return self._read(answered)
-                # Each time may be paid for, so there is an end of asking.
+                # Each attempt may be paid for, so their number is limited.
                 failed = Unanswered(
                     502, f"no good answer is on the tape; penstock show {self._rollout} has what it said"
                 )
@@ -100,7 +101,7 @@ class Reflecting:
             await asyncio.sleep(pause)
 
     async def _answered(self, attempt: str) -> SpanDetail | None:
-        """The call of an attempt that was answered."""
+        """Return the successful call of an attempt; None without one."""
         try:
             spans = [span async for span in self._client.spans(self._rollout, attempt)]
         except ClientError as error:
@@ -113,8 +114,9 @@ class Reflecting:
         return await self._client.span(self._rollout, attempt, found.sequence, "none")
 
     async def _recorded(self, attempt: str, cursor: int) -> None:
-        """Waits until the call of an attempt is on the tape: what is decided by an answer must find it there again. A
-        gateway that was killed meanwhile may have lost it; then it is waited for in vain, and asked for again."""
+        """Wait until the call of an attempt is on the tape: a decision that depends on an answer must find it there
+        again. If the gateway was killed it may have lost it; then the wait times out, and the question is asked again.
+        """
         with suppress(TimeoutError):
             async with (
                 asyncio.timeout(RECORDED_S),
@@ -129,7 +131,7 @@ class Reflecting:
                 return
 
     async def _post(self, prompt: str, attempt: str) -> Unanswered | None:
-        """Asks; why there is no answer, where there is none."""
+        """Send a question; return the error, or None if it was answered."""
         asked: dict[str, Any] = {
             "model": self._settings.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -160,12 +162,11 @@ class Reflecting:
 
 
 def _good(span: Span) -> bool:
-    """Whether it is a call that was answered."""
     return span.kind == "llm" and span.status == "ok"
 
 
 def _message(body: str) -> str:
-    """What an error says, in whatever shape its API gives it."""
+    """Return the message of an error, in whatever shape its API gives it."""
     try:
         found = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What the reflecting model is asked, and how its answers are read. Pure."""
+"""Questions for the reflecting model, and the reading of its answers. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.trainer.apo.edits import Edit
 from penstock.trainer.apo.trials import Trial
 
 MOST_TRANSCRIPT: Final = 4_000
-"""Characters of a transcript that are shown: its beginning and its end."""
+"""Most characters of a transcript in a question: its beginning and its end."""
 MOST_FAILURE: Final = 500
-"""Characters of a failure that are kept."""
+"""Most characters of a failure."""
 _DECODER: Final = json.JSONDecoder()
 
 HYPOTHESES: Final = """\
@@ -43,29 +43,29 @@ Answer with JSON alone: {"texts": {"NAME": "..."}} with these names: %s
 
 
 class Hypothesis(NamedTuple):
-    """What a reflection claims."""
+    """A claim of a reflection."""
 
     failure: str
-    """What goes wrong."""
+    """The failure in words."""
     edit: Edit
-    """What would mend it."""
+    """The edit that should fix it."""
 
 
 def clipped(transcript: str) -> str:
-    """Its beginning and its end, where it is too long to be shown."""
+    """Return a transcript's beginning and end if it is too long, else all of it."""
     half = MOST_TRANSCRIPT // 2
     return transcript if len(transcript) <= MOST_TRANSCRIPT else f"{transcript[:half]}\n[...]\n{transcript[-half:]}"
 
 
 def shown(trial: Trial, number: int) -> str:
-    """A rollout for the reflecting model."""
+    """Return a rollout as text for the reflecting model."""
     said = clipped(trial.transcript)
     reward = "none" if trial.reward is None else f"{trial.reward:.2f}"
     return f"# Rollout {number}, task {trial.task}, reward {reward}\n{said}\nReason: {trial.reason or 'not given'}\n"
 
 
 def ask_hypotheses(texts: Mapping[str, str], trials: Sequence[Trial], most: int) -> str:
-    """The question for edits. Rollouts of one task stand together, so that they can be compared."""
+    """Return the question for edits. Rollouts of one task are adjacent, so that they can be compared."""
     parts = [HYPOTHESES % most]
     for name, text in sorted(texts.items()):
         numbered = "\n".join(f"{at}| {line}" for at, line in enumerate(text.split("\n"), 1))
@@ -75,14 +75,14 @@ def ask_hypotheses(texts: Mapping[str, str], trials: Sequence[Trial], most: int)
 
 
 def ask_scratch(texts: Mapping[str, str], slots: Sequence[str], trials: Sequence[Trial]) -> str:
-    """The question for texts that do not begin from the ones that are there."""
+    """Return the question for texts that do not begin from the present ones."""
     must = f" Each of these stands in them, as it is: {', '.join(slots)}." if slots else ""
     parts = [SCRATCH % (must, ", ".join(sorted(texts))), *(shown(trial, at) for at, trial in enumerate(trials, 1))]
     return "\n".join(parts)
 
 
 def read_hypotheses(answer: str, texts: Mapping[str, str]) -> list[Hypothesis]:
-    """What of an answer can be used; anything else is left out."""
+    """Return the usable hypotheses of an answer; the rest is left out."""
     found: list[Hypothesis] = []
     given = _object(answer, "hypotheses").get("hypotheses")
     for one in cast(list[Any], given) if isinstance(given, list) else []:
@@ -110,7 +110,7 @@ def _said(given: Any) -> str:
 
 
 def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
-    """Whole texts of an answer; None when one is missing."""
+    """Return the whole texts of an answer; None when one is missing."""
     given = _object(answer, "texts").get("texts")
     if not isinstance(given, dict):
         return None
@@ -120,7 +120,7 @@ def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _object(answer: str, key: str) -> dict[str, Any]:
-    """The last object of an answer that has this key, wherever it stands; empty when there is none."""
+    """Return the last object of an answer that has this key, anywhere in it; empty when there is none."""
     found: dict[str, Any] = {}
     at = answer.find("{")
     while at >= 0:
@@ -134,11 +134,11 @@ def _object(answer: str, key: str) -> dict[str, Any]:
 
 
 def whole(text: str) -> str:
-    """The text without halves of characters, which JSON can spell and nothing can send."""
+    """Return the text without halves of characters (lone surrogates), which JSON can spell and nothing can send."""
     return text.encode(errors="ignore").decode()
 
 
 def fenced(answer: str) -> str:
-    """The text between the first and the last fence of an answer; the whole answer without fences."""
+    """Return the text between the first and the last fence of an answer; the whole answer without fences."""
     found = re.search(r"```\w*\n?(.*)```", answer, re.DOTALL)
     return (found[1] if found else answer).strip()

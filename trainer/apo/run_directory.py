@@ -1,9 +1,9 @@
-"""What a run keeps in its directory: which task is in which split, whether the test was opened, its result and report.
+"""The files of a run's directory: the split of each task, whether the test was opened, the result and the report.
 
 Everything else is on the tape. The splits are sealed: a run goes on only with the tasks that it began with. Once the
-test was opened, the run's settings are fixed too, because a new search would know what the test has said.
-A run with a result is over: the same command does not search again, not even after its winner was promoted and a search
-would begin from other texts.
+test was opened, the run's settings are fixed too, because a new search would know the test's result. A run with a
+result is over: the same command does not search again, not even after its winner was promoted and a search would begin
+from other texts.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from penstock.trainer.apo.report.result import RunResult
 from penstock.trainer.apo.splits import Splits
 
 SEARCHES: Final = ("run", "texts", "tasks", "reward", "engine", "budget", "reflection")
-"""Sections that decide what a search comes to."""
+"""Sections that decide the result of a search."""
 
 
 class RunDirectory:
-    """Of one run."""
+    """The directory of one run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def keep(self, splits: Splits, config: Config) -> None:
-        """Notes the splits; those of an earlier life must be the same. Raises `ConfigError`."""
+        """Write the splits, or compare them with those of an earlier process. Raises `ConfigError` if they differ."""
         known = self._read("splits.json", "seal")
         if known is None:
             names = {"train": splits.train, "validation": splits.validation, "test": splits.test}
@@ -51,22 +51,22 @@ class RunDirectory:
             )
 
     def open_test(self, config: Config, winner: str) -> None:
-        """Notes that the test is opened now, and for which candidate."""
+        """Note that the test is opened now, and for which candidate."""
         if self._read("test.json", "settings") is None:
             self._write("test.json", {"settings": digest(config), "winner": winner})
 
     def ended(self, config: Config) -> RunResult | None:
-        """The result of a run with these settings; None while it has none. Raises `ConfigError`."""
+        """Return the result of a run with these settings; None while it has none. Raises `ConfigError`."""
         path = self._path / NAME
         found = read(path) if path.exists() else None
         return found if found is not None and found.settings == digest(config) else None
 
     def keep_result(self, result: RunResult) -> None:
-        """The run is over."""
+        """Write the result, after which the run is over."""
         self.write(NAME, result.model_dump_json(indent=1) + "\n")
 
     def write(self, name: str, text: str) -> Path:
-        """Writes a file, complete or not at all. Raises `ConfigError`."""
+        """Write a file, complete or not at all. Raises `ConfigError`."""
         path, beside = self._path / name, self._path / f".{name}"
         try:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class RunDirectory:
         self.write(name, json.dumps(value, indent=2) + "\n")
 
     def _read(self, name: str, key: str) -> str | None:
-        """What a file has under a key; None where there is no file."""
+        """Return a file's value of a key; None if there is no file."""
         try:
             return str(json.loads((self._path / name).read_bytes())[key])
         except FileNotFoundError:
@@ -100,7 +100,7 @@ class RunDirectory:
 
 
 def digest(config: Config) -> str:
-    """Of the settings that decide what a search comes to."""
+    """Return a digest of the settings that decide the result of a search."""
     kept = config.model_dump(mode="json", include=set(SEARCHES))
     kept["run"].pop("directory")
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""A run: asks the engine until it knows no more, screens what it proposes, and lets the finalists race.
+"""A run: asks the engine until it proposes nothing, screens its candidates, and lets the finalists race.
 
-1. `KEPT` of the rollouts are kept back for the race; the engine has the others.
+1. `KEPT` of the rollouts are reserved for the race; the engine has the others.
 2. The engine proposes (`protocol`). Each new candidate is run on `SCREEN` tasks of the train split, beside its parent.
 3. The finalists and the seed run on the validation split, in blocks of `BLOCK` tasks (`gate`), until every finalist is
-   better or out, or each task had its turn. Rollouts that the search has not used go into the race too: where there are
-   more rollouts than tasks, a task is run several times in its turn, and its mean counts once.
+   better or out, or each task had its turn. Rollouts that the search has not used go into the race too: with more
+   rollouts than tasks, a task is run several times in its turn, and its mean counts once.
 4. The winner is the finalist that is better by the highest margin; without one the seed stays.
 """
 
@@ -24,39 +24,39 @@ from penstock.trainer.apo.trials import Pool, Trial
 
 SCREEN: Final = 8
 KEPT: Final = 0.3
-"""Share of the rollouts that is kept back for the race."""
+"""Share of the rollouts that is reserved for the race."""
 BLOCK: Final = 24
 FINALISTS: Final = 2
 IDLE: Final = 8
-"""Steps in a row in which an engine has used nothing, after which it is asked no more."""
+"""Proposals in a row without use of the budget after which the engine is asked no more."""
 ROUNDING: Final = 1e-9
-"""By how much sums may be wrong, because they are rounded."""
+"""Tolerance for rounded sums."""
 SHRINK: Final = 8
-"""Rollouts of the seed's mean that a candidate's mean is mixed with, so that few lucky ones win nothing."""
+"""Rollouts of the seed's mean that are mixed into a candidate's mean, so that few lucky ones win nothing."""
 RECENT: Final = 32
-"""Trials from which a gain is guessed where a candidate has too few of its own."""
+"""Trials from which a gain is estimated if a candidate has too few of its own."""
 
 
 @dataclass(slots=True)
 class Result:
-    """How a run has ended."""
+    """The state of a run, and its result at the end."""
 
     pool: Pool
     """All candidates and their trials."""
     budget: Budget
-    """What was spent."""
+    """The budget, with its use."""
     racers: Sequence[Racer] = field(default=())
     """The finalists."""
     winner: Candidate | None = None
-    """The candidate that is better than the seed; None where the seed stays."""
+    """The candidate that is better than the seed; None if the seed stays."""
     why: str = ""
-    """Why the search ended, and what came of the race; for a person."""
+    """Why the search ended, and the result of the race; for a person."""
     validation: list[Trial] = field(default_factory=list[Trial])
     """Trials of the race."""
 
 
 class Search:
-    """One run. `watch` is told when something has changed."""
+    """One run. `watch` is called when something has changed."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Search:
         self.watch: Callable[[], Awaitable[None]] = _nobody
 
     async def run(self) -> Result:
-        """To its end."""
+        """Run search and race; return the result."""
         result, budget = self.result, self.result.budget
         budget.kept = self._kept()
         result.why = await ask(self._engine, result.pool, self._evidence, self.watch)
@@ -85,7 +85,6 @@ class Search:
         return result
 
     def _kept(self) -> int:
-        """Rollouts that are kept back for the race."""
         return round(KEPT * self.result.budget.rollouts)
 
     async def _race(self) -> None:
@@ -100,7 +99,8 @@ class Search:
         ahead = random.Random(f"race-{self._draw}").sample(self._validation, len(self._validation))
         while (alive := [racer for racer in racers if racer.state == "racing"]) and ahead:
             runners = [result.pool.seed, *(result.pool.candidates[racer.candidate] for racer in alive)]
-            # Running a task again says nothing new of other tasks: what is left is spread over those that are ahead.
+            # A repeated task tells nothing about other tasks: the remaining rollouts are spread over the remaining
+            # tasks.
             repeats = max(1, result.budget.left // (len(runners) * len(ahead)))
             tasks = [task.id for task in ahead[:BLOCK]][: result.budget.left // (len(runners) * repeats)]
             ahead = ahead[BLOCK:]
@@ -128,12 +128,12 @@ class Search:
         return [pool.add(one) for one in able.values()][:FINALISTS]
 
 
-async def _nobody() -> None:
-    """Nobody watches."""
+async def _nobody() -> None: ...
 
 
 async def ask(engine: Engine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]] = _nobody) -> str:
-    """Asks the engine until it knows no more or the budget is used up, and ends what it has begun; why that is."""
+    """Ask the engine until it proposes nothing or the budget is used up, and wait for the work that it began; return
+    why it ended."""
     try:
         why = await _propose(engine, pool, evidence, watch)
     except Spent as spent:
@@ -156,7 +156,7 @@ async def _propose(engine: Engine, pool: Pool, evidence: Evidence, watch: Callab
 
 
 async def _screen(proposed: Sequence[Candidate], pool: Pool, evidence: Evidence) -> None:
-    """Runs candidates that are new beside their parents."""
+    """Run new candidates beside their parents."""
     pairs: list[tuple[Candidate, str]] = []
     for candidate in {one.id: one for one in proposed}.values():
         if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
@@ -168,8 +168,8 @@ async def _screen(proposed: Sequence[Candidate], pool: Pool, evidence: Evidence)
 
 
 def expected(pool: Pool, candidate: Candidate) -> tuple[float, float]:
-    """(gain, variance) of the difference between a candidate's reward and the seed's, as the search has seen them.
-    Where it has seen too little of the candidate, it looks at those that were tried last."""
+    """Return (gain, variance) of the difference between a candidate's reward and the seed's, by the trials of the
+    search. If the candidate has too few, those of the last trials are used."""
     seen = pool.of(candidate.id)
     if len(seen) < SHRINK:
         seen = [trial for trial in pool.trials if trial.candidate != pool.seed.id and trial.reward is not None][
@@ -184,7 +184,8 @@ def expected(pool: Pool, candidate: Candidate) -> tuple[float, float]:
 
 
 def best(pool: Pool) -> list[Candidate]:
-    """Candidates whose mean is above the seed's, the best first; each is mixed with `SHRINK` rollouts of the seed's."""
+    """Return the candidates whose mean is above the seed's, best first; each mean is mixed with `SHRINK` rollouts of
+    the seed's."""
     seed = pool.mean(pool.seed.id)
     if seed is None:
         return []
@@ -197,7 +198,7 @@ def best(pool: Pool) -> list[Candidate]:
 
 
 def _means(trials: Sequence[Trial]) -> dict[tuple[str, str], float]:
-    """Mean reward by candidate and task; those without any are left out."""
+    """Return the mean reward by candidate and task; those without any are left out."""
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for trial in trials:
         if trial.reward is not None:

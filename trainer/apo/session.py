@@ -39,8 +39,8 @@ from penstock.trainer.runs.runner import keep_running, with_others
 
 
 def optimise(config: Config, gateway: str, key: str | None, agent: str | None) -> list[RunResult]:
-    """A whole run, or several; what they have come to. `agent`: the command that is run on each task, by a runner that
-    is started beside. Raises `RunError` when one has not come to its end."""
+    """Do a whole run, or several; return the results. `agent`: the command that a runner beside the run executes on
+    each task. Raises `RunError` when a run ended early."""
     runs = runs_of(config)
     for one in runs:
         with display(one.budget.rollouts) as shown:
@@ -52,7 +52,7 @@ def optimise(config: Config, gateway: str, key: str | None, agent: str | None) -
 
 
 async def _optimise(config: Config, gateway: str, key: str | None, agent: str | None, shown: Display) -> None:
-    # What is wrong with it shall be known before the search, not after.
+    # An error in the release must show before the search, not after.
     check_publish(config)
     engine = make_engine(config.engine)
     splits = splits_of(config)
@@ -92,7 +92,7 @@ async def _optimise(config: Config, gateway: str, key: str | None, agent: str | 
 
 
 async def check_gateway(gateway: str, key: str | None) -> None:
-    """Raises `ConfigError` where there is no gateway. Later it is waited for: then it only restarts."""
+    """Raise `ConfigError` if there is no gateway. Later a missing gateway is waited for, because it only restarts."""
     async with Client(gateway, key) as client:
         try:
             _ = await client.stats(spans=0)
@@ -102,7 +102,7 @@ async def check_gateway(gateway: str, key: str | None) -> None:
 
 
 async def _run(search: Search, progress: Progress, outcome: Outcome, client: Patient, name: str) -> None:
-    """Search, race, test, release; and why nothing was learnt where nothing was."""
+    """Do search, race, test and release; report why nothing was learnt, if so."""
     result = await search.run()
     await progress.decided()
     _ = await outcome.of(client, result)
@@ -111,8 +111,8 @@ async def _run(search: Search, progress: Progress, outcome: Outcome, client: Pat
 
 
 async def _once_more(config: Config, kept: RunResult, gateway: str, key: str | None, shown: Display) -> None:
-    """A run that is over: what is asked for by now may be its release. An earlier life that ended as soon as the result
-    was there may have left out the report, and its end on the tape."""
+    """Handle a run that is over: the command may now ask for its release. An earlier process that ended right after the
+    result was written may have left out the report, and the run's end on the tape."""
     shown.line("info", f"{kept.run} is over: {kept.why}; {config.run.directory / NAME} has its result")
     if not (config.run.directory / PAGE).exists():
         RunDirectory(config.run.directory).write(PAGE, page([kept]))
@@ -125,7 +125,7 @@ async def _once_more(config: Config, kept: RunResult, gateway: str, key: str | N
 
 
 async def _told(client: Patient, config: Config, kept: RunResult, shown: Display) -> None:
-    """Ends the run on the tape, where it is there and has not succeeded."""
+    """End the run on the tape, if it is there and has not succeeded."""
     try:
         run = await client.run(kept.run)
     except ClientError as error:
@@ -134,25 +134,25 @@ async def _told(client: Patient, config: Config, kept: RunResult, shown: Display
         return
     if run.kind == "apo" and run.status != "succeeded":
         reporter = Reporter(client, kept.run, shown)
-        # From a step on that it has not reported: nothing is superseded.
+        # From a step after all reported ones: nothing is superseded.
         await reporter.begin("apo", config.model_dump(mode="json"), config.budget.rollouts, (run.step or 0) + 1)
         await reporter.end("succeeded", kept.why)
 
 
 def splits_of(config: Config) -> Splits:
-    """The tasks of a run, in their splits. Raises `ConfigError`."""
+    """Return the tasks of a run, in their splits. Raises `ConfigError`."""
     inputs = [line.value for line in json_lines("tasks.file", tasks_file(config))]
     return split(agent_tasks(inputs, config.tasks.key), config.run.seed)
 
 
 def reflections(config: Config) -> str:
-    """The rollout that all reflections of a run belong to."""
+    """Return the id of the rollout that all reflections of a run belong to."""
     return f"{config.run.name}.reflections"
 
 
 @asynccontextmanager
 async def reflection_session(client: Patient, rollout: str) -> AsyncGenerator[aiohttp.ClientSession]:
-    """Connections for a model that is asked, with a token of the calls' rollout where the gateway makes some."""
+    """Yield an HTTP session for questions to a model, with a token for their rollout if the gateway issues tokens."""
     headers: dict[str, str] = {}
     try:
         token = (await client.make_token(rollout)).token

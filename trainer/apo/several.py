@@ -1,4 +1,4 @@
-"""The runs that a configuration asks for: one, or one for each seed; real ones, or ones with a placebo. Pure.
+"""The runs of a configuration: one, or one for each seed; real ones, or ones with a placebo. Pure.
 
     run "shop", directory "out"      run      directory
     one                              shop     out
@@ -6,8 +6,8 @@
                                      shop.s1  out/s1
     with a placebo                   shop.placebo, shop.placebo.s0 ...   out/placebo, out/placebo/s0 ...
 
-Several runs, and those with a placebo, measure a method, and release nothing: to choose the best of them by the test
-would make a validation of it, and a release of the first would change what the second begins with.
+Several runs, and those with a placebo, measure a method, and release nothing: choosing the best of them by the test
+would make the test a validation, and a release of the first would change the texts that the second begins with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.trainer.apo.config import Config
 
 
 def runs_of(config: Config) -> list[Config]:
-    """Their configurations, each of one run."""
+    """Return the configuration of each run."""
     run = config.run
     if run.placebo:
         run = run.model_copy(update={"name": f"{run.name}.placebo", "directory": run.directory / "placebo"})

@@ -1,8 +1,8 @@
-"""Splits of tasks: one to search on, one for the race, one that is opened once. Pure.
+"""Splits of tasks: one for the search, one for the race, one that is opened once. Pure.
 
-A split of rows leaks: what was learnt of a customer in one split helps on the same customer in another, and nobody
-else. So tasks of one key stay together, and without keys those that are the same. The share of a split is of tasks, as
-near as whole keys allow.
+A split by rows leaks: what was learnt about a customer in one split helps on the same customer in another, and nowhere
+else. So tasks of one key stay together, and without keys equal tasks do. The share of a split is of tasks, as near as
+whole keys allow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.trainer.apo.protocol import AgentTask
 
 SHARES: Final[Mapping[str, float]] = {"train": 0.4, "validation": 0.35, "test": 0.25}
 LEAST: Final = 4
-"""Tasks that each split must have."""
+"""Fewest tasks of each split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +28,22 @@ class Splits:
     """The tasks of a run."""
 
     train: Sequence[AgentTask]
-    """What engines see."""
+    """Tasks for engines."""
     validation: Sequence[AgentTask]
-    """What the race is run on."""
+    """Tasks of the race."""
     test: Sequence[AgentTask]
-    """What is opened once, when all is decided."""
+    """Tasks of the test, opened once, when all is decided."""
 
     @property
     def seal(self) -> str:
-        """SHA-256 of which task is in which split, with its input: 16 hex digits."""
+        """SHA-256 of the tasks of each split, with their inputs: 16 hex digits."""
         names = [[[task.id, task.key, task.input] for task in one] for one in (self.train, self.validation, self.test)]
         return hashlib.sha256(json.dumps(names, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def agent_tasks(inputs: Sequence[Any], key: str | None) -> list[AgentTask]:
-    """Tasks by their place: `t0`, `t1` ... `key`: field of the input, or a path of fields such as `customer.id`, whose
-    value is the key of a task; without one each task has its own, and tasks that are the same have the same. Raises
+    """Return tasks with ids by their place: `t0`, `t1` ... `key`: field of the input, or a path of fields such as
+    `customer.id`, whose value is the key of a task; without it each task has its own, and equal tasks share one. Raises
     `ConfigError`."""
     first: dict[str, str] = {}
     return [
@@ -65,8 +65,8 @@ def _key(value: Any, path: str, at: int) -> str:
 
 
 def split(tasks: Sequence[AgentTask], seed: int) -> Splits:
-    """Keys go in a drawn order, the largest share that is still lacking first. Raises `ConfigError` when a split gets
-    fewer than `LEAST` tasks."""
+    """Split the tasks: keys go in a random order to the split that lacks the largest share. Raises `ConfigError` when a
+    split gets fewer than `LEAST` tasks."""
     by_key: defaultdict[str, list[AgentTask]] = defaultdict(list)
     for task in tasks:
         by_key[task.key].append(task)

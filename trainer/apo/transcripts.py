@@ -1,4 +1,4 @@
-"""Rollouts as text for the reflecting model: what each call added to the conversation, and tools that failed. Pure."""
+"""Rollouts as text for the reflecting model: the messages that each call added, and tools that failed. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.model.turn import Message, Part
 
 SYSTEM = ("system", "developer")
-"""Roles whose texts are not shown: they are what is optimised, and are shown once, as candidates have them."""
+"""Roles whose texts are left out: they are the optimised texts, and are shown once, in the candidate's version."""
 
 
 def told(transcript: Transcript) -> str:
-    """The task and the conversation of an attempt; of several agents one after the other, as they called."""
+    """Return the task and the conversation of an attempt; with several agents their messages in the order of the
+    calls."""
     lines = [f"Task: {json.dumps(transcript.rollout.input, ensure_ascii=False)}"]
     conversations = Conversations()
     for call in transcript.calls:

@@ -1,4 +1,4 @@
-"""Trials: what came of a candidate on a task, and the pool that keeps all of them. Pure."""
+"""Trials: the results of candidates on tasks, and the pool that keeps all of them. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock.trainer.apo.candidate import Candidate
 
 
 class Order(NamedTuple):
-    """A rollout that is wanted."""
+    """A rollout to run, as candidate, task and number."""
 
     candidate: str
-    """Which candidate's texts it has."""
+    """Candidate id."""
     task: str
-    """Its task."""
+    """Task id."""
     number: int
-    """From 0: the how manieth of this candidate and task."""
+    """Number among the rollouts of this candidate and task, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +26,21 @@ class Trial:
     """A rollout that has ended."""
 
     candidate: str
-    """Whose texts it had."""
+    """Candidate id."""
     task: str
-    """Its task."""
+    """Task id."""
     number: int
-    """From 0: the how manieth of this candidate and task."""
+    """Number among the rollouts of this candidate and task, from 0."""
     reward: float | None
-    """Between 0 and 1; None where nobody gave one: it is then left out, not counted as 0."""
+    """Between 0 and 1; None without one: the trial is then left out, not counted as 0."""
     reason: str = ""
-    """Why, in the grader's words."""
+    """Reason of the reward, in the grader's words."""
     transcript: str = ""
-    """What the agent did, for the reflecting model."""
+    """The conversation, for the reflecting model."""
     steps: int = 0
-    """Calls of the model."""
+    """Number of calls of the model."""
     rollout: str = ""
-    """Its name on the tape."""
+    """Rollout id on the tape."""
 
 
 class Pool:
@@ -55,26 +55,25 @@ class Pool:
         self.add(seed)
 
     def add(self, candidate: Candidate) -> Candidate:
-        """Keeps a candidate; the one that is there already where the texts are the same."""
+        """Add a candidate and return it; if one has the same texts, return that one."""
         return self.candidates.setdefault(candidate.id, candidate)
 
     def order(self, candidate: str, task: str) -> Order:
-        """The next trial of a candidate on a task."""
+        """Return the next trial of a candidate on a task."""
         number = self._ordered[candidate, task]
         self._ordered[candidate, task] += 1
         return Order(candidate, task, number)
 
     def keep(self, trials: Iterable[Trial]) -> None:
-        """Adds results."""
         for trial in trials:
             self.trials.append(trial)
             self._by_candidate[trial.candidate].append(trial)
 
     def of(self, candidate: str) -> Sequence[Trial]:
-        """The trials of a candidate that have a reward."""
+        """Return the trials of a candidate that have a reward."""
         return [trial for trial in self._by_candidate[candidate] if trial.reward is not None]
 
     def mean(self, candidate: str) -> float | None:
-        """Mean reward; None without one."""
+        """Return a candidate's mean reward; None without one."""
         rewards = [trial.reward for trial in self.of(candidate) if trial.reward is not None]
         return sum(rewards) / len(rewards) if rewards else None

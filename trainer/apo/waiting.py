@@ -1,4 +1,4 @@
-"""Says what a run waits for. One that waits for rollouts which nobody runs looks like one that works."""
+"""Reports what a run waits for. Without it a run whose rollouts no runner takes would look like one that works."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.runs.report import Reporter
 
 LOOK_S: Final = 10.0
-"""Between two looks; each is a sign of life too, so that a run that waits is not taken for a silent one."""
+"""Seconds between two looks; each is a sign of life too, so that a waiting run is not taken for a silent one."""
 QUIET: Final = 2
-"""Looks without an end of a rollout after which it says what it waits for."""
+"""Looks without the end of a rollout after which the run reports what it waits for."""
 SEEN_NS: Final = 15_000_000_000
-"""How long ago a runner was seen that is there."""
+"""A runner that was seen within these ns is there."""
 
 
 async def keep_saying(client: Client, reporter: Reporter, awaited: Awaited, run: str, every_s: float = LOOK_S) -> None:
-    """Says it on the tape, for ever. A run that nobody works for is warned of once, until something ends."""
+    """Report on the tape what the run waits for, for ever. A run without a runner is warned of once, until a rollout
+    ends."""
     before, quiet, said = 0, 0, ""
     while True:
         await asyncio.sleep(every_s)
@@ -32,7 +33,7 @@ async def keep_saying(client: Client, reporter: Reporter, awaited: Awaited, run:
         text = ""
         if waiting and quiet >= QUIET:
             workers, state = await client.workers(), (await client.queue()).state
-            # By the gateway's clock, as workers are seen; ours may be another.
+            # The gateway's clock, which also dates `last_seen_ns` of workers; ours may differ.
             now_ns = (await client.change_run(run, RunChange())).last_seen_ns
             text = waits(waiting, run, workers, state, now_ns)
         if text == said:
@@ -45,7 +46,7 @@ async def keep_saying(client: Client, reporter: Reporter, awaited: Awaited, run:
 
 
 def waits(rollouts: int, run: str, workers: Sequence[Worker], state: QueueState, now_ns: int) -> str:
-    """What a run waits for, for a person; a question where nobody works for it."""
+    """Return what a run waits for, for a person; it has a question mark if no worker runs its rollouts."""
     busy = sum(any(attempt.startswith(f"{run}.") for attempt in worker.attempts) for worker in workers)
     if busy:
         return f"waits for {rollouts:,} rollouts, and {busy:,} workers run some"

@@ -1,7 +1,7 @@
-"""A winner on its way to production: one release by canary of all texts that have changed.
+"""Releases a winner to production: one release by canary of all texts that have changed.
 
-They were tested together, so a rollout gets all of them or none, and they are promoted or rolled back together. Where
-the leak test has found something, `publish.release = "auto"` counts as "canary": the release waits for a person.
+They were tested together, so a rollout gets all of them or none, and they are promoted or rolled back together. If the
+leak test has found something, `publish.release = "auto"` counts as "canary": the release waits for a person.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.trainer.serving.publish import PRODUCTION, release_command, releas
 
 
 def check_publish(config: Config) -> None:
-    """Raises `ConfigError` for a policy that cannot be read, and where tool texts would be promoted unseen: a canary
-    that waits for no rollout shows nothing."""
+    """Raise `ConfigError` for a policy that cannot be read, or one that promotes tool texts without any rollout: a
+    canary that waits for no rollout shows nothing."""
     policy = release_policy(config.publish)
     unseen = [stage.name for stage in policy.stages if not stage.rollouts]
     if config.texts.tools and config.publish.release == "auto" and unseen:
@@ -32,8 +32,8 @@ def check_publish(config: Config) -> None:
 async def show_production(
     client: Client, config: Config, seed: Candidate, winner: Candidate, versions: Mapping[str, str]
 ) -> list[tuple[str, Level]]:
-    """Releases what has changed, as `publish.release` says; what came of it, for a person. An error here fails nothing:
-    the versions are there, and a person can release them."""
+    """Release the changed texts, as `publish.release` says; return the results for a person. An error here fails
+    nothing: the versions are there, and a person can release them."""
     changed = {name: version for name, version in versions.items() if winner.texts[name] != seed.texts[name]}
     await client.change_run(
         config.run.name, RunChange(made=[Made(name=name, version=version) for name, version in changed.items()])
@@ -63,7 +63,7 @@ def _it(changed: Mapping[str, str]) -> str:
 
 
 async def _start(client: Client, config: Config, changed: Mapping[str, str]) -> Release:
-    """The release of these versions; the one that an earlier life of this run has started is not doubled."""
+    """Start the release of these versions, or return the one that an earlier process of this run started."""
     (name, version), *others = changed.items()
     for release in await client.releases(name):
         if (release.author, release.only, release.given("candidate")) == (config.run.name, PRODUCTION, changed):

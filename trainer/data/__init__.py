@@ -1,1 +1,2 @@
-"""What a step learns from: rollouts, conversations, tasks. It sees what `trainer` sees. Begin with `collect`."""
+"""The material of a training step: rollouts, conversations, tasks. It may import what `trainer` may. Begin with
+`collect`."""

@@ -20,10 +20,10 @@ class Awaited:
     """Rollouts that were queued and are waited for. `run` must run beside it: it follows the gateway's changes."""
 
     def __init__(self, client: Client, names: Sequence[str] = ()) -> None:
-        """`names`: what all of them are called, such as RUN-*; every rollout when not given."""
+        """`names`: patterns that all rollout ids match, such as RUN-*; every rollout when empty."""
         self._client, self._names = client, names
         self._waiting: dict[str, RolloutStatus] = {}
-        """Where they stand."""
+        """Newest known status by rollout id."""
         self._news = asyncio.Condition()
         self._follows = asyncio.Event()
 
@@ -42,8 +42,8 @@ class Awaited:
             self._news.notify_all()
 
     async def queue(self, specs: Sequence[RolloutSpec]) -> None:
-        """Queues rollouts, which must have names. What is queued already is not queued again, and may have ended."""
-        # What ends at once must not be missed.
+        """Queue rollouts, which must have names. One that is queued already is not queued again, and may have ended."""
+        # Follow the changes first: a rollout that ends at once must not be missed.
         await self._follows.wait()
         self._waiting |= {spec.id or "": RolloutStatus.QUEUING for spec in specs}
         for start in range(0, len(specs), MOST_ROLLOUTS):
@@ -52,11 +52,11 @@ class Awaited:
                     await self._note(queued.id, queued.status)
 
     async def ended(self, names: Sequence[str], timeout_s: float) -> int:
-        """Waits until all have ended; returns how many had to be cancelled because time was up."""
+        """Wait until all have ended. Those that have not ended after `timeout_s` are cancelled; return how many."""
         late, left = list[str](), self._open(names)
 
         def over() -> bool:
-            # One look at each for all news together: there may be very many of both.
+            # Each rollout is checked once per wake-up at most: there may be very many rollouts and changes.
             while left and not self._open(left[-1:]):
                 left.pop()
             return not left
@@ -69,20 +69,20 @@ class Awaited:
         return len(late)
 
     def open(self) -> int:
-        """How many of those that are waited for have not ended."""
+        """Return how many awaited rollouts have not ended."""
         return len(self._open(list(self._waiting)))
 
     def forget(self, names: Sequence[str]) -> None:
-        """These are waited for no more."""
+        """Stop waiting for these rollouts."""
         for name in names:
             self._waiting.pop(name, None)
 
     def _open(self, names: Sequence[str]) -> list[str]:
-        # Somebody else may have waited for the same one, and forgotten it since.
+        # Another caller may have awaited the same rollout and forgotten it since.
         return [name for name in dict.fromkeys(names) if name in self._waiting and self._waiting[name] not in ENDED]
 
     async def _cancel(self, name: str) -> bool:
-        """False where it has ended, and nobody has told yet."""
+        """Cancel a rollout. False if it had ended already and the change feed has not said so yet."""
         try:
             await self._note(name, (await self._client.cancel(name)).status)
         except ClientError as error:

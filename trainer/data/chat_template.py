@@ -1,11 +1,11 @@
 """Makes examples of conversations, by the model's own chat template.
 
-An answer is trained on in the context in which it would be given. For each marked answer the template renders the
-messages before it with a generation prompt, and the messages up to it; the answer is what the second rendering has more
-than the first. If the prompt of the next answer continues this text, both share an example; if it does not (templates
-that drop earlier reasoning), the next answer begins its own. This needs no `{% generation %}` marks, which most
-templates lack, and works with them too. Training ends with the end-of-turn token: nobody samples what a template puts
-behind it.
+Each answer is trained on in the context that the model sees when it generates it. For each marked answer the template
+renders the messages before it with a generation prompt, and the messages including it; the answer is the text that only
+the second rendering has. If the prompt of the next answer continues this text, both share an example; if it does not
+(templates that drop earlier reasoning), the next answer begins its own. This needs no `{% generation %}` marks, which
+most templates lack, and works with them too. Training ends with the end-of-turn token: the model never samples the text
+that a template puts behind it.
 
 Text is tokenised piece by piece, prompt and answer apart, as by an engine that is given the prompt only. A conversation
 whose answers cannot be told from its prompts is reported, never guessed.
@@ -29,7 +29,7 @@ Reason = Literal["unmarked", "content", "template"]
 
 
 class Chat(Protocol):
-    """The slice of `adapters.chat.Conversation` that is needed."""
+    """The part of `adapters.chat.Conversation` that is needed here."""
 
     @property
     def rollout(self) -> str: ...
@@ -37,7 +37,7 @@ class Chat(Protocol):
     def attempt(self) -> str: ...
     @property
     def messages(self) -> Sequence[Message]:
-        """As OpenAI writes them; answers with `"weight": 0` are context only."""
+        """Messages in OpenAI's format; answers with `"weight": 0` are context only."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Chat(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The slice of a tokenizer of transformers that is needed."""
+    """The part of a transformers tokenizer that is needed here."""
 
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
@@ -61,12 +61,12 @@ class Unusable:
 
 
 class _Unfit(Exception):
-    """Raised where a chat turns out not to be usable: reason and detail."""
+    """Raised for a chat that cannot be used: reason and detail."""
 
 
 @dataclass(slots=True)
 class _Draft:
-    """An example being written: pieces of text, True where they are answers."""
+    """An example under construction: pieces of text, each with True if it is an answer."""
 
     text: str
     pieces: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
@@ -77,7 +77,7 @@ class _Draft:
 
 
 def tokenise(chats: Iterable[Chat], tokenizer: Tokenizer) -> tuple[list[Example], list[Unusable]]:
-    """Examples of the chats, in their order, and the chats that cannot be used."""
+    """Return the examples of the chats, in their order, and the chats that cannot be used."""
     made, left = list[Example](), list[Unusable]()
     for chat in chats:
         owner = (chat.rollout, chat.attempt)
@@ -93,7 +93,7 @@ def _drafts(chat: Chat, tokenizer: Tokenizer) -> list[_Draft]:
     marked = [place for place, message in enumerate(chat.messages) if _is_marked(message)]
     if not marked:
         raise _Unfit("unmarked", "none of its answers is to be trained on")
-    # An attribute that transformers makes at run time.
+    # transformers makes this attribute at run time.
     end = getattr(tokenizer, "eos_token", None)
     drafts: list[_Draft] = []
     for place in marked:
@@ -123,7 +123,7 @@ def _readable(message: Message) -> dict[str, Any]:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: text in one piece, arguments of tools as an object."""
+    """Return a message in the form that templates expect: text in one piece, arguments of tools as an object."""
     made = {name: value for name, value in message.items() if name != "weight"}
     if isinstance(made.get("content"), list):
         made["content"] = _text(made["content"])
@@ -141,7 +141,7 @@ def _text(parts: Sequence[Mapping[str, Any]]) -> str:
 
 def _opened(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
-    # Broken JSON stays the text that it is: a model that wrote it is shown it.
+    # Broken JSON stays text, so that the model sees what it wrote.
     with suppress(ValueError, TypeError, RecursionError):
         function["arguments"] = json.loads(function["arguments"])
     return {**call, "function": function}
@@ -154,7 +154,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence
         )
         _ = text.encode()
     except UnicodeEncodeError:
-        # Arguments of tools may spell it.
+        # Arguments of tools may contain one as an escape.
         raise _Unfit("content", "it has half a character, which no tokenizer reads") from None
     # A template is a program of the model's maker: it may fail in any way, mostly by `raise_exception`.
     except Exception as error:
@@ -163,7 +163,7 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence
 
 
 def _at_end_of_turn(text: str, eos: str | None) -> tuple[str, str]:
-    """Splits the sampled text from what the template puts behind it."""
+    """Split the sampled text from the text that the template puts behind it."""
     place = text.rfind(eos) if eos else -1
     end = len(text) if eos is None or place < 0 else place + len(eos)
     return text[:end], text[end:]

@@ -1,6 +1,6 @@
 """Rollouts for a step: queued as groups, awaited, and read as samples.
 
-Names of rollouts are made of run, step, task and number. So ordering a step again, after a crash or on purpose, queues
+Rollout ids are made of run, step, task and number. So ordering a step again, after a crash or on purpose, queues
 nothing twice and finds what has ended meanwhile. A step never stalls: the gateway ends an attempt that takes too long,
 and rollouts that have not ended when the step's time is over are cancelled; their groups go on with the others.
 """
@@ -36,20 +36,21 @@ VARIANT: Final = "penstock.variant"
 
 
 MOST_ATTEMPTS: Final = 1000
-"""Only attempts whose runner went away are made again (`retry_on`), and that counts against nobody."""
+"""Limit of attempts per rollout. Only attempts whose runner went away are repeated (`retry_on`), which is no fault of
+the rollout."""
 
 
 class Variant(NamedTuple):
-    """What some rollouts of a group are given, whatever is released."""
+    """The versions that some rollouts of a group get, whatever is released."""
 
     name: str
-    """What it is called in figures; empty where all rollouts are alike."""
+    """Name in figures; empty where all rollouts are alike."""
     versions: Mapping[str, str]
-    """The version by the resource's name."""
+    """Version by resource name."""
 
 
 PLAIN: Final = Variant("", {})
-"""Rollouts get what is released."""
+"""The variant of rollouts that get the released versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +68,27 @@ class Collected:
     samples: list[Sample] = field(default_factory=list[Sample])
     report: Report = field(default_factory=Report)
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Of the rollouts that have one, by group."""
+    """Rewards by group, of the rollouts that have one."""
     by_variant: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """The same, by variant."""
+    """The same rewards by variant."""
     beside: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Of those that failed after a call to the model and have no sample, by group."""
+    """Rewards by group, of the rollouts that failed after a call to the model and have no sample."""
     ended: Counter[RolloutStatus] = field(default_factory=Counter[RolloutStatus])
-    """How they ended."""
+    """Number of rollouts by final status."""
     late: int = 0
     """Rollouts that had not ended in time and were cancelled."""
     names: list[str] = field(default_factory=list[str])
-    """The rollouts."""
+    """Rollout ids."""
     fates: Fates = field(default_factory=Fates)
-    """Why rollouts teach nothing."""
+    """Reasons why rollouts teach nothing."""
     sampled: Sampled = field(default_factory=Sampled)
-    """How the calls were sampled."""
+    """Sampling settings of the calls."""
     figures: dict[str, float] = field(default_factory=dict[str, float])
-    """More figures to report of it."""
+    """Further metrics to report."""
 
     @property
     def informative(self) -> int:
-        """Groups whose rewards differ."""
+        """Number of groups whose rewards differ."""
         return sum(max(rewards) - min(rewards) > 0 for rewards in self.rewards.values())
 
     def add(self, other: Collected) -> None:
@@ -128,8 +129,8 @@ class Collector:
         failed_reward: float | None = None,
         temperature: float = 1.0,
     ) -> None:
-        """`options`: what samples are made of; `failed_reward`: of rollouts that fail without one, None: none;
-        `temperature`: that rollouts should be sampled at."""
+        """`options`: how samples are made; `failed_reward`: the reward of rollouts that fail without one, None for
+        none; `temperature`: the temperature that training assumes."""
         self._client = client
         self._failed_reward, self._temperature = failed_reward, temperature
         self._run = run
@@ -150,8 +151,9 @@ class Collector:
         timeout_s: float,
         variants: Sequence[Variant] = (PLAIN,),
     ) -> Order:
-        """Queues `size` rollouts of each task; groups are RUN-MODE-NAME-PLACE. `timeout_s`: of one attempt. `variants`:
-        the rollouts of each group are spread over these, and the next group begins with the next of them."""
+        """Queue `size` rollouts of each task; groups are RUN-MODE-NAME-PLACE. `timeout_s` limits one attempt. The
+        rollouts of each group are spread over the `variants`, and each group begins with the variant after the one that
+        the group before began with."""
         about = {"penstock.run": self._run, "penstock.step": step}
         specs = [
             RolloutSpec(
@@ -177,7 +179,8 @@ class Collector:
         return Order(mode, names)
 
     async def gather(self, order: Order, timeout_s: float) -> Collected:
-        """Waits until all have ended, or the time is over, and reads them. Raises `CollectError`."""
+        """Wait until all rollouts have ended, or `timeout_s` is over, and read them. Raises `CollectError` if none has
+        ended in time."""
         done = Collected(late=await self._awaited.ended(order.names, timeout_s))
         if done.late == len(order.names):
             raise CollectError(
@@ -191,19 +194,19 @@ class Collector:
         return done
 
     async def reward_error(self, rollout: str) -> str | None:
-        """What a runner said of a reward that is missing; None where it said nothing."""
+        """Return the runner's error about a missing reward; None if it reported none."""
         asked = self._client.spans(rollout, filter="name:reward_error", limit=1)
         said = [str((span.attributes or {}).get("reason", "")) async for span in asked]
         return said[0] if said else None
 
 
 def group_name(run: str, mode: Mode, name: str, place: int) -> str:
-    """What the group of the task in a place of an order is called."""
+    """Return the id of a task's group; `place` is the task's place in the order."""
     return f"{run}-{mode}-{name}-{place}"
 
 
 def add(done: Collected, episode: Episode, options: Options, temperature: float) -> None:
-    """Adds an episode's samples, its reward and how it ended. `temperature`: that it should be sampled at."""
+    """Add an episode's samples, its reward and its final status. `temperature`: the one that training assumes."""
     made, report = samples(episode, options)
     done.samples += made
     done.report.add(report)

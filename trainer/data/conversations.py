@@ -1,7 +1,7 @@
 """The conversations that `train sft` and `train dpo` learn from: of the tape, or of a file.
 
-A run reads them when it begins and keeps them in its directory; when it goes on from a checkpoint it finds them there.
-So late rewards, new rollouts and retention change nothing for it, and people can look at what it was trained on:
+A run reads them when it begins and keeps them in its directory; when it goes on from a checkpoint it reads that copy.
+So late rewards, new rollouts and retention change nothing for it, and people can look at the training data:
 `data/chats.jsonl` has the columns of `penstock samples --form chat`.
 """
 
@@ -35,7 +35,7 @@ from penstock.trainer.engines.errors import CheckpointError
 
 Tuning = Literal["sft", "dpo"]
 FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}
-"""The filters for rollouts if none is given. A preference needs rollouts that went wrong too."""
+"""Default filters for rollouts. A preference needs rollouts that went wrong too."""
 REFUSED = 400
 
 
@@ -44,17 +44,16 @@ class Material:
     """All that a run may learn from."""
 
     chats: list[Conversation]
-    """As they were read, rollout by rollout."""
+    """Conversations in the order of reading, rollout by rollout."""
     read: dict[str, float]
-    """How much was read, and what was left out already, as metrics."""
+    """Metrics: how much was read, and how much was already left out."""
     digest: str
-    """Of the file that holds the chats: a run that goes on must have the same."""
+    """Digest of the file with the chats: a run that goes on must have the same."""
 
 
 async def material(directory: Path, kind: Tuning, data: Data, client: Client, goes_on: bool) -> Material:
-    """The material of a run; `goes_on`: as it was read when the run began. Raises `ConfigError` when it cannot be read,
-    `CheckpointError` and `ClientError`.
-    """
+    """Return the material of a run. `goes_on`: read the copy made when the run began. Raises `ConfigError` when the
+    source cannot be read, `CheckpointError` when the copy cannot, and `ClientError`."""
     place = directory / "data"
     if not goes_on:
         made, read = await _of_tape(kind, data, client) if data.file is None else _of_file(kind, data.file)
@@ -149,7 +148,7 @@ def _of_file(kind: Tuning, path: Path) -> tuple[list[Row], dict[str, float]]:
 
 
 def _of_line(kind: Tuning, value: Any, name: str) -> Iterator[Conversation]:
-    """Raises `ValueError`."""
+    """Yield the conversations of a line. Raises `ValueError`."""
     if isinstance(value, dict) and "chosen" in value:
         pair = Preference.model_validate(value)
         if kind == "sft":

@@ -1,16 +1,16 @@
-"""Which tasks a step takes, by what their rollouts have been worth so far. A task whose rollouts are all equal teaches
-nothing: those are taken more often whose rewards differ.
+"""Chooses the tasks of a step by the rewards of their earlier rollouts. A task whose rollouts all have the same reward
+teaches nothing: tasks whose rewards differ are taken more often.
 
     measure     per task: the variance of the rewards of a group; p(1 - p) for rewards of 0 and 1 with success rate p
-    prior       every task counts as if it had `PRIOR` rollouts more, of the highest variance that any task has: what
-                was never tried is worth a try
-    forgetting  what was seen counts `KEPT` as much with every step, because the policy changes. So the prior comes
-                back, and no task is left alone for ever
+    prior       every task counts as if it had `PRIOR` rollouts more, of the highest variance that any task has, so that
+                untried tasks are tried
+    forgetting  earlier rollouts count `KEPT` as much with every step, because the policy changes. So the prior comes
+                back, and every task is tried again some time
     draw        without replacement, in proportion to that weight
 
-It follows from the seed, the step and what it has noted, which a checkpoint has: a step that is repeated takes the same
-tasks. Sources: tasks of medium difficulty teach most (Bae et al. 2025, arXiv:2504.03380); sampling them by measured
-success, and testing others again (Fatemi 2026, arXiv:2601.02648; for levels of games Jiang et al. 2021,
+The choice follows from the seed, the step and the notes, which are in the checkpoint: a step that is repeated takes the
+same tasks. Sources: tasks of medium difficulty teach most (Bae et al. 2025, arXiv:2504.03380); sampling them by
+measured success, and testing others again (Fatemi 2026, arXiv:2601.02648; for levels of games Jiang et al. 2021,
 arXiv:2010.03934); the draw by keys of Efraimidis and Spirakis (2006). Taking more groups until enough differ
 (`rollouts.dynamic`) is another means to the same end, and costs rollouts.
 """
@@ -27,63 +27,63 @@ from penstock.trainer.data.tasks import Task
 PRIOR: Final = 1.0
 """Rollouts that the prior counts as."""
 KEPT: Final = 0.95
-"""What is left of a rollout's weight after a step: half of it after 14."""
+"""Factor of a rollout's weight per step: half is left after 14 steps."""
 
 
 class Curriculum:
-    """What is known of the tasks of a run."""
+    """The rewards seen so far for each task of a run, and the choice of tasks from them."""
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self._tasks, self._seed = tasks, seed
         self._sums = np.zeros((2, len(tasks)))
-        """By task: its rollouts, and the squares of how far each reward was from its group's mean; as much as they
-        still count."""
+        """By task: the number of its rollouts, and the sum of squared distances of their rewards from the group's
+        mean; both discounted by `KEPT` per step."""
         self._tried = np.zeros(len(tasks), np.bool_)
         self._groups: dict[str, int] = {}
-        """The number of the task, by the name of a group that is under way."""
+        """Task number by the name of a group that has not ended."""
 
     def takes(self, groups: Mapping[str, Task]) -> None:
-        """A step takes these: the task of each group, by the group's name."""
+        """Note the groups of a step: the task of each, by group name."""
         self._groups |= {name: task.number for name, task in groups.items()}
 
     def note(self, rewards: Mapping[str, Sequence[float]]) -> None:
-        """Takes the rewards of a step's groups, one or more each, by the group's name; once a step."""
+        """Note the rewards of a step's groups, one or more each, by group name; called once a step."""
         self._sums *= KEPT
         for name, group in rewards.items():
             task = self._groups[name]
             self._sums[0, task] += len(group)
-            # What is left of equal rewards would be rounding.
+            # The variance of equal rewards would be rounding errors.
             self._sums[1, task] += 0.0 if max(group) == min(group) else len(group) * float(np.var(group))
             self._tried[task] = True
         self._groups.clear()
 
     def drawn(self, step: int, start: int, count: int) -> list[Task]:
-        """The tasks in the places `start` to `start + count` of a step's order. Where there are fewer, they come
-        again."""
+        """Return the tasks in the places `start` to `start + count` of a step's order. It begins again after the last
+        task."""
         random = np.random.default_rng((self._seed, step))
         keys = np.log(1.0 - random.random(len(self._tasks))) / self.weights()
         order = np.argsort(-keys, kind="stable")
         return [self._tasks[order[place % len(order)]] for place in range(start, start + count)]
 
     def weights(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """How likely each task is taken, compared to the others; above 0."""
+        """Return the weight of each task in the draw, above 0."""
         counts, squares = self._sums
-        # Where nothing differs anywhere, those are taken that were tried least.
+        # If no rewards differ, the tasks with the fewest rollouts are taken.
         highest = self._variances().max(initial=0.0) or 1.0
         return (squares + PRIOR * highest) / (counts + PRIOR)
 
     def figures(self) -> dict[str, float]:
-        """What is reported of it."""
+        """Return metrics: the share of tasks tried, and the share of these whose rewards are all equal."""
         tried = self._tried.sum()
         equal = (self._variances()[self._tried] == 0).mean() if tried else 0.0
         return {"curriculum/tried": float(tried / len(self._tasks)), "curriculum/equal": float(equal)}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has."""
+        """Return the state for a checkpoint."""
         return {"sums": self._sums.tolist(), "tried": self._tried.tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes to what a checkpoint has. Raises `ValueError` when that was of other tasks."""
+        """Restore the state of a checkpoint. Raises `ValueError` when it has another number of tasks."""
         sums = np.asarray(state["sums"], np.float64)
         if sums.shape != self._sums.shape:
             raise ValueError(f"it was made with {sums.shape[1]} tasks, and rollouts.tasks has {len(self._tasks)}")

@@ -1,13 +1,14 @@
-"""What became of each rollout of a step, as far as it keeps the rollout from teaching anything. Pure.
+"""Classifies the rollouts of a step that teach nothing. Pure.
 
 A rollout has one reason: the first that applies of
 
     late, cancelled    it had not ended when the step's time was over, or somebody cancelled it
     failed             its agent failed or ran out of time
-    no_calls           its agent asked no model through the gateway
+    no_calls           its agent made no call to a model through the gateway
     REASON             it has no sample; the reason of `penstock doctor` that most of its calls have
 
-Rollouts that have a sample and no other reason have none. What credit leaves out later is counted by `learn`.
+Rollouts that have a sample and no other reason have none. Rollouts that credit assignment leaves out later are counted
+by `learn`.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from penstock.gateway.model.rollout import RolloutStatus
 
 
 class Example(NamedTuple):
-    """One rollout of those with the same reason."""
+    """A rollout that stands for all with the same reason."""
 
     rollout: str
-    """Its name."""
+    """Rollout id."""
     detail: str
-    """What the tape says of it; empty where it says nothing."""
+    """The tape's words about it; empty if there are none."""
 
 
 @dataclass(slots=True)
 class Fates:
-    """Of the rollouts of a step."""
+    """The reasons why rollouts of a step teach nothing."""
 
     lost: Counter[str] = field(default_factory=Counter[str])
-    """How many have each reason."""
+    """Number of rollouts by reason."""
     examples: dict[str, Example] = field(default_factory=dict[str, Example])
-    """The first with each reason."""
+    """First rollout by reason."""
     cut: int = 0
     """Rollouts with a sample in which the model was cut off at the limit of tokens."""
 
     def note(self, episode: Episode, made: Sequence[Sample], report: Report) -> None:
-        """One more rollout, its samples, and what is in none."""
+        """Add a rollout with its samples and the report of its calls that are in no sample."""
         self.cut += any(segment.truncated for sample in made for segment in sample.segments)
         found = fate(episode, made, report)
         if found is not None:
@@ -53,14 +54,13 @@ class Fates:
             self.examples.setdefault(reason, Example(episode.rollout.id, detail))
 
     def add(self, other: Fates) -> None:
-        """Takes the other's in."""
         self.lost += other.lost
         self.examples = other.examples | self.examples
         self.cut += other.cut
 
 
 def fate(episode: Episode, made: Sequence[Sample], report: Report) -> tuple[str, str] | None:
-    """Why a rollout teaches nothing, as a reason and in words; None where that is not known yet."""
+    """Return why a rollout teaches nothing, as a reason and in words; None while no reason is known."""
     rollout = episode.rollout
     ends = [one.outcome.reason for one in rollout.attempts if one.outcome is not None and one.outcome.reason]
     if rollout.status == RolloutStatus.CANCELLED:

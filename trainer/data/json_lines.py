@@ -1,4 +1,4 @@
-"""Files of JSON lines, read whole before a run begins."""
+"""Reads files of JSON lines, whole, before a run begins."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Line(NamedTuple):
     """A line that is not empty."""
 
     number: int
-    """From 1."""
+    """Line number, from 1."""
     value: Any
 
 
 def json_lines(key: str, path: Path) -> list[Line]:
-    """The values of a file that a setting names. Raises `ConfigError` with the setting, the file, the line and what is
-    wrong."""
+    """Return the values of a file that a setting names. Raises `ConfigError` with the setting, the file, the line and
+    the error."""
     try:
-        # JSON may have other characters in it that Python takes for ends of lines.
+        # Not `splitlines`: JSON strings may contain other characters that it takes for ends of lines.
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: {path} cannot be read: {error}") from None
@@ -38,10 +38,10 @@ def json_lines(key: str, path: Path) -> list[Line]:
 
 
 def _value(line: str) -> Any:
-    """What a line stands for, which must be what can be sent on. Raises `ValueError` and `RecursionError`."""
+    """Return the value of a line, which must be valid to send on. Raises `ValueError` and `RecursionError`."""
     value = json.loads(line, parse_constant=_refuse)
     try:
-        # Only an escape can spell half a character.
+        # Only an escape can contain half a character (a lone surrogate).
         _ = json.dumps(value, ensure_ascii=False).encode() if "\\u" in line else b""
     except UnicodeEncodeError:
         raise ValueError("it has half a character, which cannot be sent") from None

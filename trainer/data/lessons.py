@@ -1,7 +1,7 @@
-"""Chooses the conversations that are learnt from, in the model's own tokens. Pure; everything left out is counted.
+"""Chooses the conversations to train on, in the model's own tokens. Pure; everything left out is counted.
 
-A *lesson* is what counts once in an update: for supervised fine-tuning a rollout that was good enough, for preferences
-the better and the worse of a group. Groups, not lessons, are held out: a task that is evaluated was never trained on.
+A *lesson* is one unit of an update: for supervised fine-tuning a rollout that was good enough, for preferences the
+better and the worse of a group. Groups, not lessons, are held out: a task that is evaluated was never trained on.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What counts once in an update."""
+    """One unit of an update: a rollout, or a pair."""
 
     group: str
-    """The task that it is of."""
+    """Group of its rollouts, which is its task."""
     sides: tuple[tuple[Example, ...], ...]
-    """Of a rollout one; of a pair two, the chosen one first."""
+    """The examples: of a rollout one tuple; of a pair two, the chosen one first."""
 
 
 @dataclass(slots=True)
 class Lessons:
-    """Everything that a run learns from, and what was left out."""
+    """Everything that a run learns from, and counts of what was left out."""
 
     taught: list[Lesson] = field(default_factory=list[Lesson])
-    """Trained on."""
+    """Lessons to train on."""
     held_out: list[Lesson] = field(default_factory=list[Lesson])
-    """Only evaluated."""
+    """Lessons to evaluate only."""
     dropped: Counter[str] = field(default_factory=Counter[str])
-    """What was left out, by what it is and why, such as `rollouts_reward`."""
+    """Number left out by kind and reason, such as `rollouts_reward`."""
     hints: list[str] = field(default_factory=list[str])
-    """What would give more pairs."""
+    """Advice that would give more pairs."""
     trouble: str | None = None
-    """Why the model's template could not be used for the first such conversation."""
+    """Why the model's template could not render a conversation: the first such error. None without one."""
 
 
 def told(chats: Iterable[Conversation]) -> list[Told]:
-    """Conversations by their attempts, in the order of their first ones. In a file that was shuffled they need not
-    stand together."""
+    """Group conversations by attempt, in the order of the attempts' first conversations. In a shuffled file the
+    conversations of an attempt need not be adjacent."""
     by_attempt: dict[tuple[str, str, str, float | None], list[Conversation]] = defaultdict(list)
     for one in chats:
         by_attempt[one.rollout, one.attempt, one.group, one.reward].append(one)
@@ -68,8 +68,8 @@ def told(chats: Iterable[Conversation]) -> list[Told]:
 
 
 def best(given: Sequence[Told], wanted: Sft, dropped: Counter[str]) -> list[Told]:
-    """Those with at least `sft.reward`, and of each group the `sft.best` with the highest, in their order. Of equal
-    ones the first count."""
+    """Return the attempts with a reward of at least `sft.reward`, and of each group the `sft.best` highest, in their
+    order. Of equal rewards the first count."""
     if wanted.reward is None and wanted.best is None:
         return list(given)
     rated = [(one.reward, one) for one in given if one.reward is not None]
@@ -86,21 +86,19 @@ def best(given: Sequence[Told], wanted: Sft, dropped: Counter[str]) -> list[Told
 
 
 class Maker:
-    """Makes lessons of attempts."""
-
     def __init__(self, config: Config, tokenizer: Tokenizer) -> None:
         self.lessons = Lessons()
         self._config, self._tokenizer = config, tokenizer
 
     def of_rollouts(self, given: Sequence[Told]) -> Lessons:
-        """For supervised fine-tuning. Raises `ConfigError` when nothing is left."""
+        """Make lessons for supervised fine-tuning. Raises `ConfigError` when nothing is left."""
         chosen = best(given, self._config.sft, self.lessons.dropped)
         made = [Lesson(one.group, (examples,)) for one in chosen if (examples := self._encoded(one)[0])]
         return self._divided(made)
 
     def of_pairs(self, given: Sequence[Told]) -> Lessons:
-        """For preferences: whole attempts, all of whose conversations must be usable. Raises `ConfigError` when nothing
-        is left."""
+        """Make lessons for preferences: whole attempts, all of whose conversations must be usable. Raises `ConfigError`
+        when nothing is left."""
         wanted = self._config.dpo
         found, unpaired = pairs(given, wanted.margin, wanted.pairs)
         self.lessons.dropped.update(f"groups_{reason}" for reason in unpaired.values())
@@ -117,7 +115,7 @@ class Maker:
         return self._divided(made)
 
     def _encoded(self, one: Told) -> tuple[tuple[Example, ...], bool]:
-        """(its examples, whether they are all of it)."""
+        """Return (the examples of an attempt, True if none of it was left out)."""
         made, unusable = tokenise(one.chats, self._tokenizer)
         kept, refused = admit(made, self._config.engine.batch_tokens)
         self.lessons.dropped.update(f"chats_{it.reason}" for it in (*unusable, *refused))
@@ -139,7 +137,7 @@ class Maker:
 
 
 def held_out(groups: Sequence[str], share: float, seed: int) -> frozenset[str]:
-    """Which of the groups are held out: at least one where any are wanted, and never all. Raises `ConfigError`."""
+    """Return the groups that are held out: at least one if `share` is above 0, and never all. Raises `ConfigError`."""
     names = sorted(set(groups))
     if share and len(names) == 1:
         raise ConfigError(f"data.held_out: there is one group only ({names[0]}); nothing of it can be held out")

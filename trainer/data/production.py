@@ -1,11 +1,11 @@
-"""Production's rollouts for a step: found as their rewards come, inspected when they are quiet, taken once.
+"""Production's rollouts for a step: noted when their rewards come, inspected when they are quiet, taken once.
 
-    run      follows the gateway's changes: a reward makes a rollout known, every later call or reward puts it off
-    look     inspects those that are quiet for `online.quiet_seconds` seconds
-    take     picks, writes down what is taken, and reads it as samples
+    run      follows the gateway's changes: a reward makes a rollout known, every later call or reward delays it
+    look     inspects the rollouts that have been quiet for `online.quiet_seconds` seconds
+    take     picks rollouts, writes down which are taken, and reads them as samples
 
-When the run begins it finds on the tape what came while nobody followed. It reads from the newest back to the oldest
-version that is not too old, because that version cannot have served anything older.
+When the run begins it reads from the tape the rollouts that came while it was not running, from the newest back to the
+creation of the oldest version that is not too old: earlier rollouts cannot have been served by it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.trainer.data.taken_log import Seen, Taken
 from penstock.trainer.data.trainable import SILENT, Inspector
 
 LOOKS: Final = 100
-"""Rollouts that are inspected before other work has its turn."""
+"""Rollouts inspected in one go before other work has its turn."""
 
 
 class Traffic:
@@ -39,14 +39,14 @@ class Traffic:
         self._client, self._config, self._taken = client, config, taken
         self._inspector = Inspector(client, config)
         self._due: dict[str, float] = {}
-        """Rollouts that have a reward and are to be looked at, and when; seconds of the loop's clock."""
+        """Rollouts with a reward that wait for inspection, each with its time in seconds of the loop's clock."""
         self._known: set[str] = set()
         """Rollouts that have a reward and may be taken."""
         self._ready: dict[str, Candidate] = {}
         self._left = Counter[str]()
-        """How many were left out since the last step, by reason."""
+        """Number of rollouts left out since the last step, by reason."""
         self._told: set[str] = {*SILENT}
-        """Reasons that were explained."""
+        """Reasons that were explained to a person already, or need no explanation."""
         self._news, self._follows = asyncio.Event(), asyncio.Event()
         self._begun = self._released = False
 
@@ -59,7 +59,8 @@ class Traffic:
                 self._note(change)
 
     async def begin(self, version: int) -> None:
-        """Finds what is on the tape already. `version`: the step of the newest weights. Raises `ConfigError`."""
+        """Read the rollouts that are on the tape already. `version`: the step of the newest weights. Raises
+        `ConfigError`."""
         if self._begun:
             return
         self._begun = True
@@ -80,7 +81,7 @@ class Traffic:
         return step is not None and version - step <= self._config.rollouts.staleness
 
     def age(self, version: str | None, newest: int) -> int:
-        """How many versions one is behind the newest."""
+        """Return how many versions a version is behind the newest; 0 if it is not of this run."""
         step = self._inspector.versions.step(version)
         return 0 if step is None else max(0, newest - step)
 
@@ -99,18 +100,18 @@ class Traffic:
                 self._touch(name)
 
     def _touch(self, name: str) -> None:
-        """Notes a change of a rollout that has a reward: it is inspected when it is quiet."""
+        """Note a change of a rollout that has a reward: it is inspected when it is quiet."""
         if name in self._taken:
             return
         if not self._due:
-            # Otherwise somebody waits for an earlier one already.
+            # Otherwise `news` already waits for a rollout that is due earlier.
             self._news.set()
         self._known.add(name)
         self._ready.pop(name, None)
         self._due[name] = asyncio.get_running_loop().time() + self._config.online.quiet_seconds
 
     async def news(self) -> bool:
-        """Waits until something may have changed; returns whether a release has."""
+        """Wait until something may have changed; return True if a release has."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(self._due.values(), default=None)):
                 await self._news.wait()
@@ -119,13 +120,13 @@ class Traffic:
         return released
 
     async def look(self) -> list[str]:
-        """Inspects some of the quiet rollouts; returns news for a person."""
+        """Inspect some of the quiet rollouts; return messages for a person."""
         now, told = asyncio.get_running_loop().time(), list[str]()
         for name in [name for name, due in self._due.items() if due <= now][:LOOKS]:
             del self._due[name]
             found = await self._inspector.look(name)
             if name in self._due:
-                # Something happened meanwhile.
+                # It changed during the inspection: inspect it again later.
                 continue
             if isinstance(found, Candidate):
                 self._ready[name] = found
@@ -134,7 +135,7 @@ class Traffic:
         return told
 
     def _leave_out(self, name: str, reason: str) -> list[str]:
-        """A sentence for the first rollout that is left out for a reason."""
+        """Count a rollout that is left out; return a sentence if it is the first with this reason."""
         self._known.discard(name)
         self._left[reason] += reason not in SILENT
         if reason in self._told:
@@ -145,9 +146,8 @@ class Traffic:
     # -- taking ------------------------------------------------------------------------------------------------------
 
     async def take(self, step: int, version: int) -> Collected | None:
-        """The rollouts that a step learns from; None when there are not enough. `version`: the step of the newest
-        weights. Raises `CheckpointError`.
-        """
+        """Return the rollouts that a step learns from; None when there are not enough. `version`: the step of the
+        newest weights. Raises `CheckpointError`."""
         names = self._taken.by(step)
         if names is None:
             self._drop_stale(version)
@@ -163,7 +163,7 @@ class Traffic:
 
     @property
     def stale(self) -> int:
-        """How many were left out since the last step because their weights are too old."""
+        """Number of rollouts left out since the last step because their weights are too old."""
         return self._left["stale"]
 
     def _drop_stale(self, version: int) -> None:
@@ -190,7 +190,7 @@ class Traffic:
 
 
 def as_seen(episode: Episode, seen: Seen) -> Episode:
-    """An episode as it was when it was looked at: without later attempts, calls and rewards."""
+    """Return an episode as it was when it was inspected: without later attempts, calls and rewards."""
 
     def cut(whole: Try, last: int) -> Try:
         calls = tuple(call for call in whole.calls if call.span.sequence <= last)

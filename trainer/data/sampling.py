@@ -1,7 +1,9 @@
-"""How the calls of a step were sampled, against what training assumes: `rollouts.temperature`, and nothing cut off.
+"""Compares the sampling settings of a step's calls with the training's assumption: `rollouts.temperature`, and no
+tokens cut off.
 
-An answer that was sampled otherwise is one of another distribution than the trainer's. Importance sampling corrects a
-little of it; what top_p or top_k cut off cannot come back. So the run says how many calls are concerned.
+An answer that was sampled with other settings comes from another distribution than the trainer's. Importance sampling
+corrects a little of it; tokens that top_p or top_k cut off cannot come back. So the run reports how many calls are
+concerned.
 """
 
 from __future__ import annotations
@@ -17,17 +19,17 @@ from penstock.gateway.dialects.sampling import skewed
 
 @dataclass(slots=True)
 class Sampled:
-    """Of the calls that are in samples."""
+    """Counts of the calls that are in samples."""
 
     calls: int = 0
-    """How many there are."""
+    """Number of calls."""
     otherwise: int = 0
-    """How many were sampled otherwise."""
+    """Number of calls with settings that training does not assume."""
     settings: Counter[str] = field(default_factory=Counter[str])
-    """How many have each setting that training does not assume, such as `top_p 0.9`."""
+    """Number of calls by setting that training does not assume, such as `top_p 0.9`."""
 
     def note(self, episode: Episode, made: Sequence[Sample], temperature: float) -> None:
-        """The calls of one more rollout."""
+        """Add the calls of a rollout that are in its samples."""
         used = {(one.attempt, part.sequence) for one in made for part in one.segments}
         calls = [call for one in episode.tries for call in one.calls]
         for call in calls:
@@ -38,18 +40,17 @@ class Sampled:
                 self.settings.update(found)
 
     def add(self, other: Sampled) -> None:
-        """Takes the other's in."""
         self.calls += other.calls
         self.otherwise += other.otherwise
         self.settings += other.settings
 
     @property
     def share(self) -> float:
-        """Of the calls, those that were sampled otherwise."""
+        """Share of the calls with settings that training does not assume."""
         return self.otherwise / max(1, self.calls)
 
     def warning(self, temperature: float) -> str | None:
-        """What is to be said of it; None where all is as assumed."""
+        """Return a warning for a person; None if all calls are as assumed."""
         if not self.otherwise:
             return None
         found = ", ".join(f"{name} ({count})" for name, count in self.settings.most_common(5))

@@ -1,8 +1,8 @@
 """Chooses the rollouts of production that a step learns from. Pure.
 
 Nobody queues production's rollouts, most of them repeat no task, and their rewards come late. A rollout can be used
-when weights of this run that are not too old have served all calls of its model. A step takes the oldest of these, and
-only what it can compare: rewards that are all the same wait for one that differs.
+when all calls to its model were served by weights of this run that are not too old. A step takes the oldest of these,
+and only rollouts whose rewards it can compare: if all rewards are the same, it waits for one that differs.
 """
 
 from __future__ import annotations
@@ -19,46 +19,45 @@ EPS: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A rollout that can be learnt from."""
+    """A rollout that training can use."""
 
     rollout: str
-    """Its name."""
+    """Rollout id."""
     group: str | None
-    """The task that it repeats."""
+    """Its group, which is the task that it repeats; None without one."""
     created_ns: int
-    """When it was first seen."""
+    """Time when the gateway first saw it, in ns."""
     version: int
-    """The step that the oldest weights which served it are of."""
+    """Step of the oldest weights that served it."""
     reward: float
-    """Its reward."""
     seen: Mapping[str, int]
-    """Its attempts, each with its highest span when it was looked at: what comes later is not learnt from."""
+    """Its attempts, each with its highest span at the inspection: later spans are not learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """How old a version of the model is."""
+    """The age of versions of the model."""
 
     run: str
     """Name of the run, whose versions are RUN.STEP."""
     start: frozenset[str]
-    """Versions of the resource that are the weights which the run began from."""
+    """Versions of the resource with the weights that the run began from."""
 
     def step(self, version: str | None) -> int | None:
-        """The step that a version is of; None where it is not of this run."""
+        """Return the step that made a version; 0 for the weights that the run began from, None if it is not of this
+        run."""
         return 0 if version in self.start else step_of(self.run, version or "")
 
     def oldest(self, versions: Iterable[str | None]) -> int | None:
-        """The step of the oldest; None when there is none, or one is not of this run."""
+        """Return the step of the oldest version; None when there is none, or one is not of this run."""
         steps = [self.step(version) for version in versions]
         return None if not steps or None in steps else min(step for step in steps if step is not None)
 
 
 def pick(ready: Iterable[Candidate], enough: int, least: int | None) -> list[Candidate]:
-    """The rollouts that a step learns from, oldest first; none when there are not enough. `least` is None: `enough`
-    rollouts, not all of the same reward, which are compared with each other. Else whole groups of at least `least`
-    rollouts whose rewards differ, as many as it takes to have `enough` rollouts.
-    """
+    """Return the rollouts that a step learns from, oldest first; none when there are not enough. If `least` is None:
+    `enough` rollouts, not all of the same reward, which are compared with each other. Else whole groups of at least
+    `least` rollouts whose rewards differ, as many groups as it takes to have `enough` rollouts."""
     order = sorted(ready, key=lambda one: (one.created_ns, one.rollout))
     if least is None:
         return _batch(order, enough)
@@ -82,7 +81,7 @@ def _batch(order: Sequence[Candidate], enough: int) -> list[Candidate]:
 
 
 def _groups(order: Iterable[Candidate]) -> Iterable[list[Candidate]]:
-    """By group, in the order of their oldest."""
+    """Group the candidates, in the order of each group's first."""
     groups: dict[str, list[Candidate]] = {}
     for one in order:
         if one.group is not None:

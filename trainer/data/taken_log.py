@@ -1,8 +1,8 @@
-"""Writes down what each step has taken of production, before anything is learnt from it.
+"""Writes down the production rollouts that each step takes, before anything is learnt from them.
 
-Each step has a directory, complete or absent. So a rollout is learnt from once, whatever dies when. A step that is
-repeated, because the checkpoint is older, takes the same rollouts as they were then, and comes to the same weights; no
-other step takes any of them.
+Each step has a directory, complete or absent. So a rollout is learnt from once, whichever process dies when. A step
+that is repeated, because the checkpoint is older, takes the same rollouts as they were then, and comes to the same
+weights; no other step takes any of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME: Final = re.compile(r"step-\d{8}")
 
 
 class Taken:
-    """The steps of one run."""
+    """The rollouts that the steps of one run have taken."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,18 +33,17 @@ class Taken:
                 self._names |= _read(path).keys()
 
     def __contains__(self, rollout: str) -> bool:
-        """Whether some step has taken it."""
+        """True if a step has taken the rollout."""
         return rollout in self._names
 
     def by(self, step: int) -> dict[str, Seen] | None:
-        """The rollouts that a step has taken; None when it has taken none. Raises `CheckpointError` when it cannot be
-        read.
-        """
+        """Return the rollouts that a step has taken; None when it has taken none. Raises `CheckpointError` when the
+        file cannot be read."""
         path = self._path(step)
         return _read(path) if path.exists() else None
 
     def take(self, step: int, chosen: Iterable[Candidate]) -> dict[str, Seen]:
-        """Notes that a step takes these; on disk when this returns. Raises `CheckpointError`."""
+        """Note the rollouts that a step takes; on disk when this returns. Raises `CheckpointError`."""
         found = {one.rollout: dict(one.seen) for one in chosen}
         write_directory(self._path(step), lambda beside: _write(beside / "rollouts.json", found))
         self._names |= found.keys()

@@ -1,7 +1,7 @@
-"""Tasks: the inputs of rollouts, and which of them a step takes. Pure but for reading the file.
+"""Tasks: the inputs of rollouts, and the choice of a step's tasks. Pure but for reading the file.
 
 A file of tasks has one JSON value a line, the input of a rollout. Every epoch goes through all of them in an order of
-its own, which follows from the seed: step 17 takes the same tasks whenever and however often it is asked.
+its own, which follows from the seed: step 17 takes the same tasks whenever and however often it is repeated.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from penstock.trainer.data.json_lines import json_lines
 
 
 class Task(NamedTuple):
-    """A task and its place."""
+    """A task and its place in the file."""
 
     number: int
     """Place in the file, from 0."""
     input: Any
-    """What its rollouts are given."""
+    """Input of its rollouts."""
 
 
 def read_tasks(key: str, path: Path) -> list[Task]:
-    """The tasks of a file that a setting names. Raises `ConfigError`."""
+    """Read the tasks of a file that a setting names. Raises `ConfigError`."""
     found = [Task(number, line.value) for number, line in enumerate(json_lines(key, path))]
     if not found:
         raise ConfigError(f"{key}: {path} has no tasks")
@@ -34,7 +34,8 @@ def read_tasks(key: str, path: Path) -> list[Task]:
 
 
 def drawn(tasks: Sequence[Task], start: int, count: int, seed: int) -> list[Task]:
-    """The tasks in the places `start` to `start + count` of an endless walk through all of them, epoch after epoch."""
+    """Return the tasks in the places `start` to `start + count` of an endless walk through all of them, epoch after
+    epoch."""
     found: list[Task] = []
     while len(found) < count:
         epoch, place = divmod(start + len(found), len(tasks))

@@ -1,7 +1,8 @@
-"""Can a rollout of production be learnt from, and if not why? Asked once, when nothing more happens to it.
+"""Decides if training can use a rollout of production, and says why not. Run once, when nothing more happens to the
+rollout.
 
-It must be production's, and of the model that is trained; have a reward and no call under way; have weights of this
-run; be found by the filter; and `penstock doctor` must say that it can be trained on.
+The rollout must be production's, with calls to the trained model; it must have a reward and no call under way; weights
+of this run must have served it; `online.filter` must match; and `penstock doctor` must find it trainable.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ WHY: Final = {
 
 
 class Inspector:
-    """Inspects rollouts for one run. `begin` once the model is a resource."""
+    """Inspects rollouts for one run. Call `begin` once the model is a resource."""
 
     def __init__(self, client: Client, config: Config) -> None:
         self._client, self._config = client, config
         self.versions = Versions(config.run.name, frozenset())
 
     async def begin(self) -> list[Resource]:
-        """Versions of the model that are of the run. Raises `ConfigError`."""
+        """Return the versions of the model that are of the run. Raises `ConfigError`."""
         await self._check_filter()
         found = (await self._client.resource(self._config.model.name)).versions
         start = frozenset(one.version for one in found if self._is_start(one.content))
@@ -49,7 +50,7 @@ class Inspector:
 
     async def _check_filter(self) -> None:
         try:
-            # A filter is read before the rollout is looked for, which is none.
+            # The gateway parses the filter before it looks for the rollout, which does not exist.
             _ = [it async for it in self._client.spans("none", filter=self._config.online.filter, limit=1)]
         except ClientError as error:
             if error.status == REFUSED:
@@ -58,18 +59,18 @@ class Inspector:
                 raise
 
     def _is_start(self, content: Mapping[str, Any]) -> bool:
-        """Whether a version is the weights that the run began from."""
+        """True if a version has the weights that the run began from."""
         adapter = self._config.model.adapter
         same = None if adapter is None else str(adapter.absolute())
         return content.get("base") == self._config.inference.base and content.get("adapter") == same
 
     def explain(self, name: str, reason: str) -> str:
-        """A reason in a sentence."""
+        """Return a reason as a sentence."""
         why = WHY.get(reason, f"{reason}; penstock doctor {name} --model {self._config.model.name} says more")
         return f"not learnt from: rollout {name}, and others like it: {why}"
 
     async def look(self, name: str) -> Candidate | str | None:
-        """The candidate, or the reason why it is none; None when that is not known yet."""
+        """Return the candidate, or the reason why the rollout is none; None while that is not known."""
         try:
             rollout = await self._client.rollout(name)
             return "mode" if rollout.mode != "online" else await self._look(rollout)
@@ -92,7 +93,7 @@ class Inspector:
         return await self._trouble(rollout.id) or candidate(rollout, step)
 
     async def _trouble(self, name: str) -> str | None:
-        """Why a rollout is not wanted, or cannot be trained on."""
+        """Return why a rollout is not wanted or cannot be trained on; None if nothing is wrong."""
         wanted = self._config.online.filter
         if wanted and not [span async for span in self._client.spans(name, filter=wanted, limit=1)]:
             return "filter"
@@ -104,20 +105,19 @@ class Inspector:
 
 
 def settled(rollout: RolloutSummary) -> bool:
-    """Whether a rollout has a reward and nothing more is to come. A rollout that does not come from the queue only
-    falls quiet, which is not waited for.
-    """
+    """True if a rollout has a reward and has ended. One that does not come from the queue never ends formally, and a
+    reward is enough."""
     judged = rollout.reward is not None and math.isfinite(rollout.reward)
     return judged and rollout.status in (ENDED if rollout.origin == "queued" else {*RolloutStatus})
 
 
 def _runs(call: Span) -> bool:
-    """Whether a call has not ended. Nobody may ever fetch an answer that was asked for in the background."""
+    """True if a call has not ended. Calls in the background do not count: their answers may never be fetched."""
     return call.status == SpanStatus.OPEN and BACKGROUND not in (call.attributes or {})
 
 
 def candidate(rollout: RolloutSummary, step: int) -> Candidate:
-    """A rollout that has a reward, as it is now. `step`: what its weights are of."""
+    """Return a rollout that has a reward as a candidate, in its present state. `step`: the step of its weights."""
     assert rollout.reward is not None
     seen = {attempt.id: attempt.spans for attempt in rollout.attempts}
     return Candidate(rollout.id, rollout.group, rollout.created_ns, step, rollout.reward, seen)

@@ -1,4 +1,4 @@
-"""What computes an update: the engine of one process, and verl's on several machines.
+"""Engines that compute updates: one of a single process, and one on verl's workers on several machines.
 
-It speaks to no gateway and no network; only `verl_backend` imports verl and Ray. Begin with `local`.
+They use no gateway and no network; only `verl_backend` imports verl and Ray. Begin with `local`.
 """

@@ -1,8 +1,8 @@
 """Directories that are complete or absent, and a run's checkpoints, which are such directories.
 
 A directory is written beside its place under a name that begins with a dot, every file is synced to disk, and one
-rename makes it visible. A process that dies or a full disk leaves the earlier directories; the unfinished one is
-removed, at once or by whoever writes next.
+rename makes it visible. If the process dies or the disk is full, the earlier directories stay; the unfinished one is
+removed, at once or by the next write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"step-(\d{8})")
 
 
 def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
-    """Makes `target`, filled by `fill(directory)`. Raises `CheckpointError` when it exists or cannot be written."""
+    """Make `target`, filled by `fill(directory)`. Raises `CheckpointError` when it exists or cannot be written."""
     if target.exists():
         raise CheckpointError(f"{target} exists; what was published never changes, choose another name")
     beside = target.with_name(f".{target.name}.partial")
@@ -53,12 +53,12 @@ def _sync(path: Path) -> None:
 
 
 KEEP = 2
-"""Newest checkpoints that are kept: one to go on from, and one should that be damaged."""
+"""Number of checkpoints kept: the newest to go on from, and one in case that it is damaged."""
 
 
 class Checkpoints:
-    """The checkpoints below a directory, by the step after which they were made. `kind`: of the runs that go on from
-    them; another kind's are refused."""
+    """The checkpoints below a directory, by the step after which they were made. `kind`: the kind of their runs;
+    checkpoints of another kind are refused."""
 
     def __init__(self, directory: Path, keep: int = KEEP, kind: Kind = "grpo") -> None:
         self.directory = directory
@@ -66,12 +66,13 @@ class Checkpoints:
         self.kind: Kind = kind
 
     def steps(self) -> list[int]:
-        """Steps of the complete ones, in order."""
+        """Return the steps of the complete checkpoints, in order."""
         found = self.directory.iterdir() if self.directory.is_dir() else ()
         return sorted(int(match[1]) for path in found if (match := _NAME.fullmatch(path.name)))
 
     def save(self, step: int, state: State) -> Path:
-        """Writes one and removes the oldest beyond `keep`. Raises `CheckpointError`; the others are then untouched."""
+        """Write a checkpoint and remove the oldest beyond `keep`. Raises `CheckpointError`; the others are then
+        untouched."""
         target = self._path(step)
         try:
             write_directory(target, lambda beside: _write(beside / "state.pt", {"kind": self.kind, **state}))
@@ -82,17 +83,17 @@ class Checkpoints:
         return target
 
     def latest(self) -> tuple[int, State] | None:
-        """The newest and its step; None when there is none. Raises `CheckpointError` when it cannot be read, or is of
-        another kind of run."""
+        """Return the step and state of the newest checkpoint; None without one. Raises `CheckpointError` when it cannot
+        be read, or is of another kind of run."""
         steps = self.steps()
         if not steps:
             return None
         path = self._path(steps[-1]) / "state.pt"
         try:
-            # Nothing in it is code: a checkpoint of somebody else cannot run anything here.
+            # `weights_only` refuses code: a foreign checkpoint cannot run anything here.
             state: State = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            # Torch's own words fill a page, and advise to run what stands in the file.
+            # Torch's own message fills a page, and advises to run the code in the file.
             why = f"{path} cannot be read ({type(error).__name__}): it was changed after it was written"
             raise CheckpointError(f"{why}; remove {path.parent} to go on from the one before") from error
         kind = state.pop("kind", "grpo")
@@ -109,6 +110,6 @@ class Checkpoints:
 
 
 def _write(path: Path, state: State) -> None:
-    # Through a file of ours: torch's own writer ends the process's message with a C++ trace instead of the reason.
+    # Through a Python file: torch's own writer reports errors with a C++ trace instead of the reason.
     with path.open("wb") as file:
         torch.save(state, file)

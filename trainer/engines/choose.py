@@ -1,4 +1,4 @@
-"""Chooses the engine that a configuration asks for, and imports only what that one needs."""
+"""Chooses the engine that a configuration names, and imports only the modules that this engine needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.trainer.engines.remote import RemoteEngine
 
 
 def make_engine(config: Config, reference: bool = False, updates: int | None = None) -> Engine:
-    """The engine that `engine.kind` names; the arguments are those of `Engine`.
+    """Return the engine that `engine.kind` names; the arguments are those of `Engine`.
 
-    Raises `ConfigError`, also where it is not installed, and `EngineError` where its ranks cannot start.
+    Raises `ConfigError`, also if it is not installed, and `EngineError` if its ranks cannot start.
     """
     if config.engine.kind == "local":
         return Engine(config, reference, updates)
@@ -34,14 +34,14 @@ def make_engine(config: Config, reference: bool = False, updates: int | None = N
 
 
 def _absolute(config: Config) -> Config:
-    """Ranks have another working directory."""
+    """Return the configuration with absolute paths: ranks have another working directory."""
     model = config.model
     paths = {"path": model.path.absolute(), "adapter": model.adapter and model.adapter.absolute()}
     return config.model_copy(update={"model": model.model_copy(update=paths)})
 
 
 def _installed(name: str) -> bool:
-    # By its distribution: a directory that happens to have the name is no package.
+    # By its distribution: an import could find a directory that happens to have the name.
     try:
         _ = distribution(name)
     except PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""The errors of engines and checkpoints. Free of torch: whoever ends a run knows them."""
+"""The errors of engines and checkpoints. Free of torch, because every command that ends a run imports them."""
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """The ranks of an engine have failed; the message says what the first of them said."""
+    """The ranks of an engine have failed; the message is that of the first failure."""
 
 
 class CheckpointError(Exception):
-    """Something could not be written or read; the message says what is still there."""
+    """A checkpoint could not be written or read; the message says which one is still there."""

@@ -1,12 +1,12 @@
-"""Log-probabilities of tokens out of a model's last hidden states, in pieces, so that memory does not grow with them.
+"""Computes log-probabilities from a model's last hidden states in pieces, so that memory does not grow with the tokens.
 
 A row of logits has a number for each token of the vocabulary: 32,000 trained tokens of a vocabulary of 150,000 are 20
-GB in float32, and as much again for their gradients. Here at most `LOGITS` numbers exist at a time. The pieces are made
-again on the way back (`torch.utils.checkpoint`), which costs the output layer once more and nothing else.
+GB in float32, and as much again for their gradients. Here at most `LOGITS` numbers exist at a time. The backward pass
+computes the pieces again (`torch.utils.checkpoint`), which costs the output layer once more and nothing else.
 
-The output layer is replaced while the model runs, so that whatever surrounds the model (an adapter, FSDP) sees one call
-and one output. What a model does to its logits afterwards would be done to log-probabilities instead; `agrees` finds
-such models, and their logits are made whole.
+The output layer is replaced while the model runs, so that its wrappers (an adapter, FSDP) see one call and one output.
+A model that changes its logits afterwards would change log-probabilities instead; `agrees` detects such models, and
+their logits are computed in one piece.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 LOGITS: Final = 1 << 25
-"""Logits that are made at a time: 128 MiB in float32."""
+"""Logits computed at a time: 128 MiB in float32."""
 
 
 def scored(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """[2, N] in nats, from logits [N, V] and tokens [N]: log-probabilities, with gradients, and entropies, without."""
+    """Return [2, N] in nats, from logits [N, V] and tokens [N]: log-probabilities, with gradients, and entropies,
+    without."""
     chosen = logits.float() / temperature
     whole = chosen.logsumexp(-1)
     logprobs = chosen.gather(1, targets[:, None])[:, 0] - whole
@@ -37,7 +38,8 @@ def scored(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
 def in_pieces(
     network: torch.nn.Module, rows: Tensor, places: Tensor, targets: Tensor, temperature: float, size: int
 ) -> Generator[None]:
-    """While it lasts, the network's logits are `scored` of the hidden states at [rows, places], `size` at a time."""
+    """Replace the network's output layer: within the context its logits are `scored` of the hidden states at [rows,
+    places], `size` tokens at a time."""
     head = cast(Any, network).get_output_embeddings()
     whole: Callable[[Tensor], Tensor] = head.forward
 
@@ -47,7 +49,7 @@ def in_pieces(
     def forward(hidden: Tensor) -> Tensor:
         chosen = hidden[rows, places]
         parts = zip(chosen.split(size), targets.split(size), strict=True)
-        # cast: `checkpoint` does not say what it returns.
+        # cast: `checkpoint` has no type for its result.
         return torch.cat([cast(Tensor, checkpoint(piece, *part, use_reentrant=False)) for part in parts], 1)
 
     head.forward = forward
@@ -58,10 +60,10 @@ def in_pieces(
 
 
 def size_of(vocabulary: int) -> int:
-    """How many tokens a piece has."""
+    """Return the number of tokens of a piece."""
     return max(1, LOGITS // vocabulary)
 
 
 def agrees(whole: Tensor, pieces: Tensor) -> bool:
-    """Whether a model's log-probabilities are the same in both ways, up to the rounding of its numbers."""
+    """True if a model's log-probabilities are the same in one piece and in pieces, up to rounding."""
     return whole.shape == pieces.shape and torch.allclose(whole, pieces, atol=0.05)

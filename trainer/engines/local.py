@@ -5,8 +5,8 @@
     report = engine.step(batches, engine.policy())          # one update over all micro-batches
     engine.save_adapter(directory)
 
-`step` adds up the gradients of its micro-batches; their weights sum up to 1 over the step, so nothing is divided.
-`state` holds all that the next step depends on: after `restore` it is the same, bit for bit on a CPU.
+`step` adds up the gradients of its micro-batches; their weights add up to 1 over the step, so nothing is divided.
+`state` holds everything that the next step depends on: after `restore` that step is the same, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from penstock.trainer.mathematics.batch import MicroBatch
 from penstock.trainer.mathematics.loss import Tally, Tokens, policy_loss
 
 Objective = Callable[[Tensor, Tokens], tuple[Tensor, Tally]]
-"""(log-probabilities [N] with gradients, what else is known of the tokens) -> (loss, metrics)."""
+"""(log-probabilities [N] with gradients, the other inputs of the loss) -> (loss, metrics)."""
 
 
 class Engine:
-    """A policy and its optimiser. Raises `EngineError` where the GPU's memory does not suffice for it or for a step.
+    """A policy and its optimiser. Raises `EngineError` if the GPU's memory does not suffice for it or for a step.
 
-    `reference`: whether one is needed beside what `loss.kl` needs. `updates`: how many there will be, for the schedule
-    of the learning rate; by default those of the run.
+    `reference`: load a reference even if `loss.kl` needs none. `updates`: number of updates for the schedule of the
+    learning rate; by default that of the run.
     """
 
     def __init__(self, config: Config, reference: bool = False, updates: int | None = None) -> None:
@@ -55,13 +55,13 @@ class Engine:
         )
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
-        """[N] log-probabilities of the trained tokens, in nats, without gradients."""
+        """Return [N] log-probabilities of the trained tokens, in nats, without gradients."""
         with enough_memory(self.config):
             return self.model.logprobs(batch)
 
     def prepared(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
-        """The batches with what the policy loss needs beside: log-probabilities of the reference where `loss.kl` wants
-        them, and those of the policy as it is now, `old`, where more than one update follows."""
+        """Return the batches with the other inputs of the policy loss: log-probabilities of the reference if `loss.kl`
+        needs them, and, with `old`, those of the present policy, which are needed if more than one update follows."""
         with enough_memory(self.config):
             return [
                 replace(
@@ -73,17 +73,17 @@ class Engine:
             ]
 
     def policy(self) -> Objective:
-        """The configured policy gradient."""
+        """Return the objective of the configured policy gradient."""
         return partial(policy_loss, config=self.config.loss)
 
     def step(self, batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
-        """One update over all micro-batches. Returns the objective's metrics and `entropy`, `grad_norm`,
+        """Do one update over all micro-batches. Return the objective's metrics and `entropy`, `grad_norm`,
         `learning_rate`, `skipped`: 1 when a gradient was not finite and the weights were left as they are."""
         with enough_memory(self.config):
             return self.accumulate(batches, objective).report() | self._update()
 
     def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> Tally:
-        """Adds the gradients of a step to what is trained; the first half of `step`."""
+        """Add the gradients of a step to those of the trained tensors; the first half of `step`."""
         self.model.network.train()
         tally = Tally()
         for batch in batches:
@@ -119,15 +119,14 @@ class Engine:
         )
 
     def save_adapter(self, directory: Path) -> None:
-        """See `Policy.save_adapter`."""
         self.model.save_adapter(directory)
 
     def save_model(self, directory: Path) -> None:
-        """See `Policy.save_model`."""
         self.model.save_model(directory)
 
     def state(self) -> State:
-        """All that the next step depends on: weights, optimiser, updates done, every source of random numbers.
+        """Return everything that the next step depends on: weights, optimiser, number of updates, all states of random
+        numbers.
 
         On a CPU it is not a copy: save it before the next step.
         """
@@ -139,7 +138,7 @@ class Engine:
         }
 
     def restore(self, state: State) -> None:
-        """Goes back to a `state()`. Raises `ConfigError` when it is of another model or adapter."""
+        """Restore a `state()`. Raises `ConfigError` when it is of another model or adapter."""
         weights, trained = cast(dict[str, Tensor], state["weights"]), self.model.trained
         check_fit(weights, trained)
         with torch.no_grad():
@@ -151,14 +150,15 @@ class Engine:
 
 
 def check_fit(weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:
-    """Raises `ConfigError` when the weights of a checkpoint are not those of the tensors that are trained."""
+    """Raise `ConfigError` if the weights of a checkpoint do not fit the trained tensors."""
     for name in sorted(weights.keys() | trained.keys()):
         if name not in weights or name not in trained or weights[name].shape != trained[name].shape:
             raise ConfigError(f"model: the checkpoint is of another model, adapter or rank: {name} does not fit")
 
 
 def schedule(optimiser: Optimiser, step: int, steps: int) -> float:
-    """Share of the learning rate at `step`, from 0: a linear warm-up, then constant or falling to 0 at `steps`."""
+    """Return the share of the learning rate at `step`, from 0: a linear warm-up, then constant or falling to 0 at
+    `steps`."""
     if step < optimiser.warmup:
         return (step + 1) / optimiser.warmup
     if optimiser.schedule == "constant":

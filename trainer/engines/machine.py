@@ -1,4 +1,4 @@
-"""What a machine can do for a run, in one line, so that nobody waits for a day to find out that it takes a month."""
+"""Describes a machine's speed for a run in one line, so that nobody finds out after a day that it takes a month."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from penstock.trainer.engines.policy import Policy
 
 SIZE: Final = 512
-"""Rows and columns of the matrices that are multiplied to see how fast the machine is."""
+"""Rows and columns of the matrices in the measurement of speed."""
 
 
 def described(policy: Policy) -> str:
-    """Where a policy is computed, how large it is, and on a CPU how fast training can be at best."""
+    """Return a line: the device that computes a policy, the policy's size, and on a CPU the highest possible speed of
+    training."""
     if policy.config.engine.kind == "verl":
         return f"computes on {policy.config.engine.ranks} ranks of verl"
     size = sum(one.numel() for one in policy.network.parameters())
@@ -31,8 +32,9 @@ def described(policy: Policy) -> str:
 
 
 def _operations() -> float:
-    """Floating-point operations a second, float32. A token takes 2 for each parameter forwards, as many back through
-    the layers, and again as many where weights themselves have gradients (Kaplan et al. 2020, arXiv:2001.08361)."""
+    """Return floating-point operations a second, float32. A token takes 2 for each parameter in the forward pass, as
+    many in the backward pass through the layers, and again as many where weights themselves have gradients (Kaplan et
+    al. 2020, arXiv:2001.08361)."""
     one = torch.ones(SIZE, SIZE)
     times: list[float] = []
     for _ in range(5):
@@ -43,7 +45,7 @@ def _operations() -> float:
 
 
 def _short(number: float) -> str:
-    """Two digits and a unit: 1.2 M."""
+    """Return a number with two digits and a unit: 1.2 M."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= unit:
             return f"{number / unit:.2g}{name}" if number < 100 * unit else f"{number / unit:.0f}{name}"

@@ -1,4 +1,4 @@
-"""Memory of a GPU that does not suffice, as an error that says what to change."""
+"""Turns a lack of GPU memory into an error that says what to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.trainer.engines.errors import EngineError
 
 @contextmanager
 def enough_memory(config: Config) -> Generator[None]:
-    """Raises `EngineError` where the GPU has no more."""
+    """Raise `EngineError` if the GPU's memory does not suffice within the context."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,11 +1,11 @@
 """The policy: a causal language model of transformers, its reference, and the log-probabilities of tokens under both.
 
-Trained weights are in float32 whatever the format of the computation is: all of it is in `engine.dtype` under autocast,
-as the frozen model below a LoRA adapter is anyway. The reference is the model with its adapter switched off, or a
-frozen copy of all weights.
+Trained weights are in float32 whatever the format of the computation, which runs in `engine.dtype` under autocast; the
+frozen model below a LoRA adapter is in `engine.dtype` itself. The reference is the model with its adapter switched off,
+or a frozen copy of all weights.
 
-Logits are made only for the columns that a trained token needs, which for agents' long prompts is a small part, and
-where these are many, in pieces (`head`).
+Logits are computed only for the columns that a trained token needs, a small part of agents' long prompts, and in pieces
+if these are many (`head`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.mathematics.batch import MicroBatch
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-"""Endings of files with weights, and of what says where they are."""
+"""Endings of files with weights, and of their index files."""
 LORA_SCALE: Final = 2
-"""What a new adapter's output is multiplied by (`alpha / rank`), at any rank."""
+"""Factor of a new adapter's output (`alpha / rank`), at any rank."""
 
 
 class Policy:
-    """A model and what of it is trained. `reference`: whether log-probabilities of one will be asked for; `device`:
-    where it is, a GPU if there is one."""
+    """A model and its trained tensors. `reference`: log-probabilities of a reference will be needed; `device`: the
+    model's device, by default a GPU if there is one."""
 
     def __init__(self, config: Config, reference: bool = False, device: torch.device | None = None) -> None:
         self.config = config
@@ -59,7 +59,7 @@ class Policy:
     def _load(self) -> torch.nn.Module:
         path, engine = self.config.model.path, self.config.engine
         check_paths(self.config)
-        # Its bars would be drawn over what the run shows.
+        # Its progress bars would be drawn over the run's display.
         logging.disable_progress_bar()
         model = _pretrained(path, torch.float32 if self.full else self.dtype)
         if engine.gradient_checkpointing:
@@ -67,13 +67,13 @@ class Policy:
         return without_dropout(model if self.full else _in_format_of_layers(_adapted(model, self.config)))
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
-        """[N] log-probabilities of the trained tokens, in nats, float32, without gradients."""
+        """Return [N] log-probabilities of the trained tokens, in nats, float32, without gradients."""
         self.network.eval()
         with torch.no_grad():
             return self.forward(batch)[0]
 
     def reference(self, batch: MicroBatch) -> Tensor:
-        """[N] log-probabilities of the trained tokens under the reference."""
+        """Return [N] log-probabilities of the trained tokens under the reference."""
         if self._frozen is not None:
             with torch.no_grad():
                 return self.forward(batch, self._frozen)[0]
@@ -83,8 +83,8 @@ class Policy:
             return self.logprobs(batch)
 
     def forward(self, batch: MicroBatch, model: torch.nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities, with gradients, and entropies of the trained tokens: [N] each, in nats. Raises
-        `EngineError` for a token that the model does not know: a GPU would be of no use afterwards."""
+        """Return log-probabilities, with gradients, and entropies of the trained tokens: [N] each, in nats. Raises
+        `EngineError` for a token that the model does not know: in the model it would make the GPU unusable."""
         if (largest := int(batch.ids.max())) >= self._vocabulary:
             raise EngineError(
                 f"a sample has the token {largest}, and the model in {self.config.model.path} has {self._vocabulary}: "
@@ -95,7 +95,8 @@ class Policy:
         return logprobs, entropy.detach()
 
     def _scored(self, batch: MicroBatch, size: int | None, model: torch.nn.Module | None = None) -> Tensor:
-        """[2, N] log-probabilities and entropies; `size`: tokens of a piece, None where all logits are made at once."""
+        """Return [2, N] log-probabilities and entropies. `size`: tokens of a piece, None to compute all logits at
+        once."""
         columns, place = np.unique(batch.columns - 1, return_inverse=True)
         network, rows, places = model or self.network, self.tensor(batch.rows), self.tensor(place)
         targets = self.tensor(batch.ids[batch.rows, batch.columns]).long()
@@ -115,14 +116,14 @@ class Policy:
         return int(cast(Any, self.network).config.get_text_config().vocab_size)
 
     def _try_pieces(self) -> bool:
-        """Whether this model's log-probabilities can be made in pieces."""
+        """True if this model's log-probabilities can be computed in pieces."""
         self.network.eval()
         batch = _batch(np.arange(8, dtype=np.int32)[None] % self._vocabulary, np.arange(8, dtype=np.int32)[None])
         with torch.no_grad():
             return head.agrees(self._scored(batch, None), self._scored(batch, 2))
 
     def tensor(self, array: Any) -> Tensor:
-        """An array where the model is."""
+        """Return an array as a tensor on the model's device."""
         return torch.from_numpy(array).to(self.device)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -131,7 +132,8 @@ class Policy:
         return nullcontext()
 
     def _refuse_leaks(self) -> None:
-        """Some architectures carry a state along the row, over the border between two examples."""
+        """Raise `ConfigError` if the model carries a state along the row, over the border between two packed
+        examples."""
         size = self._vocabulary
         ids = np.arange(8, dtype=np.int32)[None] % size
         other = np.where(np.arange(8) < 4, (ids + 1) % size, ids).astype(np.int32)
@@ -143,9 +145,9 @@ class Policy:
         return self.logprobs(_batch(ids, positions))
 
     def save_adapter(self, directory: Path) -> None:
-        """Writes the adapter as PEFT does, for vLLM and others; complete or not there.
+        """Write the adapter in PEFT's format, for vLLM and others; complete or absent.
 
-        Raises `CheckpointError`, and `ValueError` where all weights are trained.
+        Raises `CheckpointError`, and `ValueError` if all weights are trained.
         """
         if self.full:
             raise ValueError("all weights are trained: there is no adapter, save the model")
@@ -157,9 +159,9 @@ class Policy:
         fill_adapter(directory, model.peft_config["default"], weights)
 
     def save_model(self, directory: Path) -> None:
-        """Writes the whole model in `engine.dtype`, an adapter merged into it; complete or not there.
+        """Write the whole model in `engine.dtype`, with an adapter merged into it; complete or absent.
 
-        What else the model's directory has is copied: tokenizer, chat template. Raises `CheckpointError`.
+        The other files of the model's directory are copied: tokenizer, chat template. Raises `CheckpointError`.
         """
         write_directory(directory, self._fill_model)
 
@@ -171,8 +173,8 @@ class Policy:
 
 
 def without_dropout(network: torch.nn.Module) -> torch.nn.Module:
-    """The network, in which nothing is dropped at random, whatever an adapter or a model was trained with before: two
-    passes over the same tokens are to have the same log-probabilities, or ratios would be of noise."""
+    """Switch off dropout and return the network, whatever an adapter or a model was trained with before: two passes
+    over the same tokens must have the same log-probabilities, or ratios would be noise."""
     for module in network.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -182,14 +184,15 @@ def without_dropout(network: torch.nn.Module) -> torch.nn.Module:
 
 
 def copy_rest(model: Path, directory: Path) -> None:
-    """Copies what a model's directory has beside weights, and the other lacks: tokenizer, chat template."""
+    """Copy the files of a model's directory that are no weights and are missing in the other: tokenizer, chat
+    template."""
     for path in model.iterdir():
         if path.is_file() and not path.name.endswith(WEIGHTS) and not (directory / path.name).exists():
             shutil.copyfile(path, directory / path.name)
 
 
 def _batch(ids: Any, positions: Any) -> MicroBatch:
-    """Of [1, 8] tokens, the last three of which are trained."""
+    """Return a batch of [1, 8] tokens, the last three of which are trained."""
     nothing, zeros, columns = np.zeros(3, np.float32), np.zeros(3, np.intp), np.arange(5, 8)
     return MicroBatch(ids, positions, zeros, columns, nothing, nothing, nothing, zeros, zeros)
 
@@ -207,13 +210,13 @@ def _pretrained(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, as one line that is not too long."""
+    """Return the first line of an error's message, at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else "no reason is given"
 
 
 def check_paths(config: Config) -> None:
-    """Raises `ConfigError` unless the model and the adapter to begin with are where the configuration says."""
+    """Raise `ConfigError` unless the model and the adapter to begin with are where the configuration says."""
     path, adapter = config.model.path, config.model.adapter
     if not (path / "config.json").is_file():
         raise ConfigError(f"model.path: {path} holds no config.json; it must be the directory of a model")
@@ -222,10 +225,10 @@ def check_paths(config: Config) -> None:
 
 
 def fill_adapter(directory: Path, config: Any, weights: dict[str, Tensor]) -> None:
-    """Writes what belongs into the directory of an adapter: PEFT's configuration of it, and its weights by name."""
+    """Write the files of an adapter's directory: PEFT's configuration, and the weights by name."""
     made = copy.copy(config)
     made.inference_mode = True
-    # A set has another order in every process; the same weights are to be the same bytes.
+    # A set has another order in every process; the same weights must give the same bytes.
     if isinstance(made.target_modules, set):
         made.target_modules = sorted(made.target_modules)
     made.save_pretrained(str(directory))
@@ -234,8 +237,8 @@ def fill_adapter(directory: Path, config: Any, weights: dict[str, Tensor]) -> No
 
 
 def _in_format_of_layers(network: torch.nn.Module) -> torch.nn.Module:
-    """The network, whose adapter takes the inputs of layers as they are. PEFT would keep each in float32 as well, which
-    is more memory than all other activations."""
+    """Let the adapter take the inputs of layers in their own format, and return the network. PEFT would keep each in
+    float32 as well, which is more memory than all other activations."""
     for module in network.modules():
         if isinstance(module, LoraLayer):
             module.cast_input_dtype_enabled = False
@@ -263,7 +266,7 @@ def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:
 
 
 def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
-    """PEFT is content with one that fits."""
+    """Raise `ConfigError` unless every target fits: PEFT accepts a list of which one fits."""
     if isinstance(targets, str):
         return
     names = [name for name, _ in model.named_modules()]

@@ -1,4 +1,4 @@
-"""One rank's part of an engine whose network is spread over several: each holds a piece of every weight (FSDP2).
+"""One rank's part of an engine whose network is sharded over several: each holds a piece of every weight (FSDP2).
 
     part = Sharded(config, network, optimiser, update)
     tally = part.accumulate(dealt, policy)        # its own micro-batches
@@ -8,7 +8,8 @@ All ranks go through the network at the same time, with the same number of micro
 the local engine's own code: the ranks' losses add up to that of the step, and because the network takes the mean of
 their gradients, each is multiplied by the number of ranks.
 
-A state is the local engine's, gathered: a run may go on with other ranks, or with the local engine.
+The state is gathered into the local engine's form: a run may go on with another number of ranks, or with the local
+engine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from penstock.trainer.mathematics.shares import is_filler
 
 
 class Spread(Policy):
-    """A policy over a network that somebody else has built and spread over the ranks."""
+    """A policy over a network that is built and sharded over the ranks already."""
 
     def __init__(self, config: Config, network: torch.nn.Module, device: torch.device) -> None:
         self.config, self.network, self.device = config, without_dropout(network), device
@@ -42,14 +43,15 @@ class Spread(Policy):
         self.dtype = cast(torch.dtype, getattr(torch, config.engine.dtype))
         self._frozen = None
         self.trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
-        # Now, while all ranks are here: each pass through the network needs all of them.
+        # Now, while all ranks are in their constructors: each pass through the network needs all of them.
         self._in_pieces = self._try_pieces()
         if config.engine.layout == "packed":
             self._refuse_leaks()
 
 
 class Sharded(Engine):
-    """An engine's part. `update` clips the gradients, steps unless they are not finite, and returns their norm."""
+    """A rank's part of an engine. `update` clips the gradients, steps unless they are not finite, and returns their
+    norm."""
 
     def __init__(
         self, config: Config, model: Spread, optimiser: torch.optim.AdamW, update: Callable[[], float]
@@ -60,29 +62,30 @@ class Sharded(Engine):
         self.update = update
 
     def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> Tally:
-        """Adds the gradients of this rank's micro-batches to those of the others; returns its part of the tally."""
+        """Add the gradients of this rank's micro-batches to those of the others; return this rank's part of the
+        tally."""
         ranks = torch.distributed.get_world_size()
         return _at_hand(super().accumulate(batches, functools.partial(_part, objective=objective, ranks=ranks)))
 
     def advance(self, batches: Sequence[MicroBatch], objective: Objective, rate: float) -> tuple[Tally, float]:
-        """One update at a learning rate: (this rank's part of the tally, norm of the whole gradient)."""
+        """Do one update at a learning rate; return (this rank's part of the tally, norm of the whole gradient)."""
         tally = self.accumulate(batches, objective)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         return tally, self.update()
 
     def weights(self) -> dict[str, Tensor]:
-        """All that is trained, whole."""
+        """Return all trained tensors, gathered from the ranks."""
         return {name: _whole(one) for name, one in self.model.trained.items()}
 
     def adapter(self) -> tuple[Any, dict[str, Tensor]]:
-        """(PEFT's configuration, weights by PEFT's names): the adapter as `policy.fill_adapter` wants it."""
+        """Return (PEFT's configuration, weights by PEFT's names): the arguments of `policy.fill_adapter`."""
         network = cast(PeftModel, self.model.network)
         named = get_peft_model_state_dict(network, self.weights(), save_embedding_layers=False)
         return network.peft_config["default"], named
 
     def state(self) -> State:
-        """Weights and optimiser as `Engine.state` has them, whole; `random` is this rank's own."""
+        """Return weights and optimiser as `Engine.state` does, gathered from the ranks; `random` is this rank's own."""
         trained = self.model.trained
         (settings,) = self.optimiser.param_groups
         moments = {
@@ -97,7 +100,7 @@ class Sharded(Engine):
         }
 
     def restore(self, state: State) -> None:
-        """Goes back to a `state()`. Raises `ConfigError` when it is of another model or adapter."""
+        """Restore a `state()`. Raises `ConfigError` when it is of another model or adapter."""
         weights, trained = cast(dict[str, Tensor], state["weights"]), self.model.trained
         check_fit(weights, trained)
         moments = state["optimiser"]["state"]
@@ -111,7 +114,7 @@ class Sharded(Engine):
 
 
 def _part(logprobs: Tensor, tokens: Tokens, objective: Objective, ranks: int) -> tuple[Tensor, Tally]:
-    """The objective of one rank."""
+    """Return the objective's loss times `ranks`, and its metrics; 0 for a filler."""
     if is_filler(tokens.weights):
         return logprobs.sum() * 0, Tally()
     loss, tally = objective(logprobs, tokens)
@@ -119,21 +122,22 @@ def _part(logprobs: Tensor, tokens: Tokens, objective: Objective, ranks: int) ->
 
 
 def _at_hand(tally: Tally) -> Tally:
-    """A copy that a process without a GPU can read."""
+    """Return a copy that a process without a GPU can read."""
     sums, maxima = ({name: one.cpu() for name, one in part.items()} for part in (tally.sums, tally.maxima))
     return Tally(sums, maxima, {name: [one.cpu() for one in parts] for name, parts in tally.values.items()})
 
 
 def _whole(value: Tensor) -> Tensor:
-    """The whole tensor, on this machine; every rank must call this at the same time."""
+    """Return the gathered tensor, on the CPU; every rank must call this at the same time."""
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu()
 
 
 def _like(value: Tensor, one: Tensor) -> Tensor:
-    """This rank's piece of a value with the shape of the weights; a copy of any other, such as the number of steps."""
+    """Return this rank's piece of a value with the shape of the weights; a copy of any other, such as the number of
+    steps."""
     if value.shape != one.shape:
         return value.clone()
     if not isinstance(one, DTensor):
         return value.to(one.device, copy=True)
-    # Everybody has the whole, so nobody needs to send anything.
+    # Every rank has the whole value, so none needs to send it.
     return distribute_tensor(value.to(one.device), one.device_mesh, one.placements, src_data_rank=None)

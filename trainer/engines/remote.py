@@ -1,10 +1,10 @@
-"""An engine whose ranks are other processes. To the loop it is an engine like the local one, but it holds no weights.
+"""An engine whose ranks are other processes. The loop uses it like the local one, but it holds no weights.
 
-    engine = RemoteEngine(config, ranks)    # as trainer.engines.local.Engine
+    engine = RemoteEngine(config, ranks)    # used like trainer.engines.local.Engine
     engine.close()
 
 Micro-batches are dealt to the ranks (`trainer.mathematics.shares`), each of which holds a part
-(`trainer.engines.rank`); their tallies are added up here. States, adapters and models are the local engine's.
+(`trainer.engines.rank`); their tallies are added up here. States, adapters and models have the local engine's formats.
 """
 
 from __future__ import annotations
@@ -29,23 +29,21 @@ from penstock.trainer.mathematics.shares import collected, deal
 
 
 class Ranks(Protocol):
-    """Processes that hold an engine together; each does what `trainer.engines.rank.Sharded` says."""
+    """Processes that hold an engine together; each has the methods of `trainer.engines.rank.Sharded`."""
 
-    def __len__(self) -> int:
-        """How many they are."""
-        ...
+    def __len__(self) -> int: ...
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """What each rank answers, in their order. A list has something for each of them, anything else goes to all."""
+        """Call a method on all ranks and return their results, in their order. An argument that is a list has one item
+        for each rank; any other goes to all."""
         ...
 
-    def close(self) -> None:
-        """Ends them."""
-        ...
+    def close(self) -> None: ...
 
 
 class RemoteEngine(Engine):
-    """As `Engine`, and used in its place. `ranks` have begun with this very configuration."""
+    """Used in place of `Engine`, with the same behaviour unless a method says otherwise. `ranks` were started with the
+    same configuration."""
 
     def __init__(self, config: Config, ranks: Ranks, updates: int | None = None) -> None:
         seeds.seed(config.run.seed)
@@ -56,7 +54,6 @@ class RemoteEngine(Engine):
         self.model = Afar(config, ranks)
 
     def prepared(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
-        """As `Engine.prepared`, the ranks sharing the micro-batches."""
         wanted = [("old", False)] * old + [("reference", True)] * (self.config.loss.kl > 0)
         found = {name: scores(self._ranks, batches, other) for name, other in wanted}
         return [
@@ -65,7 +62,6 @@ class RemoteEngine(Engine):
         ]
 
     def step(self, batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
-        """As `Engine.step`."""
         rate = self.config.learning_rate * schedule(self.config.optimiser, self.done, self.updates)
         parts = self._ranks.ask("advance", deal(batches, len(self._ranks)), objective, rate)
         whole, norm = Tally(), parts[0][1]
@@ -76,14 +72,14 @@ class RemoteEngine(Engine):
         return whole.report() | {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
 
     def save_adapter(self, directory: Path) -> None:
-        """As `Engine.save_adapter`; this machine writes it."""
+        """Like `Engine.save_adapter`; this machine writes the files."""
         if self.model.full:
             raise ValueError("all weights are trained: there is no adapter, save the model")
         config, weights = self._ranks.ask("adapter")[0]
         write_directory(directory, lambda beside: fill_adapter(beside, config, weights))
 
     def save_model(self, directory: Path) -> None:
-        """As `Engine.save_model`; this machine needs the memory for the whole model."""
+        """Like `Engine.save_model`; this machine needs the memory for the whole model."""
         here = self.config.engine.model_copy(update={"kind": "local", "ranks": 1, "nodes": 1})
         policy = Policy(self.config.model_copy(update={"engine": here}), device=torch.device("cpu"))
         weights = self._ranks.ask("weights")[0]
@@ -93,13 +89,14 @@ class RemoteEngine(Engine):
         policy.save_model(directory)
 
     def state(self) -> State:
-        """As `Engine.state`: either may go on from the other's. `ranks` are the random states of the ranks."""
+        """Like `Engine.state`: a local engine can restore it, and the other way round. `ranks` are the random states of
+        the ranks."""
         parts = self._ranks.ask("state")
         random = [part["random"] for part in parts]
         return parts[0] | {"done": self.done, "random": seeds.state(), "ranks": random}
 
     def restore(self, state: State) -> None:
-        """As `Engine.restore`; a state of another number of ranks will do."""
+        """Like `Engine.restore`; the state may be of another number of ranks."""
         random = state.get("ranks") or [state["random"]]
         shared = {key: state[key] for key in ("weights", "optimiser")}
         self._ranks.ask("restore", [random[rank % len(random)] for rank in range(len(self._ranks))], shared)
@@ -107,12 +104,12 @@ class RemoteEngine(Engine):
         seeds.restore(state["random"])
 
     def close(self) -> None:
-        """Ends the ranks; the process's own end does it too."""
+        """End the ranks; they also end with this process."""
         self._ranks.close()
 
 
 class Afar(Policy):
-    """The policy as the driver sees it: the ranks compute it."""
+    """The policy in the driver: the ranks compute it."""
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.config, self._ranks = config, ranks
@@ -120,14 +117,14 @@ class Afar(Policy):
         self.device = torch.device("cpu")
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
-        """As `Policy.logprobs`, on a CPU."""
+        """Like `Policy.logprobs`, on a CPU."""
         return torch.from_numpy(scores(self._ranks, [batch], False)[0])
 
     def reference(self, batch: MicroBatch) -> Tensor:
-        """As `Policy.reference`, on a CPU."""
+        """Like `Policy.reference`, on a CPU."""
         return torch.from_numpy(scores(self._ranks, [batch], True)[0])
 
 
 def scores(ranks: Ranks, batches: Sequence[MicroBatch], reference: bool) -> list[Any]:
-    """[N] log-probabilities of the trained tokens of each micro-batch, under the policy or its reference."""
+    """Return [N] log-probabilities of the trained tokens of each micro-batch, under the policy or its reference."""
     return collected(ranks.ask("scores", deal(batches, len(ranks)), reference), batches)

@@ -19,7 +19,7 @@ def seed(number: int) -> None:
 
 
 def state() -> State:
-    """Where all of them are."""
+    """Return the states of all sources of random numbers."""
     kind, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
     return {
         "python": random.getstate(),
@@ -30,7 +30,7 @@ def state() -> State:
 
 
 def restore(saved: State) -> None:
-    """Brings all of them back to a `state()`, which may be of a machine with more GPUs."""
+    """Restore a `state()`, which may be of a machine with more GPUs."""
     random.setstate(saved["python"])
     np.random.set_state(saved["numpy"])
     torch.set_rng_state(saved["torch"])

@@ -42,9 +42,9 @@ from penstock.trainer.mathematics.batch import MicroBatch
 from penstock.trainer.mathematics.loss import Tally
 
 ray: Any = _ray
-"""Its annotations are not complete enough to be checked against."""
+"""Ray, untyped: its annotations are not complete enough to check against."""
 Cuda: Any = PlatformCUDA
-"""What registers it hides what it is."""
+"""verl's CUDA platform, untyped: the decorator that registers it hides its type."""
 
 
 # -- the ranks, seen from the driver -----------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class Ranks:
         self._gpu = bool(ray.cluster_resources().get("GPU"))
         _refuse_few("GPU" if self._gpu else "CPU", config)
         _settle(self._gpu)
-        # verl would draw a name, and with the run's seed every time the same.
+        # verl would draw a random name, which with the run's seed would always be the same.
         name, places = f"penstock-{uuid4().hex[:8]}-", [wanted.ranks // wanted.nodes] * wanted.nodes
         self._pool = RayResourcePool(places, use_gpu=self._gpu, name_prefix=name, max_colocate_count=1)
         actor = RayClassWithInitArgs(ray.remote(Rank), config, self._gpu)
@@ -71,8 +71,9 @@ class Ranks:
         return cast(int, self._group.world_size)
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """What each rank answers. A list has something for each of them, anything else goes to all."""
-        # What goes to all goes to each machine once.
+        """See `trainer.engines.remote.Ranks.ask`. Raises `EngineError` when a rank fails or dies, `ConfigError` when a
+        rank raises one."""
+        # `ray.put` sends a shared argument to each machine once.
         spread = [one if isinstance(one, list) else [ray.put(one)] * len(self) for one in arguments]
         try:
             return self._group.execute_all_sync(method, *spread)
@@ -84,7 +85,7 @@ class Ranks:
             raise EngineError(f"a rank has died: {' '.join(str(error).split())[:500]}") from error
 
     def close(self) -> None:
-        """Ends them and gives their places back."""
+        """End the ranks and free their places."""
         for worker in self._group.workers:
             ray.kill(worker)
         for group in self._pool.pgs or ():
@@ -92,12 +93,12 @@ class Ranks:
 
 
 def _join(config: Config) -> None:
-    """Connects this process with the cluster, once."""
+    """Connect this process to the cluster, once."""
     address = config.engine.ray
     if ray.is_initialized():
         return
     _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Only a cluster of our own takes what it has from us: ranks on CPUs may be more than cores.
+    # Only a cluster that we start takes its resources from us: there may be more ranks on CPUs than cores.
     own = {"num_cpus": max(os.cpu_count() or 1, config.engine.ranks), "include_dashboard": False}
     more = own if address == "local" else {}
     try:
@@ -107,7 +108,7 @@ def _join(config: Config) -> None:
 
 
 def _refuse_few(resource: str, config: Config) -> None:
-    """Ray would wait for ever for what the cluster has not."""
+    """Raise `ConfigError` if the cluster has too few of a resource: Ray would wait for them for ever."""
     wanted, there = config.engine.ranks, int(ray.cluster_resources().get(resource, 0))
     if there < wanted:
         raise ConfigError(f"engine.ranks: {wanted} ranks need a {resource} each, and the Ray cluster has {there}")
@@ -117,7 +118,7 @@ def _refuse_few(resource: str, config: Config) -> None:
 
 
 class Rank(Worker):
-    """A process of the engine: an actor, one of as many as there are ranks."""
+    """A process of the engine: a Ray actor."""
 
     def __init__(self, config: Config, gpu: bool) -> None:
         _settle(gpu)
@@ -125,10 +126,10 @@ class Rank(Worker):
         self.config, self.gpu = config, gpu
 
     def begin(self) -> None:
-        """Finds the others, and builds the network with them."""
+        """Join the process group, and build the network together with the other ranks."""
         backend = "cpu:gloo,cuda:nccl" if self.gpu else "gloo"
         torch.distributed.init_process_group(backend, rank=self.rank, world_size=self.world_size)
-        # The first rank's adapter is everybody's, and the same as the local engine's.
+        # All ranks use the first rank's adapter, and the seed makes it the same as the local engine's.
         seeds.seed(self.config.run.seed)
         self.verl = _built(self.config)
         device = torch.device("cuda", torch.cuda.current_device()) if self.gpu else torch.device("cpu")
@@ -136,39 +137,37 @@ class Rank(Worker):
         self.part = Sharded(self.config, model, self.verl.optimizer, self.verl.optimizer_step)
 
     def scores(self, batches: list[MicroBatch], reference: bool) -> list[Any]:
-        """[N] log-probabilities of this rank's micro-batches."""
+        """Return [N] log-probabilities for each of this rank's micro-batches."""
         ask = self.part.model.reference if reference else self.part.model.logprobs
         with self.verl.eval_mode():
             return [ask(batch).cpu().numpy() for batch in batches]
 
     def advance(self, batches: list[MicroBatch], objective: Objective, rate: float) -> tuple[Tally, float]:
-        """See `Sharded.advance`."""
         with self.verl.train_mode():
             return self.part.advance(batches, objective, rate)
 
     def adapter(self) -> Any:
-        """See `Sharded.adapter`; the first rank's answer is enough."""
+        """See `Sharded.adapter`; only the first rank returns it, the others None."""
         adapter = self.part.adapter()
         return adapter if self.rank == 0 else None
 
     def weights(self) -> Any:
-        """See `Sharded.weights`; likewise."""
+        """See `Sharded.weights`; only the first rank returns them, the others None."""
         weights = self.part.weights()
         return weights if self.rank == 0 else None
 
     def state(self) -> State:
-        """See `Sharded.state`; the first rank's answer has it all, the others' only what is their own."""
+        """See `Sharded.state`; the first rank returns all of it, the others only their `random`."""
         state = self.part.state()
         return state if self.rank == 0 else {"random": state["random"]}
 
     def restore(self, random: State, shared: State) -> None:
-        """See `Sharded.restore`."""
         self.part.restore(shared | {"random": random})
 
 
 def _built(config: Config) -> Any:
-    """verl's engine: the network, spread over the ranks, and its optimiser."""
-    # When this is imported it is settled what there is to compute on.
+    """Return verl's engine: the network, sharded over the ranks, and its optimiser."""
+    # This import reads the platform that `_settle` sets, so it is not at the top.
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     engine: Any = FSDPEngineWithLMHead
@@ -184,7 +183,7 @@ def _built(config: Config) -> Any:
         target_modules=model.targets,
         lora_adapter_path=None if model.adapter is None else str(model.adapter),
     )
-    # What is trained stays in float32, and so do its gradients where they are added up.
+    # Trained tensors stay in float32, and so do the sums of their gradients.
     spread = FSDPEngineConfig(
         strategy="fsdp2",
         fsdp_size=wanted.ranks,
@@ -205,39 +204,32 @@ def _built(config: Config) -> Any:
 
 
 def _settle(gpu: bool) -> None:
-    """Tells verl, which would guess, what this process computes on."""
+    """Set verl's platform for this process, which verl would guess."""
     set_platform(Cuda() if gpu else Cpu())
 
 
 class Cpu(Cuda):
-    """A machine without a GPU; what is not said here nobody asks of it."""
+    """The platform of a machine without a GPU; the other methods of `Cuda` are never called."""
 
     @property
     def device_name(self) -> str:
-        """As torch calls it."""
         return "cpu"
 
     @property
     def vendor_name(self) -> str:
-        """None in particular."""
         return "cpu"
 
     @property
     def device_module(self) -> ModuleType:
-        """As `torch.cuda`."""
         return torch.cpu
 
     def is_available(self) -> bool:
-        """Always."""
         return True
 
     def current_device(self) -> Any:
-        """Where tensors are sent."""
         return "cpu"
 
     def communication_backend_name(self) -> str:
-        """What the ranks talk over."""
         return "gloo"
 
-    def empty_cache(self) -> None:
-        """There is none."""
+    def empty_cache(self) -> None: ...

@@ -1,1 +1,1 @@
-"""Credit, batches, losses: numbers in, numbers out. It speaks to no gateway and no network. Begin with `loss`."""
+"""Credit, batches, losses: numbers in, numbers out. It uses no gateway and no network. Begin with `loss`."""

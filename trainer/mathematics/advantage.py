@@ -1,12 +1,12 @@
-"""Credit: what each rollout did better or worse than expected, broadcast to the tokens that were sampled.
+"""Credit: how much better or worse each rollout was than expected, broadcast to the tokens that were sampled.
 
 Let r_1 … r_n be the rewards of a group, the rollouts of one task.
 
     dr_grpo      A_i = r_i - mean(r)                       Liu et al. 2025, arXiv:2503.20783 (Dr. GRPO)
     grpo         A_i = (r_i - mean(r)) / (std(r) + eps)    Shao et al. 2024, arXiv:2402.03300 (DeepSeekMath)
     rloo         A_i = r_i - mean(r_j, j != i)             Ahmadian et al. 2024, arXiv:2402.14740
-    reinforce++  as grpo, over the whole batch             Hu et al. 2025, arXiv:2501.03262, who do so with tokens
-                                                           and have the KL term in them
+    reinforce++  as grpo, over the whole batch             Hu et al. 2025, arXiv:2501.03262: there by tokens, with the
+                                                           KL term in their rewards
 
 std is the sample's (n - 1) and eps 1e-6, as in verl; DeepSeekMath has no eps and does not say which std. The unit is
 the rollout, however many calls or samples it was cut into: normalising over rows instead would let long rollouts decide
@@ -16,22 +16,22 @@ With `credit = "turn"` the unit is the call and r its return (`adapters.rewards.
 all calls of the group (for rloo: of the other rollouts). The process supervision of DeepSeekMath, §4.1.3, compares all
 steps of a group, too, but normalises their rewards and sums afterwards.
 
-Rollouts that failed are compared too, by the reward that they were given for it, also where nothing that they said can
-be trained on: otherwise a policy that makes its agents crash or loop would be compared with its good days only.
+Failed rollouts are compared too, by the reward of their failure, even if none of their tokens can be trained on:
+otherwise a policy that makes its agents crash or loop would be compared with its successful rollouts only.
 
-What was cut off at the limit of tokens says little of how good it would have been. With `overlong = "mask"` a rollout
-with such an answer has no loss; its reward is still compared (overlong filtering of DAPO, arXiv:2503.14476, section
-3.4). With `punish` length itself has a price, DAPO's soft overlong punishment: the reward changes by
+The reward of an answer that was cut off at the limit of tokens says little of how good it would have been. With
+`overlong = "mask"` a rollout with such an answer has no loss; its reward is still compared (overlong filtering of
+DAPO, arXiv:2503.14476, section 3.4). With `punish` length has a price, DAPO's soft overlong punishment: the reward
+changes by
 
     0  for n <= a,    (a - n) / (b - a)  for a < n <= b,    -1  for n > b, and for an answer that was cut off
 
 where n is the tokens of the rollout's longest answer and (a, b) = `overlong_tokens`. The paper (equation 13) has one
-answer, (a, b) = (L_max - L_cache, L_max), and looks at the length alone: -1 for what was cut off is ours. By turns each
-call pays for its own answer.
+answer, (a, b) = (L_max - L_cache, L_max), and looks at the length alone: -1 for an answer that was cut off is our
+addition. With `credit = "turn"` each call is punished for its own answer.
 
 A group whose rewards are all the same teaches nothing, and a group of one has nothing to compare with. Both are left
-out and reported; otherwise they would only dilute the mean over rollouts. `reinforce++` knows no groups, only the
-batch.
+out and reported; otherwise they would only dilute the mean over rollouts. `reinforce++` has one group, the batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Reason = Literal["reward", "single", "equal", "truncated"]
 cut off."""
 
 EPS = 1e-6
-"""Keeps a division by a spread finite; what differs by less does not differ."""
+"""Keeps a division by a spread finite; values that differ by less count as equal."""
 
 BATCH = ""
 """Name of the group of all rollouts of a step; no group of rollouts has it."""
@@ -66,7 +66,7 @@ Key = tuple[Owner, int, int]
 
 @dataclass(slots=True)
 class Credited:
-    """What is trained on, and what is not."""
+    """The examples to train on, and the rollouts that are left out, with the reason."""
 
     examples: list[Example] = field(default_factory=list[Example])
     dropped: dict[Owner, Reason] = field(default_factory=dict[Owner, Reason])
@@ -76,9 +76,9 @@ NOBODY: Mapping[str, Sequence[float]] = {}
 
 
 def credit(samples: Sequence[Sample], config: Advantage, beside: Mapping[str, Sequence[float]] = NOBODY) -> Credited:
-    """Examples of the samples, in their order. Raises `ValueError` when samples of a rollout disagree on its reward.
-    `beside`: rewards of rollouts without samples that are compared too, by group; only where the unit is the rollout.
-    """
+    """Return the examples of the samples, in their order. Raises `ValueError` when samples of a rollout disagree on its
+    reward. `beside`: rewards by group of rollouts without samples, which are compared too where the unit is the
+    rollout."""
     units = _units(samples, config)
     made = Credited(dropped={key[0]: "reward" for key, value in units.items() if not np.isfinite(value)})
     worth: dict[Key, float] = {}
@@ -103,7 +103,8 @@ def credit(samples: Sequence[Sample], config: Advantage, beside: Mapping[str, Se
 
 
 def why_not(values: Values, owners: Numbers) -> Reason | None:
-    """Why a group teaches nothing; None when it does. `owners`: [n] the rollout of each value, numbered from 0."""
+    """Return why a group teaches nothing; None when it does. `owners`: [n] the rollout of each value, numbered from
+    0."""
     if owners.max() == 0:
         return "single"
     return "equal" if np.ptp(values) < EPS else None
@@ -118,7 +119,7 @@ def _key(sample: Sample, segment: Segment, per: Credit) -> Key:
 
 
 def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
-    """What is compared: the reward of every rollout, or the return of every call."""
+    """Return the values to compare: the reward of every rollout, or the return of every call."""
     owned: dict[Owner, list[Sample]] = {}
     for sample in samples:
         owned.setdefault(_owner(sample), []).append(sample)
@@ -135,7 +136,7 @@ def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
 
 
 def overlong(segment: Segment, config: Advantage) -> float:
-    """What an answer's length changes of the reward: 0 to -1."""
+    """Return the change of the reward for an answer's length: 0 to -1."""
     if config.overlong != "punish" or config.overlong_tokens is None:
         return 0.0
     begins, whole = config.overlong_tokens
@@ -154,7 +155,8 @@ def _reward(owner: Owner, samples: Sequence[Sample]) -> float:
 def _by_group(
     samples: Sequence[Sample], units: Iterable[Key], estimator: Estimator, dropped: Container[Owner]
 ) -> dict[str, list[Key]]:
-    """The units of each group, without rollouts that are dropped already. The whole batch is the group `BATCH`."""
+    """Return the units of each group, without rollouts that are dropped already. `BATCH` is the group of the whole
+    batch."""
     groups = {_owner(sample): BATCH if estimator == "reinforce++" else sample.group for sample in samples}
     found: dict[str, list[Key]] = {}
     for key in units:
@@ -164,7 +166,7 @@ def _by_group(
 
 
 def _others(group: str, beside: Mapping[str, Sequence[float]]) -> list[float]:
-    """Rewards of rollouts that are compared with those of a group and have no samples."""
+    """Return the rewards of a group's rollouts without samples, which are compared too."""
     return [reward for name, rewards in beside.items() if group in (name, BATCH) for reward in rewards]
 
 

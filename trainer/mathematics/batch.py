@@ -1,11 +1,12 @@
-"""Examples -> micro-batches: rows of tokens, and flat arrays of those that are trained.
+"""Examples -> micro-batches: rows of tokens, and flat arrays of the trained tokens.
 
 A row holds one example (`padded`) or as many as fit beside each other (`packed`). In a packed row positions start
 again with every example; transformers then keeps them apart in attention by itself, sliding windows included, as long
-as it is given no mask of its own (`transformers.masking_utils.find_packed_sequence_indices`). What pads a row
-continues the positions before it: attention is causal, so nobody sees it, and rows of one example keep the fast kernel.
+as it is given no mask of its own (`transformers.masking_utils.find_packed_sequence_indices`). Padding
+continues the positions before it: attention is causal, so no token sees it, and rows of one example keep the fast
+kernel.
 
-Only trained tokens are named: N of them, each by its row and column. Every loss is a sum over them of weight times
+Arrays hold the N trained tokens only, each with its row and column. Every loss is a sum over them of weight times
 value. With R rollouts in the update, of n_1 ... n_R trained tokens, a token of rollout i weighs
 
     rollout-mean  1 / (R n_i)     mean over rollouts of their mean: GRPO, Shao et al. 2024, arXiv:2402.03300, eq. 3
@@ -13,7 +14,7 @@ value. With R rollouts in the update, of n_1 ... n_R trained tokens, a token of 
     constant      1 / (R L)       Dr. GRPO, Liu et al. 2025, arXiv:2503.20783, section 3.2; L is given
 
 The weights follow from the update alone: how examples are merged, packed or spread over micro-batches changes nothing
-but rounding. Those of a constant do not sum up to 1.
+but rounding. The weights of `constant` do not add up to 1.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What goes through the model at once: B rows of W tokens, N of which are trained."""
+    """The input of one forward pass: B rows of W tokens, N of which are trained."""
 
     ids: Ids
     """[B, W] Tokens; 0 where a row is padded."""
@@ -55,25 +56,25 @@ class MicroBatch:
     rows: Indices
     """[N] Rows of the trained tokens."""
     columns: Indices
-    """[N] Their columns, from 1: what predicts a token stands before it."""
+    """[N] Their columns, from 1: the prediction of a token comes from the column before."""
     weights: Floats
-    """[N] What each counts in the loss."""
+    """[N] Weights in the loss."""
     advantages: Floats
-    """[N] What each is worth."""
+    """[N] Advantages."""
     behaviour: Floats
     """[N] Log-probabilities of the engine that sampled; nan where it gave none."""
     sequences: Indices
-    """[N] Number of the call that each was sampled in, within the micro-batch."""
+    """[N] Number of the call in which each was sampled, within the micro-batch."""
     owners: Indices
     """[N] Number of the rollout, within the step, in the order in which rollouts first occur."""
     old: Floats | None = None
-    """[N] Log-probabilities of the policy when the step began; None: as they are now."""
+    """[N] Log-probabilities of the policy when the step began; None: the present ones."""
     reference: Floats | None = None
-    """[N] Log-probabilities of the reference; None: it is not needed."""
+    """[N] Log-probabilities of the reference; None if it is not needed."""
 
 
 def admit(examples: Iterable[Example], longest: int) -> tuple[list[Example], list[Refused]]:
-    """Those of at most `longest` tokens with something to train, and the others with the reason."""
+    """Return the examples of at most `longest` tokens with something to train, and the others with the reason."""
     kept, refused = list[Example](), list[Refused]()
     for example in examples:
         reason = _trouble(example, longest)
@@ -93,7 +94,7 @@ def _trouble(example: Example, longest: int) -> Reason | None:
 
 
 def split(examples: Sequence[Example], parts: int) -> list[list[Example]]:
-    """Examples in `parts` of as equal numbers of rollouts as possible, in their order; no part is empty."""
+    """Split examples into `parts` of as equal numbers of rollouts as possible, in their order; no part is empty."""
     owners = list(dict.fromkeys(example.owner for example in examples))
     part = {owner: place * min(parts, len(owners)) // len(owners) for place, owner in enumerate(owners)}
     found: list[list[Example]] = [[] for _ in range(min(parts, len(owners)))]
@@ -103,17 +104,18 @@ def split(examples: Sequence[Example], parts: int) -> list[list[Example]]:
 
 
 def per_rollout(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
-    """`rollout-mean`. `trained`: the trained tokens of each rollout."""
+    """Return the weight of a token of each rollout for `rollout-mean`. `trained`: the trained tokens of each
+    rollout."""
     return {owner: 1.0 / (len(trained) * count) for owner, count in trained.items()}
 
 
 def per_token(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
-    """`token-mean`."""
+    """Return the weight of a token of each rollout for `token-mean`."""
     return dict.fromkeys(trained, 1.0 / max(1, trained.total()))
 
 
 def per_constant(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
-    """`constant`."""
+    """Return the weight of a token of each rollout for `constant`."""
     return dict.fromkeys(trained, 1.0 / (max(1, len(trained)) * constant))
 
 
@@ -122,7 +124,7 @@ AGGREGATES: dict[Aggregate, Callable[[Counter[Owner], int], dict[Owner, float]]]
     "token-mean": per_token,
     "constant": per_constant,
 }
-"""By `loss.aggregate`: the weight of each token of a rollout."""
+"""Functions that return the weight of a token of each rollout, by `loss.aggregate`."""
 
 
 def micro_batches(
@@ -132,8 +134,8 @@ def micro_batches(
     aggregate: Aggregate = "rollout-mean",
     constant: int = 1,
 ) -> list[MicroBatch]:
-    """A whole update as micro-batches of at most `tokens` tokens each, padding included. Raises `ValueError` for an
-    example that `admit` would refuse."""
+    """Return a whole update as micro-batches of at most `tokens` tokens each, padding included. Raises `ValueError` for
+    an example that `admit` would refuse."""
     for refused in admit(examples, tokens)[1]:
         raise ValueError(f"an example of rollout {refused.example.owner[0]} cannot be batched: {refused.reason}")
     trained: Counter[Owner] = Counter()
@@ -149,8 +151,9 @@ def micro_batches(
 
 
 def arrange(lengths: Sequence[int], tokens: int, layout: Layout) -> list[list[list[int]]]:
-    """Micro-batches of rows of indices into `lengths`, longest first. As wide as its longest row, no micro-batch has
-    more than `tokens` tokens; a packed row is filled up with the longest that still fits (best fit, decreasing)."""
+    """Return micro-batches of rows of indices into `lengths`, longest first. A micro-batch is as wide as its longest
+    row and has at most `tokens` tokens; a packed row is filled up with the longest that still fits (best fit,
+    decreasing)."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     left = [lengths[index] for index in order]
     made: list[list[list[int]]] = []
@@ -164,7 +167,7 @@ def arrange(lengths: Sequence[int], tokens: int, layout: Layout) -> list[list[li
 
 
 def _row(order: list[int], left: list[int], width: int, layout: Layout) -> list[int]:
-    """Takes what makes up one row out of `order` and `left`, which go from short to long."""
+    """Remove the members of one row from `order` and `left`, which go from short to long, and return their indices."""
     row: list[int] = []
     while left and left[0] <= width and not (row and layout == "padded"):
         place = bisect_right(left, width) - 1
@@ -202,8 +205,8 @@ def _collate(
 
 
 def passes(count: int, size: int, times: int, seed: int) -> list[list[int]]:
-    """Indices of `count` items in steps of at most `size`: `times` passes, each in an order of its own. It depends on
-    the arguments alone, so a run that was interrupted finds its place by the number of steps it has done."""
+    """Return indices of `count` items in steps of at most `size`: `times` passes, each in an order of its own. It
+    depends on the arguments alone, so an interrupted run finds its place by the number of steps done."""
     random = np.random.default_rng(seed)
     orders = [random.permutation(count).tolist() for _ in range(times)]
     return [order[start : start + size] for order in orders for start in range(0, count, size)]

@@ -1,14 +1,14 @@
-"""Direct preference optimisation: of two rollouts of one task the policy learns to prefer the better.
+"""Direct preference optimisation: the policy learns to prefer the better of two rollouts of one task.
 
     engine = Engine(config, updates=updates(pairs, config))
-    before = reference(engine, pairs)                       # the policy as it is when training begins
+    before = reference(engine, pairs)                       # the policy before training
     for report in train(engine, pairs, before): ...         # one optimiser update each
 
 The reference is the policy as the run finds it, with the adapter that it begins with. Its log-probabilities are
 computed once, so no second model is kept. The loss joins the log-probabilities of two whole rollouts, which together
 may be longer than a forward pass can hold. So a step goes twice over its micro-batches: first for the log-probabilities
-alone, then, once the derivative of the loss by each side's is known, for the gradients. That is exact as long as
-nothing is dropped at random, which adapters here do not, and no pair has to fit into one micro-batch.
+alone, then, with the derivative of the loss by the log-probability of each side, for the gradients. That is exact as
+long as there is no dropout, and adapters here have none; no pair has to fit into one micro-batch.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Sides = tuple[Sequence[Example], Sequence[Example]]
 
 
 def updates(pairs: Sequence[Sides], config: Config) -> int:
-    """Optimiser updates that `train` will do."""
+    """Return the number of optimiser updates that `train` will do."""
     return len(_order(pairs, config))
 
 
 def reference(engine: Engine, pairs: Sequence[Sides]) -> Tensor:
-    """[P, 2] log-probability of both sides of each pair under the policy as it is, in nats. Raises `ValueError` for a
-    pair with an empty side."""
+    """Return [P, 2] log-probabilities of both sides of each pair under the present policy, in nats. Raises `ValueError`
+    for a pair with an empty side."""
     if any(not side for pair in pairs for side in pair):
         raise ValueError("a pair has no examples on one of its sides")
     size = engine.config.data.batch
@@ -46,7 +46,7 @@ def reference(engine: Engine, pairs: Sequence[Sides]) -> Tensor:
 
 
 def train(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> Iterator[dict[str, float]]:
-    """Trains on pairs whose examples `batch.admit` has let pass; yields the metrics of each update. `before`: their
+    """Train on pairs whose examples `batch.admit` has let pass; yield the metrics of each update. `before`: their
     `reference`."""
     for places in _order(pairs, engine.config)[engine.done :]:
         yield step(engine, [pairs[place] for place in places], before[places])
@@ -57,7 +57,7 @@ def _order(pairs: Sequence[Sides], config: Config) -> list[list[int]]:
 
 
 def step(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, float]:
-    """One update on all of `pairs`; `before` [P, 2]: their `reference`."""
+    """Do one update on all of `pairs`; return its metrics. `before` [P, 2]: their `reference`."""
     (batches,) = _batched([pairs], engine)
     policy = _totals(batches, engine.logprobs).requires_grad_()
     loss, tally = _loss(policy.reshape(-1, 2), before, engine)
@@ -68,7 +68,7 @@ def step(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, fl
 
 
 def evaluate(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, float]:
-    """Loss, accuracy, margin and the gaps of both sides, of pairs that are not trained on."""
+    """Return loss, accuracy, margin and the gaps of both sides, of pairs that are not trained on."""
     return _loss(reference(engine, pairs), before, engine)[1].report()
 
 
@@ -78,9 +78,10 @@ def _loss(policy: Tensor, before: Tensor, engine: Engine) -> tuple[Tensor, Tally
 
 
 def _batched(parts: Sequence[Sequence[Sides]], engine: Engine) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each part, in which every side of every pair is an owner: chosen, rejected, chosen …"""
+    """Yield the micro-batches of each part, in which every side of every pair is an owner: chosen, rejected, chosen
+    …"""
     for pairs in parts:
-        # A rollout may stand in several pairs: here each side of each pair is somebody.
+        # A rollout may be in several pairs: here each side of each pair is an owner of its own.
         named = [
             replace(example, owner=(str(number), "rejected" if place else "chosen"))
             for number, pair in enumerate(pairs)
@@ -91,7 +92,7 @@ def _batched(parts: Sequence[Sequence[Sides]], engine: Engine) -> Iterator[list[
 
 
 def _totals(batches: Sequence[MicroBatch], values: Callable[[MicroBatch], Tensor]) -> Tensor:
-    """[2P] for each side the sum of values [N] over its tokens."""
+    """Return [2P] sums of the values [N] over the tokens of each side."""
     size = 1 + max(int(batch.owners.max()) for batch in batches)
     found = torch.zeros(size)
     for batch in batches:
@@ -100,5 +101,5 @@ def _totals(batches: Sequence[MicroBatch], values: Callable[[MicroBatch], Tensor
 
 
 def _by_worth(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:
-    """Has the gradient of the loss: the derivative by each side's sum, times the gradient of the sum."""
+    """Return a loss with DPO's gradient: the derivative by each side's sum, times the gradient of the sum."""
     return (tokens.advantages * logprobs).sum(), Tally()

@@ -1,6 +1,6 @@
-"""Decides when a run that nobody watches stops itself: when its evaluation falls, and stays low. Pure.
+"""Decides when an unattended run stops itself: when its evaluation falls, and stays low. Pure.
 
-An evaluation is *low* when it is more than `max_drop` below the best one so far, the one before any training included.
+An evaluation is *low* when it is more than `max_drop` below the best so far, which may be the one before any training.
 One may be bad luck; two in a row are not.
 """
 
@@ -14,16 +14,16 @@ class Evaluations:
     """The evaluations of a run, in their order."""
 
     max_drop: float
-    """How far below the best one is low, in units of reward."""
+    """Evaluations further than this below the best are low, in units of reward."""
     patience: int = 2
-    """How many low ones in a row are too many."""
+    """Number of low evaluations in a row that stops the run."""
     best: tuple[int, float] | None = None
-    """The step of the first best one, and its mean reward."""
+    """Step and mean reward of the best evaluation, the first of equal ones."""
     low: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    """Those that are low since the last one that was not."""
+    """Low evaluations since the last one that was not: (step, mean reward)."""
 
     def add(self, step: int, reward: float) -> None:
-        """The next one."""
+        """Add the mean reward of the next evaluation."""
         if self.best is not None and reward < self.best[1] - self.max_drop:
             self.low.append((step, reward))
             return

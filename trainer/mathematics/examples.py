@@ -1,7 +1,7 @@
-"""The engine's input: a sequence of tokens, which of them count, and what each is worth.
+"""The engine's input: a sequence of tokens, with the trained tokens and their advantages.
 
-An `Example` is a sample after credit was given. Samples of the tape become examples in `advantage`, chats in
-`trainer.data.chat_template`.
+An `Example` is a sample after credit assignment. `advantage` makes examples of the tape's samples,
+`trainer.data.chat_template` makes them of chats.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 Owner = tuple[str, str]
-"""(rollout, attempt): what weighs as much as any other."""
+"""(rollout, attempt): the unit of weight in the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence of P + R tokens. Nothing in it is ever cut."""
+    """One sequence of P + R tokens. It is never truncated."""
 
     owner: Owner
-    """Whose it is; all examples of an owner together weigh as much as those of any other."""
+    """Its rollout and attempt; all examples of an owner together weigh as much as those of any other."""
     prompt: Ids
-    """[P] Tokens that the model was given."""
+    """[P] Tokens of the first prompt."""
     response: Ids
-    """[R] Tokens that follow: the model's own, and in between what it was told."""
+    """[R] Tokens that follow: the model's own, and in between the tokens of later prompts."""
     mask: Flags
     """[R] True for tokens that are trained."""
     behaviour: Floats
     """[R] Log-probabilities of the engine that sampled; nan where it gave none."""
     advantages: Floats
-    """[R] What each token is worth; counts only where the mask is true."""
+    """[R] Advantage of each token; counts only where the mask is true."""
     sequences: Ids
-    """[R] Number of the call that a token was sampled in, from 0 within the example; -1 between calls."""
+    """[R] Number of the call in which a token was sampled, from 0 within the example; -1 between calls."""
 
     @property
     def length(self) -> int:
-        """Tokens, prompt and response together."""
+        """Number of tokens, prompt and response together."""
         return len(self.prompt) + len(self.response)
 
 
 def example(sample: Sample, worth: Sequence[float]) -> Example:
-    """A sample whose n-th segment is worth `worth[n]` a token."""
+    """Return the example of a sample; `worth[n]` is the advantage of each token of its n-th segment."""
     advantages = np.zeros(len(sample.response), np.float32)
     sequences = np.full(len(sample.response), -1, np.int32)
     for number, (segment, value) in enumerate(zip(sample.segments, worth, strict=True)):

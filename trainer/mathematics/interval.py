@@ -1,9 +1,9 @@
-"""How far a measured share may be from the true one: Wilson's score interval (E. B. Wilson, Probable inference, JASA
-22, 1927). Unlike the mean plus or minus its standard error it stays between 0 and 1, and has a width where all tasks
+"""Wilson's score interval: how far a measured share may be from the true one (E. B. Wilson, Probable inference, JASA
+22, 1927). Unlike the mean plus or minus its standard error it stays between 0 and 1, and has a width even if all tasks
 went well.
 
 It holds for a mean of rewards between 0 and 1 as well, where tasks are independent: such a reward varies no more than
-one that is 0 or 1 with the same mean, so that the interval is wide enough.
+one that is 0 or 1 with the same mean, so the interval is wide enough.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from math import sqrt
 from typing import Final
 
 Z: Final = 1.959964
-"""Of the normal distribution 95 % lie within so many standard deviations."""
+"""95 % of a normal distribution lie within this many standard deviations."""
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share, 0 to 1, of `count` independent observations, 1 or more."""
+    """Return the 95 % interval of a share, 0 to 1, of `count` independent observations, 1 or more."""
     if not 0 <= share <= 1 or count < 1:
         raise ValueError(f"a share of {count} observations cannot be {share}")
     spread = Z * Z / count

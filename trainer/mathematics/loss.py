@@ -1,6 +1,6 @@
-"""Losses, as pure functions of the N trained tokens of a micro-batch. Other tokens never come here.
+"""Losses, as pure functions of the N trained tokens of a micro-batch.
 
-Three policies give a token a probability: the one that sampled it in the engine (mu, `behaviour`), the trainer's when
+Three policies give a token a probability: the inference engine's that sampled it (mu, `behaviour`), the trainer's when
 the step began (`old`), and the trainer's now (pi). With r = pi / old, advantage A, and u = old / mu:
 
     pg      -u' A log pi                                         Williams 1992 (REINFORCE)
@@ -8,21 +8,21 @@ the step began (`old`), and the trainer's now (pi). With r = pi / old, advantage
                                                                  clip-higher: Yu et al. 2025, arXiv:2503.14476 (DAPO)
     gspo    as ppo, r the geometric mean over the tokens of a    Zheng et al. 2025, arXiv:2507.18071: token form, with
             call, each with the gradient of its own token        the gradient of the sequence form where the tokens of
-                                                                 a call are worth the same
+                                                                 a call have the same advantage
     cispo   -u' sg[clip(r, 1 - low, 1 + high)] A log pi          MiniMax 2025, arXiv:2506.13585
 
-u' corrects for the engine computing other probabilities than the trainer, and for stale rollouts (decoupled from the
-clip: Hilton et al. 2022, arXiv:2110.00641; truncated by token: Yao et al. 2025, "Your efficient RL framework secretly
-brings you off-policy RL training"):
+u' corrects for the difference between the probabilities of engine and trainer, and for stale rollouts (decoupled from
+the clip: Hilton et al. 2022, arXiv:2110.00641; truncated by token: Yao et al. 2025, "Your efficient RL framework
+secretly brings you off-policy RL training"):
 
     token     min(u, high)
     sequence  min(product of u over a call, high)
     icepop    u where low <= u <= high, else 0                   Ling team 2025, arXiv:2510.18855
 
-A call is the sequence, not the conversation: merging calls into one sample changes no loss. Where the engine gave no
-log-probability u is 1, and the token is counted (`unscored`). With `gspo`, whose ratio is one for a whole call, u' is
-one for a whole call, too: corrections by token are refused. Every loss is sum(weight x value), with the weights of
-`trainer.mathematics.batch`; metrics' means are sums divided by the sum of weights, whatever the micro-batches are.
+A call is the sequence, not the conversation: merging calls into one sample changes no loss. If the engine gave no
+log-probability, u is 1, and `unscored` counts the token. With `gspo`, which has one ratio for a whole call, u' is also
+one for a whole call: corrections by token are refused. Every loss is sum(weight x value), with the weights of
+`trainer.mathematics.batch`; means among the metrics are sums divided by the sum of weights, whatever the micro-batches.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ T = TypeVar("T")
 LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
 """Bounds of importance weights: `icepop` drops tokens beyond either, the others cut at the upper one."""
 FAR = 20.0
-"""Differences of log-probabilities are cut to this before `exp`, which would overflow: 2 is a lot already."""
+"""Differences of log-probabilities are clamped to this before `exp`, which would overflow: 2 is a lot already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What is known of N trained tokens beside the policy's log-probabilities; each field is [N]."""
+    """The inputs of a loss for N trained tokens, except the policy's log-probabilities; each field is [N]."""
 
     weights: Tensor
     """float: share in the loss."""
     advantages: Tensor
-    """float: what each is worth."""
+    """float: advantage of each."""
     behaviour: Tensor
     """float: log mu; nan where the engine gave none."""
     sequences: Tensor
-    """int64: number of the call that each was sampled in."""
+    """int64: number of the call in which each was sampled."""
     old: Tensor | None = None
-    """float: log-probabilities when the step began; None: as they are now."""
+    """float: log-probabilities when the step began; None: the present ones."""
     reference: Tensor | None = None
-    """float: log-probabilities of the reference; None: not needed."""
+    """float: log-probabilities of the reference; None if not needed."""
 
 
 MEANS = (
@@ -71,17 +71,16 @@ MEANS = (
 
 @dataclass(slots=True)
 class Tally:
-    """Metrics of a step, gathered over micro-batches: add what each has, then `report`."""
+    """Metrics of a step, summed over its micro-batches: `add` each, then `report`."""
 
     sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What adds up: weighted means and counts."""
+    """Values that are summed over micro-batches: weighted means and counts."""
     maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What is the largest of all."""
+    """Values of which the largest counts."""
     values: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
-    """What each token has, [N] of a micro-batch, for quantiles."""
+    """Values of each token, [N] of a micro-batch, for quantiles."""
 
     def add(self, other: Tally) -> None:
-        """Takes the other's in."""
         for name, value in other.sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         for name, value in other.maxima.items():
@@ -90,8 +89,8 @@ class Tally:
             self.values[name] = self.values.get(name, []) + parts
 
     def report(self) -> dict[str, float]:
-        """Name -> value. `ess` is Kish's effective sample size of the corrections, as a share of the tokens; `_p50` and
-        `_p99` are quantiles of what each token has, all counting alike."""
+        """Return values by name. `ess` is Kish's effective sample size of the corrections, as a share of the tokens;
+        `_p50` and `_p99` are quantiles over tokens, all with the same weight."""
         found = {name: float(value) for name, value in (self.sums | self.maxima).items()}
         weight = found.pop("weight", 1.0)
         found |= {name: found[name] / weight for name in MEANS if name in found}
@@ -106,12 +105,12 @@ class Tally:
 
 
 def quantile(values: Tensor, percent: int) -> float:
-    """The smallest of [N] values that `percent` of a hundred are not above."""
+    """Return the smallest of [N] values that at least `percent` percent of them do not exceed."""
     return float(values.kthvalue(max(1, -(-len(values) * percent // 100))).values)
 
 
 def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
-    """The loss of a policy gradient step, a scalar, and its metrics. `logprobs`: [N] log pi, with gradients."""
+    """Return the loss of a policy gradient step, a scalar, and its metrics. `logprobs`: [N] log pi, with gradients."""
     surrogate = _named("kind", config.kind, SURROGATES)
     old = logprobs.detach() if tokens.old is None else tokens.old
     correction, tally = correct(old, tokens, config)
@@ -138,14 +137,14 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor,
 
 
 class Surrogates(NamedTuple):
-    """Of each token, each field is [N]."""
+    """Results of a surrogate loss for each token; each field is [N]."""
 
     value: Tensor
-    """Its loss, with gradients."""
+    """The token's loss, with gradients."""
     ratio: Tensor
-    """pi / old, as the surrogate sees it; without gradients."""
+    """pi / old as the surrogate uses it, without gradients."""
     clipped: Tensor
-    """1 where a clip took its gradient or cut its weight."""
+    """1 where a clip removed the token's gradient or cut its weight."""
 
 
 def _policy_gradient(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
@@ -158,7 +157,7 @@ def _ppo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surroga
 
 
 def _gspo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
-    # The value is the sequence's, the gradient the token's own.
+    # The value is that of the sequence, the gradient that of the token.
     whole = _per_sequence(logprobs.detach() - old, tokens.sequences, mean=True)
     return _clipped(_apart(whole + logprobs - logprobs.detach()).exp(), tokens.advantages, config)
 
@@ -170,7 +169,7 @@ def _cispo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surro
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, config: Loss) -> Surrogates:
-    """The smaller of what the ratio and what the bounded ratio would gain."""
+    """Return the smaller of the gains by the ratio and by the bounded ratio."""
     plain, cut = ratio * advantages, _bounded(ratio, config) * advantages
     return Surrogates(-torch.minimum(plain, cut), ratio.detach(), (cut < plain).float())
 
@@ -186,18 +185,19 @@ SURROGATES: dict[str, Callable[[Tensor, Tensor, Tokens, Loss], Surrogates]] = {
     "cispo": _cispo,
     "pg": _policy_gradient,
 }
-"""By `loss.kind`: of log pi, log old, what is known of the tokens, and the configuration."""
+"""Functions of log pi, log old, the other inputs and the configuration, by `loss.kind`."""
 
 
 # -- the engine's probabilities, and the reference's -------------------------------------------------------------------
 
 
 def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
-    """[N] weights u' that bring the engine's tokens to the trainer's policy, and how far the two are apart.
+    """Return [N] weights u' that bring the engine's tokens to the trainer's policy, and metrics of the distance between
+    the two.
 
     `mismatch_k1` and `mismatch_k3` estimate KL(mu || old), from samples of mu (Schulman 2020, "Approximating KL
-    divergence"); `mismatch_p50`, `mismatch_p99` and `mismatch_max` tell how the absolute differences of
-    log-probabilities are distributed.
+    divergence"); `mismatch_p50`, `mismatch_p99` and `mismatch_max` describe the distribution of the absolute
+    differences of log-probabilities.
     """
     weigh = _named("correction", config.corrects, CORRECTIONS)
     known = torch.isfinite(tokens.behaviour)
@@ -236,11 +236,11 @@ CORRECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "icepop": _masked,
     "none": _uncorrected,
 }
-"""By `loss.correction`: u' of u. With `sequence` u is the product over a call."""
+"""Functions of u that return u', by `loss.correction`. With `sequence` u is the product over a call."""
 
 
 def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """[N] estimates of KL(pi || reference), from samples of pi.
+    """Return [N] estimates of KL(pi || reference), from samples of pi.
 
     This is `k3`, (ref / pi) - 1 - log(ref / pi): unbiased and never negative.
     """
@@ -257,7 +257,8 @@ def _k3(gap: Tensor) -> Tensor:
 
 
 def cross_entropy(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:
-    """The supervised loss: mean over chats of the mean negative log-probability of their trained tokens, in nats."""
+    """Return the supervised loss and its metrics: the mean over rollouts of the mean negative log-probability of their
+    trained tokens, in nats."""
     loss = -(tokens.weights * logprobs).sum()
     count = torch.full((), float(len(logprobs)), dtype=torch.float64)
     return loss, Tally({"loss": loss.detach(), "tokens": count})
@@ -266,11 +267,12 @@ def cross_entropy(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:
 def preference_loss(
     policy: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], beta: float
 ) -> tuple[Tensor, Tally]:
-    """DPO: the mean of -log sigmoid(beta (gap of the chosen - gap of the rejected)), gap = log pi - log reference.
+    """Return DPO's loss and metrics: the mean of -log sigmoid(beta (gap of the chosen - gap of the rejected)), gap =
+    log pi - log reference.
 
     Each pair of tensors is (chosen, rejected), [M] log-probabilities of whole sides, or their means over tokens
-    (Rafailov et al. 2023, arXiv:2305.18290; with means it is not SimPO, which has no reference, but what Meng et al.
-    2024, arXiv:2405.14734, compare it with as DPO normalised by length).
+    (Rafailov et al. 2023, arXiv:2305.18290; with means it is not SimPO, which has no reference, but the
+    length-normalised DPO that Meng et al. 2024, arXiv:2405.14734, compare SimPO with).
     """
     chosen, rejected = (beta * (now - then) for now, then in zip(policy, reference, strict=True))
     loss = -logsigmoid(chosen - rejected).mean()
@@ -289,7 +291,7 @@ def _apart(gap: Tensor) -> Tensor:
 
 
 def _per_sequence(values: Tensor, sequences: Tensor, mean: bool = False) -> Tensor:
-    """[N] for each token the sum, or mean, over its sequence."""
+    """Return [N] for each token the sum, or mean, over its sequence."""
     size = int(sequences.max()) + 1
     sums = torch.zeros(size, dtype=values.dtype, device=values.device).index_add_(0, sequences, values)
     if mean:
@@ -298,7 +300,7 @@ def _per_sequence(values: Tensor, sequences: Tensor, mean: bool = False) -> Tens
 
 
 def _named(field: str, name: str, table: Mapping[str, T]) -> T:
-    """What a table has under this name. The configuration knows no other names, but it is not the only way here."""
+    """Return the entry of a table. The configuration has no other names, but callers may pass a loss without it."""
     if name not in table:
         raise ValueError(f"loss.{field}: {name!r} is not one of {', '.join(table)}")
     return table[name]

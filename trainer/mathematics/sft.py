@@ -4,7 +4,7 @@
     for report in train(engine, examples): ...              # one optimiser update each
 
 The loss is the mean over rollouts of the mean cross-entropy of their marked tokens. The order follows from the seed,
-and the place in it from the updates that the engine has done: a restored engine goes on where it was.
+and the place in it from the number of updates done: a restored engine goes on where it was.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penstock.trainer.mathematics.loss import cross_entropy
 
 
 def updates(examples: Sequence[Example], config: Config) -> int:
-    """Optimiser updates that `train` will do."""
+    """Return the number of optimiser updates that `train` will do."""
     return len(_order(len({example.owner for example in examples}), config))
 
 
 def train(engine: Engine, examples: Sequence[Example]) -> Iterator[dict[str, float]]:
-    """Trains on examples that `batch.admit` has let pass; yields the metrics of each update."""
+    """Train on examples that `batch.admit` has let pass; yield the metrics of each update."""
     config = engine.config
     owned: dict[Owner, list[Example]] = {}
     for example in examples:
@@ -37,7 +37,7 @@ def train(engine: Engine, examples: Sequence[Example]) -> Iterator[dict[str, flo
 
 
 def evaluate(engine: Engine, examples: Sequence[Example]) -> dict[str, float]:
-    """The loss on examples that are not trained on."""
+    """Return the loss on examples that are not trained on."""
     config = engine.config.engine
     batches = micro_batches(examples, config.batch_tokens, config.layout)
     return {"loss": -sum(float(batch.weights @ engine.logprobs(batch).cpu().numpy()) for batch in batches)}

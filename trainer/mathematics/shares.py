@@ -1,10 +1,10 @@
 """Deals the micro-batches of a step to ranks that go through the model together, and collects the results.
 
 Ranks take turns in rounds: in each, every rank has one micro-batch. Whole micro-batches are dealt as long as there is
-one for every rank; the rest are split by their rows, so that no rank is idle if there are rows enough. A rank that has
-nothing in a round gets a filler, which weighs nothing: ranks hold the model together and all must go through it.
+one for every rank; the rest are split by their rows, so that no rank is idle if there are rows enough. A rank without a
+row in a round gets a filler, which weighs nothing: ranks hold the model together and all must go through it.
 
-Every token keeps its weight, so the sum over all ranks is the loss of the step, whichever rank has which token.
+Every token keeps its weight, so the sum over all ranks is the loss of the step, however the tokens are dealt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BY_TOKEN = [one.name for one in fields(MicroBatch) if one.name not in ("ids", "p
 
 
 def deal(batches: Sequence[MicroBatch], ranks: int) -> list[list[MicroBatch]]:
-    """For each rank its micro-batches, as many for one as for another."""
+    """Return each rank's micro-batches, as many for one as for another."""
     whole = len(batches) // ranks * ranks
     rounds = [list(batches[start : start + ranks]) for start in range(0, whole, ranks)]
     rounds += [_parts(batch, ranks) for batch in batches[whole:]]
@@ -32,7 +32,8 @@ def deal(batches: Sequence[MicroBatch], ranks: int) -> list[list[MicroBatch]]:
 
 
 def collected(hands: Sequence[Sequence[npt.NDArray[Any]]], batches: Sequence[MicroBatch]) -> list[npt.NDArray[Any]]:
-    """The values [N] of each of `batches`, of those that the ranks have found for the tokens of what was dealt."""
+    """Return the values [N] of each of `batches`, from the ranks' values for the micro-batches that were dealt to
+    them."""
     ranks, whole = len(hands), len(batches) // len(hands) * len(hands)
     rounds = list(zip(*hands, strict=True))
     found = [values for turn in rounds[: whole // ranks] for values in turn]
@@ -42,12 +43,12 @@ def collected(hands: Sequence[Sequence[npt.NDArray[Any]]], batches: Sequence[Mic
 
 
 def is_filler(weights: Any) -> bool:
-    """Whether tokens with these weights are a filler's; a trained token always counts."""
+    """True if tokens with these weights are a filler's; the weight of a trained token is never 0."""
     return not weights.any()
 
 
 def _parts(batch: MicroBatch, ranks: int) -> list[MicroBatch]:
-    """A micro-batch for each rank: its rows, in their order, as evenly as possible."""
+    """Return a micro-batch for each rank: its rows, in their order, as evenly as possible."""
     count = min(ranks, len(batch.ids))
     borders = [len(batch.ids) * place // count for place in range(count + 1)]
     return [_rows(batch, *span) for span in pairwise(borders)] + [_filler(batch)] * (ranks - count)
@@ -60,7 +61,7 @@ def _rows(batch: MicroBatch, start: int, end: int) -> MicroBatch:
 
 
 def _filler(batch: MicroBatch) -> MicroBatch:
-    """As short as can be: one token that follows another, and counts nothing."""
+    """Return the shortest possible micro-batch: one token that follows another, with weight 0."""
     one = _tokens(batch, np.arange(len(batch.rows)) == 0)
     return replace(
         one, ids=batch.ids[:1, :2], positions=batch.positions[:1, :2], rows=one.rows * 0, columns=one.columns * 0 + 1,

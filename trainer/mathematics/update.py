@@ -1,4 +1,4 @@
-"""Makes new weights of one step's samples, and a report. No I/O; runs on a thread."""
+"""Updates the weights from one step's samples, and reports on it. No I/O; runs on a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def learn(
     config: Config,
     beside: Mapping[str, Sequence[float]] = NOBODY,
 ) -> Metrics:
-    """Updates the weights. Everything that is left out is counted below `dropped/`. `beside`: as for `credit`."""
+    """Update the weights; return the metrics. Everything that is left out is counted below `dropped/`. `beside`: as for
+    `credit`."""
     fresh, ages, stale = by_age(samples, staleness, config.rollouts.staleness)
     credited = credit(fresh, config.advantage, beside)
     examples, refused = admit(credited.examples, config.engine.batch_tokens)
@@ -45,7 +46,7 @@ def learn(
     batched = [
         micro_batches(part, engines.batch_tokens, engines.layout, loss.aggregate, loss.constant) for part in parts
     ]
-    # Before the first update: later ones compare with the policy as the step began.
+    # Before the first update: later ones compare with the policy at the beginning of the step.
     prepared = [engine.prepared(batches, old=len(parts) > 1) for batches in batched]
     steps = [engine.step(batches, engine.policy()) for batches in prepared]
     done = [not one["skipped"] for one in steps]
@@ -57,15 +58,16 @@ def learn(
 
 
 def _over(name: str, values: Sequence[float]) -> float:
-    """A metric of several updates: their mean, and of what is the largest of its tokens the largest."""
+    """Return a metric of several updates: the largest value of a maximum, the mean of any other."""
     return float(max(values) if name.endswith("_max") else np.mean(values))
 
 
 def by_age(
     samples: Sequence[Sample], staleness: Callable[[str | None], int], limit: int
 ) -> tuple[list[Sample], list[int], int]:
-    """(samples of groups in which nobody is too old, their ages in versions, rollouts that are left out). A sample is
-    as old as the weights of its first token; a group without its oldest would compare with another mean."""
+    """Return (samples of groups in which none is too old, their ages in versions, number of rollouts left out). The age
+    of a sample is that of the weights of its first token. Groups are left out whole: without its oldest rollouts a
+    group would be compared with another mean."""
     ages = [staleness(sample.segments[0].version) for sample in samples]
     old = {sample.group for sample, age in zip(samples, ages, strict=True) if age > limit}
     kept = [(sample, age) for sample, age in zip(samples, ages, strict=True) if sample.group not in old]

@@ -1,1 +1,1 @@
-"""Training runs from beginning to end. It may import the whole trainer. Begin with `grpo`."""
+"""Training runs from beginning to end. They may import the whole trainer. Begin with `grpo`."""

@@ -1,6 +1,5 @@
-"""A run on this machine's stderr. On a terminal: a bar that says what is done and for how long, with lines above it.
-Elsewhere, in a log: the lines. A step is one line, of the figures that have room; all of them are on the tape.
-"""
+"""Shows a run on this machine's stderr. On a terminal: a bar with the present phase and its duration, below a line for
+each step. Elsewhere, in a log: the lines. A line has the figures that fit; all of them are on the tape."""
 
 from __future__ import annotations
 
@@ -39,14 +38,14 @@ SHOWN: Final = (
     "staleness/mean",
     "tokens_per_second",
 )
-"""Metrics that the one line shows, those first that must have room. A star stands for the name of a suite."""
+"""Metrics of a step's line, the most important first. A star stands for the name of a suite."""
 LOG_WIDTH: Final = 120
 """Columns of a line in a log."""
 BAR_WIDTH: Final = 10
 
 
 def point_line(step: int, steps: int | None, values: Mapping[str, float], width: int) -> str:
-    """A step in a line of at most `width` columns: the figures that have room."""
+    """Return a step as a line of at most `width` columns, with the figures that fit."""
     line = f"step {step}" if steps is None else f"step {step}/{steps}"
     for figure in figures(values):
         if len(line) + 2 + len(figure) <= width:
@@ -55,7 +54,7 @@ def point_line(step: int, steps: int | None, values: Mapping[str, float], width:
 
 
 def figures(values: Mapping[str, float]) -> Iterator[str]:
-    """The newest ones, each with its interval where it has one."""
+    """Yield the metrics of `SHOWN`, each with its interval where it has one."""
     named = (name for pattern in SHOWN for name in values if fnmatchcase(name, pattern))
     for name in dict.fromkeys(named):
         low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
@@ -64,7 +63,7 @@ def figures(values: Mapping[str, float]) -> Iterator[str]:
 
 
 class Lines:
-    """One line for each step."""
+    """Prints one line for each step."""
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
@@ -73,46 +72,42 @@ class Lines:
         """Prints nothing: a log is for finished work."""
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
-        """The metrics of a step."""
         print(point_line(step, self._steps, values, LOG_WIDTH), file=sys.stderr, flush=True)
 
     def line(self, level: Level, text: str) -> None:
-        """Something that happened."""
         print(_line(level, text), file=sys.stderr, flush=True)
 
 
 class Live:
-    """A bar, with lines above it."""
+    """Shows a bar, with lines above it."""
 
     def __init__(self, progress: Progress, steps: int | None) -> None:
         self._progress, self._steps = progress, steps
         self._task: TaskID = progress.add_task("gets ready", total=steps, since=progress.get_time())
 
     def phase(self, step: int, text: str) -> None:
-        """What is being done."""
         now = self._progress.get_time()
         self._progress.update(self._task, description=f"step {step} {text}", completed=max(0, step - 1), since=now)
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
-        """The metrics of a step."""
         # A terminal may go to the next line when a character is in its last column.
         line = point_line(step, self._steps, values, self._progress.console.width - 1)
         self._progress.console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         self._progress.update(self._task, completed=step)
 
     def line(self, level: Level, text: str) -> None:
-        """Something that happened."""
         self._progress.console.print(_line(level, text), highlight=False, markup=False)
 
 
 def _line(level: Level, text: str) -> str:
-    """Something that happened, which may have words of models and agents in it: a terminal must obey none of them."""
+    """Return an event without terminal controls: it may contain words of models and agents, which must not control a
+    terminal."""
     return shown(text if level == "info" else f"{level}: {text}")
 
 
 @contextmanager
 def display(steps: int | None) -> Generator[Lines | Live]:
-    """The display that fits stderr. `steps`: how many are planned; None when nobody knows."""
+    """Yield the display that fits stderr. `steps`: number of planned steps; None if unknown."""
     if not sys.stderr.isatty():
         yield Lines(steps)
         return
@@ -121,14 +116,14 @@ def display(steps: int | None) -> Generator[Lines | Live]:
 
 
 def _bar() -> Progress:
-    """A line that fits the terminal: what is done, for how long, how far the run is, how long it goes on."""
+    """Return a bar as wide as the terminal: present phase, its duration, steps done, time since the start."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
     from rich.table import Column
     from rich.text import Text
 
     class Doing(ProgressColumn):
-        """What is done, and since when: the clock goes on while nothing else moves."""
+        """The phase and its duration: the clock goes on while nothing else changes."""
 
         def render(self, task: Task) -> Text:
             return Text(f"{task.description}, {task.get_time() - task.fields['since']:.0f} s", overflow="ellipsis")

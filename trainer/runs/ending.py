@@ -1,7 +1,7 @@
-"""Ends a run in every case: reports the end on the tape, and to whoever has started the run.
+"""Reports the end of a run in every case, on the tape and to the caller.
 
-A run has `succeeded`, was `stopped` by a signal or by its own rules, or has `failed` with a sentence. A run that was
-stopped or has failed goes on from its newest checkpoint when the same command is given again.
+A run has `succeeded`, was `stopped` by a signal or by its own rules, or has `failed` with a sentence. After `stopped`
+and `failed` the same command continues from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.trainer.serving.vllm import InferenceError
 
 
 class Halted(Exception):
-    """A run has stopped itself, as it was told to; the message says why."""
+    """A run has stopped by its own rules; the message says why."""
 
 
 class RunError(Exception):
-    """A run has ended before its time; the message says why."""
+    """A run has ended early; the message says why."""
 
 
 EXPECTED = (
@@ -35,7 +35,7 @@ EXPECTED = (
 
 
 def whole(run: Coroutine[Any, Any, None]) -> None:
-    """Runs it in an event loop of its own. Raises `RunError` when it ended before its time."""
+    """Run it in an event loop of its own. Raises `RunError` when it ended early."""
     try:
         asyncio.run(run)
     except EXPECTED as error:
@@ -51,8 +51,8 @@ async def to_its_end(
     step: Callable[[], int],
     done: Callable[[], str] | None = None,
 ) -> None:
-    """Does the work, which begins the run, and reports how it ended; the first SIGINT or SIGTERM stops it. `step`:
-    where it stands; `done`: what the work has come to, for a person."""
+    """Do the work, which begins the run, and report how it ended; the first SIGINT or SIGTERM stops it. `step`: returns
+    the number of steps done; `done`: returns the result for a person."""
 
     async def succeeds() -> None:
         await work

@@ -1,13 +1,12 @@
-"""Held-out suites: what their rollouts come to.
+"""Held-out suites and their metrics.
 
-    evaluation/NAME/reward        mean reward over the suite's rollouts, of those that have one
+    evaluation/NAME/reward        mean reward of the suite's rollouts that have one
     .../reward_low, reward_high   its 95 % interval where all rewards are between 0 and 1, tasks counting once each
-    evaluation/NAME/pass@K        how likely at least one of K rollouts of a task passes; mean over the tasks
+    evaluation/NAME/pass@K        probability that at least one of K rollouts of a task passes; mean over the tasks
     evaluation/NAME/failed        share of the rollouts that failed or ran out of time
 
 K is 1 and the suite's `samples`. A rollout passes with a reward of `passed` or more; one without a reward does not.
-Rollouts are sampled as the agent asks for it: greedily where it sets the temperature to 0, and then more than one of a
-task says nothing new.
+The agent sets the sampling: with temperature 0 it is greedy, and more than one rollout of a task says nothing new.
 """
 
 from __future__ import annotations
@@ -32,30 +31,29 @@ class Suite(NamedTuple):
 
     @property
     def reward(self) -> str:
-        """The metric of its mean reward."""
         return reward_of(self.settings)
 
 
 class Evaluation(NamedTuple):
-    """Held-out tasks of a step, which are queued."""
+    """The queued held-out tasks of a step."""
 
     step: int
     orders: Sequence[Order]
-    """For each suite."""
+    """Order of each suite."""
 
 
 def reward_of(settings: Settings) -> str:
-    """The metric of a suite's mean reward."""
+    """Return the name of the metric of a suite's mean reward."""
     return f"evaluation/{settings.name}/reward"
 
 
 def read_suites(config: Config) -> list[Suite]:
-    """All suites of a run. Raises `ConfigError`."""
+    """Read all suites of a run. Raises `ConfigError`."""
     return [Suite(one, read_tasks(f"evaluate.suite {one.name}", one.tasks)) for one in config.evaluate.suite]
 
 
 def figures(suite: Suite, found: Collected) -> dict[str, float]:
-    """What a suite's rollouts come to; nothing where none has a reward."""
+    """Return the metrics of a suite's rollouts; empty where none has a reward."""
     if found.mean is None:
         return {}
     made = {suite.reward: found.mean}
@@ -72,8 +70,9 @@ def figures(suite: Suite, found: Collected) -> dict[str, float]:
 
 
 def pass_at(samples: int, passed: int, k: int) -> float:
-    """How likely at least one of `k` rollouts of a task passes, when `passed` of `samples` did; unbiased where
-    `k` <= `samples`. Chen et al. 2021, arXiv:2107.03374, equation 1."""
+    """Return the probability that at least one of `k` rollouts of a task passes, when `passed` of `samples` did;
+    unbiased where `k` <= `samples`. Chen et al. 2021, arXiv:2107.03374, equation 1. Raises ValueError for other
+    numbers."""
     if not (0 <= passed <= samples and 1 <= k <= samples):
         raise ValueError(f"pass@{k} of {passed} in {samples} rollouts is not defined")
     return 1.0 - comb(samples - passed, k) / comb(samples, k)

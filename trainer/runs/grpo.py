@@ -1,16 +1,16 @@
-"""GRPO and its kin, step by step. Read `Loop.run` and what it calls from top to bottom.
+"""GRPO and related methods, step by step. Read `Loop.run` and what it calls from top to bottom.
 
 A step takes groups of rollouts, gives each rollout credit against its group, updates the weights, and publishes them;
 training gets the new version at once. With `rollouts.ahead` the next step's rollouts are queued before the update, so
 that agents work while the trainer computes; `rollouts.staleness` limits how old a sample may be.
 
 The held-out tasks of a step are queued behind the next step's rollouts and are awaited before the next weights are
-published: agents work on them while the next update is computed, and all of them see the weights of their step. Those
-of the last step are awaited at once.
+published: agents work on them while the next update is computed, and all of them get the weights of their step. The
+held-out tasks of the last step are awaited at once.
 
-A run goes on exactly where it was. Its rollouts are named by step and those that have ended are found on the tape; the
-checkpoint has weights, optimiser, random numbers and place among the tasks. A step that is repeated, because the
-checkpoint is older, finds the same rollouts and comes to the same weights.
+A restarted run continues exactly where it was. Rollout ids contain the step, so ended rollouts are found on the tape;
+the checkpoint has weights, optimiser, random numbers and place among the tasks. A step that is repeated, because the
+checkpoint is older, finds the same rollouts and computes the same weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.trainer.serving.restart import Upkeep
 
 
 class Loop:
-    """One run."""
+    """One training run, from the start or a checkpoint to the last step."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class Loop:
         suites: Sequence[Suite],
         servers: Upkeep | Replicas | None,
     ) -> None:
-        """`servers`: what keeps ours running, replicas where all weights are trained; None: they are not ours."""
+        """`servers`: keeps our servers running, `Replicas` where all weights are trained; None if the servers are not
+        ours."""
         self.config = config
         self.engine = engine
         self.place = Place()
@@ -65,30 +66,30 @@ class Loop:
         self._told_of_sampling = False
         self._curriculum = Curriculum(tasks, config.run.seed) if config.rollouts.curriculum and tasks else None
         self._ordered: Order | None = None
-        """What the next step takes, when it is queued already."""
+        """Rollouts of the next step that are queued already."""
         self._asked: Evaluation | None = None
-        """Held-out tasks that are queued and have not ended."""
+        """Held-out tasks that are queued and not yet reported."""
 
     def restore(self) -> None:
-        """Goes to the newest checkpoint, if there is one. Raises `CheckpointError`."""
+        """Go to the newest checkpoint, if there is one. Raises `CheckpointError`."""
         found = self._checkpoints.latest()
         if found is not None:
             state = found[1]
             self.engine.restore(state["engine"])
             self.place = Place(**state["place"])
-            # The suites may have been taken away meanwhile.
+            # The suites may have been removed from the configuration since.
             self.place.owed = self.place.owed and bool(self._suites)
             self._restored(state)
 
     async def run(self) -> None:
-        """Until the last step is done."""
+        """Run until the last step is done."""
         await self._started()
         await self._publisher.begin()
         await self._publisher.refuse_lost(self.place.version, self.config.versions)
         await self._publish(self.place.version)
         self.served.set()
         if self.place.step == 0 or (self.place.owed and self._at_once(self.place.step)):
-            # Of a checkpoint, where no step is left that they could run beside.
+            # For a restored run: no step is left that the held-out tasks could run beside.
             await self._point(self.place.step, await self._evaluation(self.place.step))
         while self.place.step < self.config.run.steps:
             await self._served()
@@ -96,7 +97,7 @@ class Loop:
         await self._release()
 
     async def _started(self) -> None:
-        """Waits for the first server, which takes from half a minute to many, and says so."""
+        """Wait for the first server, which takes from half a minute to many, and report it."""
         if self._servers is not None:
             log, began = self.config.run.directory / "vllm.log", monotonic()
             await self._reporter.event(self.place.step, f"vLLM is started; it writes to {log}")
@@ -104,7 +105,7 @@ class Loop:
             await self._reporter.event(self.place.step, f"vLLM is ready after {monotonic() - began:.0f} s")
 
     async def _served(self) -> None:
-        """Comes back when there is a server."""
+        """Wait until there is a server."""
         if self._servers is not None:
             self._reporter.phase(self.place.step, "waits for vLLM")
             await self._servers.ready()
@@ -116,13 +117,13 @@ class Loop:
         gathered = monotonic()
         await self._warn_of_sampling(step, collected)
         if self._curriculum is not None:
-            # Before the next step's tasks are drawn, which may be now.
+            # Before the next step's tasks are drawn, which `_order` below may do.
             self._curriculum.note(collected.rewards)
             collected.figures |= self._curriculum.figures()
         if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, tasks)
         learnt, updated = await self._update_beside(step, collected)
-        # Only now: all held-out tasks of the step before have had the weights of that step.
+        # Only now may weights be published: the held-out tasks of the step before have ended, with that step's weights.
         place = replace(self.place, step=step, tasks=tasks)
         evaluated, last = monotonic(), step == self.config.run.steps
         place.trained = step if learnt["updates"] else place.trained
@@ -137,14 +138,15 @@ class Loop:
         found = await self._evaluation(step)
         timing = {f"seconds/{name}": value for name, value in seconds.items()} | {"tokens_per_second": speed}
         await self._point(step, _summary(collected) | self._figures(collected) | learnt | found | timing)
-        # What is done again after a crash is reported again; what is not, must have been.
+        # Reports come before the checkpoint: a step that is repeated after a crash is reported again, and none is left
+        # out.
         await self._checkpoint(step)
         said = await self._idle.note(collected, learnt, self.place.version > 0)
         if said is not None:
             await self._reporter.event(step, said, "warning")
 
     async def _update_beside(self, step: int, collected: Collected) -> tuple[Metrics, float]:
-        """Updates the weights while the held-out tasks of the step before are waited for; as `_update`."""
+        """Update the weights while waiting for the held-out tasks of the step before; return as `_update`."""
         both = asyncio.ensure_future(self._update(step, collected)), asyncio.ensure_future(self._evaluated_before())
         try:
             return (await asyncio.gather(*both))[0]
@@ -154,7 +156,7 @@ class Loop:
             await asyncio.gather(*both, return_exceptions=True)
 
     async def _update(self, step: int, collected: Collected) -> tuple[Metrics, float]:
-        """(what an update comes to, when it was done)."""
+        """Return (metrics of the update, the time when it was done)."""
         self._reporter.phase(step, "updates the weights")
         stale = self._staleness(self.place)
         learnt = await asyncio.to_thread(learn, self.engine, collected.samples, stale, self.config, collected.beside)
@@ -162,10 +164,10 @@ class Loop:
             self._reporter.phase(step, "waits for held-out tasks")
         return learnt, monotonic()
 
-    # -- what a run of another kind does otherwise -------------------------------------------------------------------
+    # -- overridden by other kinds of runs ---------------------------------------------------------------------------
 
     def _restored(self, state: State) -> None:
-        """Takes what else a checkpoint has; raises `CheckpointError`."""
+        """Restore the rest of a checkpoint. Raises `CheckpointError`."""
         if "front" in state:
             raise CheckpointError(
                 "the checkpoint is of a run with --prompts; give the same command, or another run.directory"
@@ -173,12 +175,12 @@ class Loop:
         self._restored_curriculum(state)
 
     def _state(self) -> State:
-        """What a checkpoint has."""
+        """Return the state for a checkpoint."""
         state: State = {"engine": self.engine.state(), "place": asdict(self.place)}
         return state if self._curriculum is None else state | {"curriculum": self._curriculum.state()}
 
     def _restored_curriculum(self, state: State) -> None:
-        """Goes on with what was known of the tasks; one that was asked for later begins with nothing."""
+        """Restore the curriculum; one that was switched on after the checkpoint begins empty."""
         if self._curriculum is None or "curriculum" not in state:
             return
         try:
@@ -187,31 +189,33 @@ class Loop:
             raise CheckpointError(f"the checkpoint's curriculum: {error}; give this run another directory") from None
 
     def _ahead(self, step: int) -> bool:
-        """Whether the rollouts of a step are queued before the update of the one before."""
+        """True if the rollouts of a step are queued before the update of the step before."""
         return self.config.rollouts.ahead and step <= self.config.run.steps
 
     def _variants(self) -> Sequence[Variant]:
-        """What the rollouts of a group are spread over."""
+        """Return the variants that the rollouts of a group are spread over."""
         return [PLAIN]
 
     def _evaluated(self) -> Variant:
-        """What the held-out tasks are run with."""
+        """Return the variant of the held-out tasks."""
         return PLAIN
 
     def _figures(self, collected: Collected) -> Metrics:
-        """More figures of a step's rollouts."""
+        """Return further metrics of a step's rollouts."""
         return {}
 
     def _kept(self) -> frozenset[int]:
-        """Steps whose weights are needed beyond the newest: the best ones, those whose held-out tasks may say that they
-        are, and after a crash those of steps that are done again, whose version is registered and not made again."""
+        """Return the steps whose weights are needed besides the newest: the best ones, the ones under evaluation, which
+        may be the best, and after a crash those of steps that are repeated: their versions are registered and not made
+        again."""
         known = {self.place.version} if self.place.best is None else {self.place.version, self.place.best}
         return frozenset({*known, *range(self.place.step + 1, self.config.run.steps + 1)})
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
     async def _order(self, step: int, start: int, extra: int = 0) -> Order:
-        """Queues a step's groups, from a place among the tasks on. `extra`: the how-manieth helping."""
+        """Queue a step's groups, with the tasks from the place `start` on. `extra`: number of a further helping of
+        groups, from 1; 0 for the first."""
         rollouts = self.config.rollouts
         tasks = self._drawn(step, start, extra)
         name = f"{step}.{extra}" if extra else str(step)
@@ -223,15 +227,16 @@ class Loop:
         )
 
     def _drawn(self, step: int, start: int, extra: int) -> list[Task]:
-        """The tasks of one helping of a step."""
+        """Return the tasks of one helping of a step."""
         count = self.config.rollouts.groups
         if self._curriculum is not None:
             return self._curriculum.drawn(step, extra * count, count)
         return drawn(self._tasks, start, count, self.config.run.seed)
 
     async def _collect(self, step: int) -> tuple[Collected, int]:
-        """(what the step learns from, tasks that it took). With `dynamic` above 1, more groups are taken until enough
-        of them have something to teach (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476)."""
+        """Return (what the step learns from, number of tasks that it took). With `dynamic` above 1, more groups are
+        taken until enough of them have something to teach (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476).
+        """
         rollouts, collected, taken = self.config.rollouts, Collected(), 0
         order, self._ordered = self._ordered, None
         while True:
@@ -248,14 +253,14 @@ class Loop:
             order = None
 
     async def _warn_of_sampling(self, step: int, collected: Collected) -> None:
-        """Says once that agents sample otherwise than training assumes."""
+        """Report once that agents sample with settings that training does not assume."""
         said = collected.sampled.warning(self.config.rollouts.temperature)
         if said is not None and not self._told_of_sampling:
             self._told_of_sampling = True
             await self._reporter.event(step, said, "warning")
 
     async def _evaluation(self, step: int) -> Metrics:
-        """What the held-out tasks come to after a step; nothing yet where they run beside the next one."""
+        """Return the metrics of the held-out tasks after a step; none where they run beside the next step."""
         due = self.place.owed or step in {0, self.config.run.steps} or step % self.config.evaluate.every == 0
         if not (due and self._suites):
             return {}
@@ -266,22 +271,21 @@ class Loop:
         return await self._results(await self._held_out(step))
 
     def _at_once(self, step: int) -> bool:
-        """Whether nothing is done until the held-out tasks of a step have ended."""
+        """True if the next step begins only after the held-out tasks of this step have ended."""
         return step == self.config.run.steps
 
     async def _queue_evaluation(self) -> None:
-        """Queues the held-out tasks of the step before, if they are owed and not queued."""
+        """Queue the held-out tasks of the step before, if they are owed and not queued."""
         if self.place.owed and self._asked is None:
             self._asked = await self._held_out(self.place.step)
 
     async def _evaluated_before(self) -> None:
-        """Waits for the held-out tasks of the step before, and reports them as that step's."""
+        """Wait for the held-out tasks of the step before, and report them as that step's."""
         if self._asked is not None:
             await self._point(self._asked.step, await self._results(self._asked))
             self._asked, self.place.owed = None, False
 
     async def _held_out(self, step: int) -> Evaluation:
-        """Queues the held-out tasks of a step."""
         return Evaluation(step, [await self._suite(step, suite) for suite in self._suites])
 
     async def _suite(self, step: int, suite: Suite) -> Order:
@@ -290,8 +294,8 @@ class Loop:
         return await self._collector.order("val", name, step, suite.tasks, samples, timeout, [self._evaluated()])
 
     async def _results(self, asked: Evaluation) -> Metrics:
-        """What held-out tasks come to, which were queued with the newest weights; the first suite says which weights
-        are the best."""
+        """Wait for held-out tasks, which were queued with the newest weights; return their metrics. The first suite
+        decides if the weights are the best."""
         found: Metrics = {}
         for suite, order in zip(self._suites, asked.orders, strict=True):
             found |= figures(suite, await self._collector.gather(order, self._patience))
@@ -301,7 +305,7 @@ class Loop:
         return found
 
     async def _best(self, reward: float) -> None:
-        """The newest weights are the best so far."""
+        """Link and report the newest weights as the best so far."""
         version = f"{self.config.run.name}.{self.place.version}"
         try:
             link(self.config.run.directory.absolute(), self.config.versions / version)
@@ -313,20 +317,20 @@ class Loop:
 
     @property
     def _patience(self) -> float:
-        """Seconds that a step waits for its rollouts: the gateway ends their attempts before."""
+        """Seconds that a step waits for its rollouts: the gateway ends their attempts earlier."""
         return 1.1 * self.config.rollouts.timeout
 
     def _staleness(self, place: Place) -> Callable[[str | None], int]:
-        """How many versions a version is behind the newest."""
+        """Return a function: the number of versions that a version is behind the newest."""
         return lambda version: behind(self.config.run.name, version, place.version, self.config.publish.every)
 
-    # -- what comes of them ------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------------------------
 
     async def _publish(self, step: int) -> None:
-        """The weights of a step as a version, which training gets at once."""
+        """Publish the weights of a step as a version, which training gets at once."""
         self._reporter.phase(step, "publishes the weights")
         version, model = f"{self.config.run.name}.{step}", self.config.model.name
-        # When a step is done again, what training gets is not taken back.
+        # When a step is repeated, training keeps a later version.
         if not await self._publisher.passed(step):
             await self._register(version, f"step {step} of run {self.config.run.name}")
             await self._publisher.train_on(version)
@@ -354,7 +358,7 @@ class Loop:
             await self._reporter.warning(f"directories of old versions cannot be removed: {error}")
 
     async def _release(self) -> None:
-        """Shows production the best weights, or the last ones, as `publish` says."""
+        """Release the best weights, or the last ones, to production, as `publish` says."""
         step, why = to_release(self.place, self.config)
         wanted, version = self.config.publish, f"{self.config.run.name}.{step}"
         if wanted.release == "none" and self.place.best is not None:
@@ -377,14 +381,14 @@ class Loop:
 
 
 def behind(run: str, version: str | None, newest: int, every: int) -> int:
-    """How many versions of a run a version is behind that of the step `newest`, where there is one `every` so many
-    steps; 0 for what is not of the run."""
+    """Return how many versions a version is behind that of the step `newest`, where a version is published every
+    `every` steps; 0 for versions of other runs."""
     step = step_of(run, version or "")
     return 0 if step is None else max(0, -(-(newest - step) // every))
 
 
 def _summary(collected: Collected) -> Metrics:
-    """What is known of rollouts before anything is learnt from them."""
+    """Return the metrics of a step's rollouts before the update."""
     found: Metrics = {
         "rollouts": float(collected.ended.total()),
         "rollouts/late": float(collected.late),

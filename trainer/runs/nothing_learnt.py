@@ -1,8 +1,8 @@
-"""Steps that teach nothing: which reason dominates, what to change, and when it is enough.
+"""Handles steps that teach nothing: finds the dominant reason, says what to change, and stops the run after too many.
 
-After the first such step the run says why. After `run.idle_steps` in a row it fails, because a run that learns nothing
-and ends well looks like one that has learnt. One thing is no fault: once a run has learnt something, groups whose
-rewards are all equal may mean that the tasks are solved, and such steps go on.
+After the first such step the run reports the reason. After `run.idle_steps` in a row it fails, because a run that
+learns nothing and succeeds looks like one that has learnt. There is one exception: once a run has learnt something,
+groups whose rewards are all equal may mean that the tasks are solved, and the run goes on.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "samples_empty": "empty",
     "samples_prompt": "no_prompt",
 }
-"""Reasons by what `learn` counts below `dropped/`."""
+"""Reasons by the names that `learn` counts below `dropped/`."""
 
 
 class Words(NamedTuple):
-    """A reason for a person."""
+    """A reason in words for a person."""
 
     what: str
-    """What happened, after "N of M rollouts"."""
+    """What happened, as the predicate of "N of M rollouts"."""
     fix: str
     """What to change."""
 
@@ -44,7 +44,7 @@ NOT_FINITE: Final = (
     "see whether a reward is far too large and whether metrics such as loss were finite before; lower "
     'optimiser.learning_rate, or set engine.dtype = "float32"'
 )
-"""What to change where gradients are not finite."""
+"""Advice for gradients that are not finite."""
 ADVICE: Final[Mapping[str, Words]] = {
     "failed": Words("failed", "penstock show {rollout} shows what the agent said; mend the agent or its task"),
     "cancelled": Words(
@@ -103,22 +103,23 @@ ADVICE: Final[Mapping[str, Words]] = {
         "have only samples longer than engine.batch_tokens ({tokens})", "raise it; the longest has {longest} tokens"
     ),
 }
-"""What is said of each reason; the other reasons have `DOCTOR`."""
+"""Words for each reason; other reasons get `DOCTOR`."""
 DOCTOR: Final = Words("cannot be trained on ({reason})", "penstock doctor {rollout} says what repairs it")
 
 
 class Why(NamedTuple):
-    """The reason that dominates."""
+    """The reason that most rollouts of a step share."""
 
     reason: str
     rollouts: int
-    """How many have it."""
+    """Number of rollouts with this reason."""
     example: Example | None
-    """One of them."""
+    """A rollout with this reason."""
 
 
 def dominant(collected: Collected, learnt: Metrics) -> Why:
-    """Why most rollouts of a step taught nothing. Where two reasons have as many, what happened first counts."""
+    """Return why most rollouts of a step taught nothing. Of two reasons with as many rollouts the one that happened
+    first counts."""
     fates = collected.fates
     lost: Counter[str] = Counter(fates.lost)
     for name, reason in LEFT_OUT.items():
@@ -132,7 +133,7 @@ def dominant(collected: Collected, learnt: Metrics) -> Why:
 
 
 def sentence(why: Why, collected: Collected, config: Config) -> str:
-    """The reason and what to change, for a person."""
+    """Return the reason and the advice, for a person."""
     about = why.example.rollout if why.example else next(iter(collected.names), "ROLLOUT")
     longest = max((len(one.prompt) + len(one.response) for one in collected.samples), default=0)
     values = {
@@ -156,14 +157,14 @@ class Idle:
     """Counts the steps in a row that taught nothing."""
 
     def __init__(self, config: Config, reward_error: Callable[[str], Awaitable[str | None]]) -> None:
-        """`reward_error`: what the tape says of a rollout's missing reward, by the rollout's name."""
+        """`reward_error`: returns the runner's error about a rollout's missing reward, by rollout id."""
         self._config, self._reward_error = config, reward_error
         self._most = min(config.run.idle_steps, config.run.steps)
         self._steps, self._has_learnt = 0, False
 
     async def note(self, collected: Collected, learnt: Metrics, has_learnt: bool) -> str | None:
-        """What is to be said of a step. `has_learnt`: in an earlier life of the run. Raises `RunError` when it is
-        enough."""
+        """Note a step; return a message for a person, or None. `has_learnt`: an earlier process of the run has learnt
+        something. Raises `RunError` after too many such steps."""
         if learnt["updates"]:
             self._steps, self._has_learnt = 0, True
             return None
@@ -176,7 +177,7 @@ class Idle:
         return None if solved and self._steps > 1 else f"nothing was learnt: {said}"
 
     async def _with_words(self, why: Why) -> Why:
-        """With what the runner said of a reward that is missing."""
+        """Add the runner's error about a missing reward, if there is one."""
         if why.reason != "no_reward" or why.example is None:
             return why
         found = await self._reward_error(why.example.rollout)

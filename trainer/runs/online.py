@@ -1,12 +1,13 @@
-"""`penstock train grpo --online`: a run that goes on, and learns from production.
+"""`penstock train grpo --online`: an endless run that learns from production.
 
-    rollouts      production's own, as their rewards come (`data.production`), instead of rollouts that are queued
-    a step        as in `runs.grpo`: credit, update, publish to the modes of training, evaluate, report, keep
-    production    sees the weights by one release after the other, with its canary (`serving.production_release`)
+    rollouts      production's own, as their rewards come (`data.production`), instead of queued ones
+    a step        as in `runs.grpo`: credit, update, publish to the modes of training, evaluate, report, save
+    production    gets the weights by one release after the other, with its canary (`serving.production_release`)
     its end       the last step; or it stops itself when evaluation falls (`mathematics.early_stop`) or a release of its
-                  is rolled back. Production's stable weights stay as they are, and what is live is held for a person
+                  is rolled back. Production's stable weights stay as they are, and its live release is held for a
+person
 
-A run that has stopped itself stops again when it is started again, because what it has learnt since was bad.
+A run that has stopped itself stops again when it is started again, because its last weights are bad.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from penstock.trainer.serving.restart import Upkeep
 
 
 class OnlineLoop(Loop):
-    """One run. `traffic` must run beside it."""
+    """One online run. `traffic` must run beside it."""
 
     def __init__(
         self,
@@ -54,13 +55,13 @@ class OnlineLoop(Loop):
         self._evaluations = Evaluations(config.online.max_drop)
 
     async def run(self) -> None:
-        """Until the last step is done. Raises `Halted`."""
+        """Run until the last step is done. Raises `Halted`."""
         async for point in self._client.points(self.config.run.name):
             self._note(point.step, point.values)
         await super().run()
 
     async def _collect(self, step: int) -> tuple[Collected, int]:
-        """Waits until there is enough. Raises `Halted`."""
+        """Wait until there are enough rollouts, and return them. Raises `Halted`."""
         await self._stop_if_fallen()
         self._reporter.phase(step, "waits for rewards of production")
         await self.traffic.begin(self.place.version)
@@ -94,7 +95,7 @@ class OnlineLoop(Loop):
         await self._showing.look(self.place, low=bool(self._evaluations.low))
 
     def _at_once(self, step: int) -> bool:
-        # It says whether the run goes on, and the next step may wait for days.
+        # The evaluation decides if the run goes on, and the next step may wait for days.
         return True
 
     async def _results(self, asked: Evaluation) -> Metrics:
@@ -103,7 +104,7 @@ class OnlineLoop(Loop):
         return found
 
     def _note(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Takes an evaluation, where there was one: the first suite decides."""
+        """Note an evaluation, if there was one: the first suite decides."""
         value = values.get(reward_of(self.config.evaluate.suite[0])) if self.config.evaluate.suite else None
         if value is not None:
             self._evaluations.add(step, value)

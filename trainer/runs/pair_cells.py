@@ -1,7 +1,8 @@
 """The four cells of a pair: old and new prompt with old and new weights, on held-out tasks. Pure.
 
-A cell is a mean over tasks of the mean over a task's rollouts, because rollouts of one task are alike. Intervals hold
-for other tasks of the same kind: they are of Student's t over tasks, of the means and of differences on the same tasks.
+A cell is a mean over tasks of the mean over a task's rollouts, because rollouts of one task are alike. The means, and
+their differences on the same tasks, have intervals of Student's t over tasks: they hold for other tasks of the same
+kind.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Rewards = Mapping[str, Sequence[float]]
 
 
 class Mean(NamedTuple):
-    """A mean over tasks with its interval of 95 %; the interval is the mean where there is one task."""
+    """A mean over tasks with its interval of 95 %; with one task the interval has no width."""
 
     value: float
     low: float
@@ -35,15 +36,15 @@ class Mean(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> Mean:
-    """Of values, one for each task; at least one."""
+    """Return the mean of values, one for each task; at least one."""
     centre = fmean(values)
     spread = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
     return Mean(centre, centre - spread, centre + spread, len(values))
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t; exact for 1 and 2 degrees of freedom, within 0.2 % beyond (Cornish and Fisher
-    1960, Abramowitz and Stegun 26.7.5)."""
+    """Return the 97.5 % quantile of Student's t; exact for 1 and 2 degrees of freedom, within 0.2 % beyond (Cornish and
+    Fisher 1960, Abramowitz and Stegun 26.7.5)."""
     if freedom <= 2:
         return 12.706204736 if freedom == 1 else 4.302652730
     z = 1.959963985
@@ -57,19 +58,20 @@ def t_quantile(freedom: int) -> float:
 
 
 def by_task(rewards: Rewards) -> dict[str, float]:
-    """Mean reward of each task that has one."""
+    """Return the mean reward of each task that has one."""
     return {task: fmean(values) for task, values in rewards.items() if values}
 
 
 def difference(one: Rewards, other: Rewards) -> Mean | None:
-    """How much higher the rewards of one are, on tasks that both have; None without any."""
+    """Return the mean of `one` less `other`, on tasks that both have; None without any."""
     mine, theirs = by_task(one), by_task(other)
     pairs = [mine[task] - theirs[task] for task in mine if task in theirs]
     return mean(pairs) if pairs else None
 
 
 def table(cells: Mapping[Cell, Rewards]) -> list[str]:
-    """A line for each cell that has rewards: its mean, and how far it is from the first, with their intervals."""
+    """Return a line for each cell that has rewards: its mean and its difference from the first cell, with their
+    intervals."""
     base, found = cells.get(CELLS[0], {}), list[str]()
     for cell in CELLS:
         values = list(by_task(cells.get(cell, {})).values())
@@ -82,12 +84,12 @@ def table(cells: Mapping[Cell, Rewards]) -> list[str]:
 
 
 def said(one: Mean, sign: str = "") -> str:
-    """0.512 [0.480, 0.544]."""
+    """Return a mean as text: 0.512 [0.480, 0.544]."""
     return f"{one.value:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
 
 
 def figures(cells: Mapping[Cell, Rewards]) -> dict[str, float]:
-    """The same as metrics: `cells/PROMPT_WEIGHTS`, and its `_low` and `_high`."""
+    """Return the cells as metrics: `cells/PROMPT_WEIGHTS`, and its `_low` and `_high`."""
     found: dict[str, float] = {}
     for cell, rewards in cells.items():
         if values := list(by_task(rewards).values()):

@@ -1,13 +1,13 @@
-"""`penstock train grpo --prompts`: weights are trained step by step, and in between rounds look for better prompts.
+"""`penstock train grpo --prompts`: trains weights step by step, and looks for better prompts in rounds in between.
 
     a step        as in `runs.grpo`, but the rollouts of a group are spread over the prompts of the front; credit is
-                  within the group, so a prompt that helps and weights that help are both compared on the same task
+                  within the group, so prompts and weights are both compared on the same task
     a round       before the first step and every `prompts.every` steps (`prompt_rounds`), with the newest weights
     evaluation    with the leader of the front
     its end       the front is compared once more, then the four cells: old and new prompt with old and new weights, on
                   held-out tasks. Leader and newest weights are released as one
 
-The checkpoint has the front beside what every run keeps, so a run that was killed goes on with the same prompts.
+The checkpoint has the front besides the state of every run, so a restarted run continues with the same prompts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from penstock.trainer.serving.replicas import Replicas
 from penstock.trainer.serving.restart import Upkeep
 
 CLAIM: Final = 120
-"""Characters of a prompt's claim that are said."""
+"""Most characters of a prompt's claim in an event."""
 
 
 class PairLoop(Loop):
-    """One run."""
+    """One run that trains weights and prompts."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PairLoop(Loop):
 
     @property
     def front(self) -> Front:
-        """The prompts of now."""
+        """The present front of prompts."""
         return self._rounds.front
 
     # -- what is kept --------------------------------------------------------------------------------------------------
@@ -76,13 +76,13 @@ class PairLoop(Loop):
         return {**super()._state(), "front": self.front.state()}
 
     def _kept(self) -> frozenset[int]:
-        # The old weights of the cells.
+        # Step 0: the old weights of the cells.
         return super()._kept() | {0}
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _due(self, step: int) -> bool:
-        """Whether a round is held before a step."""
+        """True if a round is held before a step."""
         return (step - 1) % self.config.prompts.every == 0
 
     def _ahead(self, step: int) -> bool:
@@ -113,12 +113,12 @@ class PairLoop(Loop):
         await self._tell(step, f"round {self.front.rounds}, with the weights of step {self.place.version}")
 
     def _at(self, label: str, step: int, weights: int) -> PinnedLaboratory:
-        """The laboratory with the weights of a step."""
+        """Return the laboratory with the weights of a step."""
         pins = {self.config.model.name: f"{self.config.run.name}.{weights}"}
         return self._prompting.laboratory.pinned(label, step, pins)
 
     async def _tell(self, step: int, what: str) -> None:
-        """Says which prompts the front has now."""
+        """Report the prompts of the front."""
         for one in self.front.members:
             place, mean = self.front.places[one.candidate.id], "none" if one.mean is None else f"{one.mean:.3f}"
             about = f": {one.candidate.claim[:CLAIM]}" if one.candidate.claim else ""
@@ -137,7 +137,7 @@ class PairLoop(Loop):
         await self._show(step)
 
     async def _cells(self, step: int) -> None:
-        """Old and new prompt with old and new weights, on the first held-out suite."""
+        """Compare old and new prompt with old and new weights, on the first held-out suite; report the cells."""
         if not self._suites:
             await self._reporter.event(step, "no cells: no tasks are held out ([[evaluate.suite]])", "warning")
             return
@@ -151,9 +151,9 @@ class PairLoop(Loop):
             await self._reporter.event(step, f"held-out tasks, {line}")
 
     async def _column(self, age: Age, laboratory: PinnedLaboratory) -> dict[Cell, Rewards]:
-        """The cells with the same weights."""
+        """Return the cells of the same weights."""
         first, leader = self.front.first.candidate, self.front.leader.candidate
-        # Where they are the same, it is the old one.
+        # If first and leader are the same prompt, it counts as old.
         prompts: Mapping[str, Age] = {leader.id: "new", first.id: "old"}
         orders = [
             Order(prompt, task.id, number)
@@ -167,7 +167,7 @@ class PairLoop(Loop):
                 for prompt in prompts.values()}  # fmt: skip
 
     def _by_task(self, trials: Sequence[Trial]) -> Rewards:
-        """In the rewards' own units."""
+        """Return the rewards by task, in their original units."""
         low, high = self._prompting.settings.reward.low, self._prompting.settings.reward.high
         found: defaultdict[str, list[float]] = defaultdict(list)
         for trial in trials:
@@ -176,7 +176,7 @@ class PairLoop(Loop):
         return found
 
     async def _show(self, step: int) -> None:
-        """Shows production leader and newest weights as one, as `publish.release` says."""
+        """Release leader and newest weights to production as one, as `publish.release` says."""
         leader, front = self.front.leader, self.front
         prompts = {} if leader.candidate.id == front.seed else dict(leader.versions)
         if not prompts:

@@ -17,22 +17,23 @@ T = TypeVar("T")
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 MOST_BROKEN: Final = 8
-"""How often an answer of a gateway that is there may break off at one place."""
+"""Most times that an answer of a gateway that is there may break off at one place."""
 PATIENCE_S: Final = 600.0
-"""How long a gateway may be away before the run stops; it can be resumed."""
+"""Seconds that a gateway may be away before the run stops; it can be resumed."""
 
 
 class Patient(Client):
-    """The typed client; all its requests are safe to send again."""
+    """The typed client, with retries; all its requests are safe to send again."""
 
     async def read(self, method: str, path: str, params: Params | None = None, body: str | None = None) -> bytes:
-        """The bytes of a good answer, as soon as the gateway gives one. Raises ClientError when it refuses, or is away
-        for too long."""
+        """Return the body of a successful answer, waiting for the gateway. Raises ClientError when it refuses, or is
+        away for too long."""
         ask = super().read
         return await self._patiently(lambda: ask(method, path, params, body))
 
     async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[Kind] = ()) -> AsyncGenerator[WholeRollout]:
-        """See `Client.whole_rollouts`. When the gateway goes away among them, it is asked for the others."""
+        """See `Client.whole_rollouts`. When the gateway goes away in between, the remaining rollouts are requested
+        again."""
         given, broken = 0, 0
         while given < len(ids):
             try:
@@ -44,7 +45,7 @@ class Patient(Client):
                 broken += 1
                 if not error.temporary or broken > MOST_BROKEN:
                     raise
-                # Comes back when the gateway does.
+                # This request waits until the gateway is back.
                 _ = await self.stats(spans=0)
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:

@@ -1,7 +1,7 @@
 """The laboratory of `trainer.apo` in a run that trains weights too: its rollouts are pinned to weights as well.
 
-What is tried has a label, such as `round-3`, which is in the names of its rollouts: the same prompt is tried again when
-the weights are others, and what is done again after a crash finds its rollouts on the tape.
+Each set of trials has a label, such as `round-3`, which is in its rollout ids: the same prompt is tried again with
+other weights, and trials that are repeated after a crash find their rollouts on the tape.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.trainer.config import Config
 
 
 class PinnedLaboratory(GatewayLaboratory):
-    """Of one run. `pinned` before use."""
+    """The laboratory of one run. Call `pinned` before use."""
 
     _label = ""
     _pins: Mapping[str, str] = {}
     _step = 0
 
     def pinned(self, label: str, step: int, pins: Mapping[str, str]) -> Self:
-        """The same one for rollouts of this label and step, which get these versions besides those of the texts."""
+        """Return a copy for rollouts of this label and step, which get these versions besides those of the texts."""
         made = copy.copy(self)
         made._label, made._step, made._pins = label, step, pins
         return made
@@ -47,8 +47,8 @@ class PinnedLaboratory(GatewayLaboratory):
 
 
 def settings_of(prompts: Prompts, config: Config) -> Prompts:
-    """The settings of `--prompts` as a run has them: its name, its seed and the time that rollouts have are those of
-    the run. Raises `ConfigError`."""
+    """Return the settings of `--prompts` for a run: name, seed and time limit of rollouts are those of the run. Raises
+    `ConfigError`."""
     if config.model.name in (*prompts.texts.prompts, *prompts.texts.tools):
         raise ConfigError(f"model.name: {config.model.name!r} is the name of a text too; give one of them another name")
     run = Run(name=config.run.name, directory=config.run.directory, seed=config.run.seed)
@@ -57,7 +57,7 @@ def settings_of(prompts: Prompts, config: Config) -> Prompts:
 
 
 async def versions_of(client: Client, names: Mapping[str, str]) -> dict[str, Resource]:
-    """These versions of resources. Raises `ConfigError` where one is not there."""
+    """Return these versions of resources. Raises `ConfigError` if one does not exist."""
     found: dict[str, Resource] = {}
     for name, version in names.items():
         try:

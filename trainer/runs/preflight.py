@@ -1,8 +1,8 @@
-"""What can be known before a run begins is checked before it loads or starts anything: the gateway, its route for the
-model, the inference server, the agents' command and their judge.
+"""Checks a run before it loads or starts anything: the gateway, its route for the model, the inference server, the
+agents' command and their judge.
 
-Each check raises a `ConfigError` that names the field, the value and the way out. What only the rollouts can tell is
-left to them (`nothing_learnt`).
+Each check raises a `ConfigError` that names the field, the value and the way out. Errors that only rollouts can show
+are left to `nothing_learnt`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.gateway.model.upstream import RouteView, UpstreamList
 from penstock.trainer.config import Config, Inference
 
 ANSWER_S: Final = 10.0
-"""How long a server that runs may take to answer."""
+"""Seconds that a running server may take to answer."""
 CHECK_S: Final = 300.0
-"""How long the agents' command and their judge may take to be checked."""
+"""Seconds that the check of the agents' command and their judge may take."""
 REFUSED: Final = 2
 """The runner's exit code when agents or judge cannot work."""
 
 
 async def check(config: Config, gateway: str, key: str | None) -> list[str]:
-    """Warnings for a person. Raises `ConfigError`, and `ClientError` for a gateway that refuses the key."""
+    """Return warnings for a person. Raises `ConfigError`, and `ClientError` if the gateway refuses the key."""
     check_python(config.inference)
     async with Client(gateway, key) as client:
         check_routes(config, await _calls_of(client, gateway))
@@ -55,7 +55,8 @@ async def _calls_of(client: Client, gateway: str) -> UpstreamList:
 
 
 def check_routes(config: Config, calls: UpstreamList) -> None:
-    """Calls to the model must be recorded for training, and its server must be one of the gateway's."""
+    """Raise `ConfigError` unless calls to the model are recorded for training, and its server is one of the
+    gateway's."""
     wanted, model = config.inference.upstream, config.model.name
     names = [one.name for one in calls.upstreams]
     for name in [wanted, f"{wanted}-2"][: 2 if config.model.weights == "full" else 1]:
@@ -87,7 +88,7 @@ def _untrained(model: str, upstream: str, route: RouteView | None, routes: Seque
 
 
 def check_python(wanted: Inference) -> None:
-    """A server that is to be started needs a Python, one that runs an address."""
+    """Raise `ConfigError` unless a server that the run must start has a Python."""
     if wanted.urls:
         return
     if wanted.python is None:
@@ -104,7 +105,7 @@ def check_python(wanted: Inference) -> None:
 
 
 async def check_servers(wanted: Inference) -> None:
-    """Servers that run must answer."""
+    """Raise `ConfigError` unless running servers answer."""
     timeout = aiohttp.ClientTimeout(ANSWER_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         for url in wanted.urls:
@@ -123,8 +124,8 @@ async def check_servers(wanted: Inference) -> None:
 
 
 async def check_runner(config: Config, gateway: str, key: str | None) -> list[str]:
-    """Agents that the run starts itself are checked, and their judge is tried on a task, before anything else begins.
-    Returns what `penstock run --check` warns of."""
+    """Check the agents that the run starts itself, and try their judge on a task. Return the warnings of `penstock run
+    --check`. Raises `ConfigError`."""
     words, tasks = config.rollouts.run, config.rollouts.tasks
     if not words:
         return []
@@ -137,7 +138,7 @@ async def check_runner(config: Config, gateway: str, key: str | None) -> list[st
 
 
 async def _ran(command: Sequence[str], env: dict[str, str]) -> tuple[int | None, str]:
-    """(exit code, what it said on stderr); no code when it took too long."""
+    """Return (exit code, stderr); None as the code when it took too long."""
     process = await asyncio.create_subprocess_exec(
         *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         env=env, cwd=Path.cwd(),

@@ -1,7 +1,7 @@
-"""The front of a run that trains prompts and weights together: the few prompts that its rollouts have. Pure.
+"""The front of a run that trains prompts and weights together: the few prompts of its rollouts. Pure.
 
-The prompt that the run began with is always among them. The *leader* is the one with the highest mean reward when they
-were compared last; it is what is evaluated, and at the end released.
+The prompt that the run began with is always a member. The *leader* has the highest mean reward of the last comparison;
+it is evaluated, and released at the end.
 """
 
 from __future__ import annotations
@@ -16,52 +16,51 @@ from penstock.trainer.data.collect import Variant
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A prompt of the front: the texts of all resources that are optimised."""
+    """A prompt of the front: the texts of all optimised resources."""
 
     candidate: Candidate
-    """The texts, and how they came about."""
+    """The texts, and their origin."""
     versions: Mapping[str, str]
-    """Their versions, by resource."""
+    """Versions of the texts, by resource."""
     mean: float | None = None
-    """Mean reward, between 0 and 1, when the front was chosen; None before."""
+    """Mean reward, between 0 and 1, at the choice of the front; None before."""
 
     @property
     def variant(self) -> Variant:
-        """What rollouts that have it are given."""
         return Variant(self.candidate.id, self.versions)
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """All of them, the leader first."""
+    """All prompts of the front, and the state of the rounds."""
 
     seed: str
-    """The prompt that the run began with; its id."""
+    """Id of the prompt that the run began with."""
     members: Sequence[Member]
-    """The leader first, the seed among them."""
+    """The prompts, best first; the seed is one of them."""
     rounds: int = 0
-    """Rounds that were held."""
+    """Number of rounds held."""
     spent: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What reflections have used of the run's budget: `reflections`, `tokens`, `money`."""
+    """Use of the run's budget by reflections: `reflections`, `tokens`, `money`."""
 
     @property
     def leader(self) -> Member:
-        """The best."""
+        """The first member, which is the best."""
         return self.members[0]
 
     @property
     def first(self) -> Member:
-        """The seed."""
+        """The prompt that the run began with."""
         return next(one for one in self.members if one.candidate.id == self.seed)
 
     @property
     def places(self) -> Mapping[str, str]:
-        """What each is called in figures, by its id: `seed`, and the others `1`, `2` ... by their rank."""
+        """Names of the prompts in metrics, by id: `seed`, and the others `1`, `2` ... by their rank."""
         others = [one.candidate.id for one in self.members if one.candidate.id != self.seed]
         return {self.seed: "seed"} | {name: str(rank) for rank, name in enumerate(others, 1)}
 
     def figures(self, rewards: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """Means of a step's rewards, which are given by id."""
+        """Return metrics: the means of a step's rewards, which are given by id."""
         found = {"front/size": float(len(self.members))}
         for name, place in self.places.items():
             if mine := rewards.get(name):
@@ -69,7 +68,7 @@ class Front:
         return found
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the front for a checkpoint."""
         return {
             "seed": self.seed,
             "rounds": self.rounds,
@@ -79,7 +78,7 @@ class Front:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Front:
-        """Of a checkpoint."""
+        """Return the front of a checkpoint."""
         return cls(state["seed"], list(map(_read, state["members"])), state["rounds"], state["spent"])
 
 
@@ -95,8 +94,8 @@ def _read(kept: Mapping[str, Any]) -> Member:
 
 
 def chosen(seed: str, contestants: Sequence[Member], most: int) -> list[Member]:
-    """At most so many of these, the best first; equal ones are in the order of their length. The seed is among them,
-    and none that is below the seed or has no mean."""
+    """Return at most `most` contestants, best first; of equal ones the shorter first. The seed is always among them;
+    prompts that are worse than the seed or have no mean are not."""
     ranked = sorted(contestants, key=lambda one: (-_mean(one), one.candidate.length, one.candidate.id))
     first = next(one for one in ranked if one.candidate.id == seed)
     others = [one for one in ranked if one is not first and one.mean is not None and one.mean >= _mean(first)]

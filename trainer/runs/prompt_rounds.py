@@ -3,12 +3,12 @@
 A round has `prompts.rollouts` rollouts, all with the newest weights, and two parts:
 
 1. An engine (`trainer.apo.protocol`) begins from the leader of the front and proposes candidates, on one half of the
-   tasks. It is a new one in each round: what it has learnt holds for the weights of its round.
+   tasks. It is a new one in each round: its results hold for the weights of its round only.
 2. The front and the best candidates run on the other half, each on the same tasks; the best of them are the new front
-   (`prompt_front`). `CHOICE` of the rollouts are kept for this.
+   (`prompt_front`). `CHOICE` of the rollouts are reserved for this.
 
-Everything follows from the front, the number of the round and what is on the tape, so a round that was interrupted is
-held again and comes to the same front without running anything twice.
+Everything follows from the front, the number of the round and the rollouts on the tape, so an interrupted round is
+repeated and comes to the same front without running anything twice.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from penstock.trainer.runs.prompt_front import Front, Member, chosen
 
 CHOICE: Final = 0.4
 At = Callable[[str], PinnedLaboratory]
-"""The laboratory with the newest weights, for rollouts of a label."""
+"""Returns the laboratory with the newest weights, for rollouts of a label."""
 
 
 class Rounds:
-    """The rounds of one run. `front` is what they have come to."""
+    """The rounds of one run. `front` is their result."""
 
     def __init__(self, prompts: Prompts, settings: Settings, tasks: Sequence[AgentTask], front: Front) -> None:
         self.front = front
         self._prompts, self._settings, self._tasks = prompts, settings, tasks
 
     async def hold(self, at: At) -> None:
-        """The next round."""
+        """Hold the next round, with the laboratory of `at`; replace the front."""
         number = self.front.rounds + 1
         draw = random.Random(f"round-{self._settings.run.seed}-{number}")
         shuffled = draw.sample(self._tasks, len(self._tasks))
@@ -54,7 +54,7 @@ class Rounds:
         self.front = Front(self.front.seed, members, number, spent)
 
     async def settle(self, at: At) -> None:
-        """Compares the front once more, with the last weights, without looking for others."""
+        """Compare the front once more, with the last weights, without new candidates."""
         kept = round(CHOICE * self._prompts.rollouts)
         draw = random.Random(f"settle-{self._settings.run.seed}")
         tasks = draw.sample(self._tasks, len(self._tasks))
@@ -66,7 +66,7 @@ class Rounds:
     async def _search(
         self, number: int, tasks: Sequence[AgentTask], rollouts: int, laboratory: Laboratory
     ) -> tuple[tuple[Engine, Pool, Laboratory], dict[str, float]]:
-        """(an engine that was asked until the rollouts were used, with its pool; what reflections have used)."""
+        """Return (an engine after it has used the rollouts, with its pool; the use of reflections)."""
         wanted, used = self._settings.budget, self.front.spent
         budget = Budget(rollouts, wanted.reflections, wanted.tokens, wanted.money)
         budget.used_reflections = int(used.get("reflections", 0))
@@ -78,7 +78,7 @@ class Rounds:
         return (engine, pool, laboratory), {**spent, "money": budget.used_money}
 
     def _finalists(self, engine: Engine, pool: Pool, laboratory: Laboratory) -> list[Candidate]:
-        """The best candidates of a search that the front does not have yet."""
+        """Return the best candidates of a search that are not in the front yet."""
         named = cast(Callable[[Pool], Sequence[Candidate]] | None, getattr(engine, "finalists", None))
         found = best(pool) if named is None else named(pool)
         known = {one.candidate.id for one in self.front.members}
@@ -89,7 +89,7 @@ class Rounds:
     async def _compared(
         self, finalists: Sequence[Member], tasks: Sequence[AgentTask], rollouts: int, laboratory: PinnedLaboratory
     ) -> list[Member]:
-        """The new front: the best of the old one and of these."""
+        """Return the new front: the best of the old front and these finalists."""
         contestants = [*self.front.members, *finalists]
         candidates = [one.candidate for one in contestants]
         each = max(1, rollouts // len(contestants))
@@ -105,6 +105,6 @@ class Rounds:
 
 
 def _mean(trials: Sequence[Trial]) -> float | None:
-    """Mean reward; None without one."""
+    """Return the mean reward; None without one."""
     rewards = [trial.reward for trial in trials if trial.reward is not None]
     return sum(rewards) / len(rewards) if rewards else None

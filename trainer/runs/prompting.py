@@ -1,4 +1,4 @@
-"""What a run that trains prompts too needs besides: the prompts it began with, and the laboratory that tries others."""
+"""Prepares prompts for a run that trains them too: the prompts it began with, and the laboratory that tries others."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from penstock.trainer.runs.prompt_front import Front, Member
 
 @dataclass(slots=True)
 class Prompting:
-    """Of one run. `awaited` must run beside it."""
+    """The prompts of one run. `awaited` must run beside it."""
 
     settings: Settings
     laboratory: PinnedLaboratory
     front: Front
-    """The one that it begins with."""
+    """The front at the beginning."""
     tasks: Sequence[Task]
-    """The tasks that are trained on."""
+    """Training tasks."""
     awaited: Awaited
 
 
@@ -44,7 +44,7 @@ async def prompting(
     client: Patient,
     gateway: str,
 ) -> AsyncGenerator[Prompting | None]:
-    """What `--prompts` asks for; None where it was not given. Raises `ConfigError` and `CheckpointError`."""
+    """Yield the prompts of a run with `--prompts`; None without it. Raises `ConfigError` and `CheckpointError`."""
     if given is None:
         yield None
         return
@@ -53,7 +53,7 @@ async def prompting(
     async with reflection_session(client, reflections(settings)) as http:
         last = Checkpoints(config.run.directory / "checkpoints").latest()
         kept = None if last is None or "front" not in last[1] else Front.restored(last[1]["front"])
-        # What is released meanwhile does not change what the run began with.
+        # Releases in the meantime do not change the prompts that the run began with.
         found = await (seeds(client, settings) if kept is None else versions_of(client, kept.first.versions))
         seed = Candidate({name: text_of(version) for name, version in found.items()})
         begun = Front(seed.id, [Member(seed, {name: version.version for name, version in found.items()})])
@@ -65,5 +65,5 @@ async def prompting(
 
 
 def agent_tasks(tasks: Sequence[Task], letter: str) -> list[AgentTask]:
-    """Tasks as prompts are tried on them; the letter tells those that are trained on from held-out ones."""
+    """Return tasks for trials of prompts; the letter in their ids distinguishes training tasks from held-out ones."""
     return [AgentTask(f"{letter}{task.number}", task.input, f"{letter}{task.number}") for task in tasks]

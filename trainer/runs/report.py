@@ -1,4 +1,4 @@
-"""The reports of a run: points and events on the gateway's tape, and lines for whoever watches."""
+"""Reports a run: points and events on the gateway's tape, and lines for a person who watches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.gateway.model.toml import ConfigError
 
 NOT_FOUND: Final = 404
 LAST_WORDS_S: Final = 5.0
-"""How long a run that stops tries to say why."""
+"""Seconds that a run that stops tries to report why."""
 
 
 def changed(before: Any, now: Any, path: str = "") -> list[str]:
-    """Names of the settings that two configurations do not have in common."""
+    """Return the names of the settings that differ between two configurations."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [path]
     one, other = cast(dict[str, Any], before), cast(dict[str, Any], now)
@@ -29,33 +29,32 @@ class Display(Protocol):
     """Shows a run on this machine."""
 
     def phase(self, step: int, text: str) -> None:
-        """What is being done."""
+        """Show the present phase of a step."""
         ...
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
-        """The metrics of a step."""
+        """Show the metrics of a step."""
         ...
 
     def line(self, level: Level, text: str) -> None:
-        """Something that happened."""
+        """Show an event in one line."""
         ...
 
 
 class Reporter:
-    """The reports of one process of a run. `begin` before use."""
+    """The reports of one process of a run. Call `begin` before use."""
 
     def __init__(self, client: Client, run: str, display: Display) -> None:
         self._client, self._run, self._display = client, run, display
         self._resumed = 0
         self._step = 0
         self._begun = False
-        """Whether the tape may have a run of this process: only that is ended."""
+        """True if the tape may have a run of this process: only such a run is ended."""
 
     async def begin(self, kind: Kind, config: Any, steps: int | None, step: int) -> None:
-        """Starts the run, or goes on with it at `step`: reports of an earlier process about later steps are superseded.
-        `steps`: how many are planned; None when nobody knows. Raises `ConfigError` when the name is that of another
-        kind of run.
-        """
+        """Start the run, or continue it at `step`: reports of an earlier process about later steps are superseded.
+        `steps`: number of planned steps; None if unknown. Raises `ConfigError` when the name is that of another kind of
+        run."""
         try:
             run = await self._client.run(self._run)
         except ClientError as error:
@@ -73,7 +72,8 @@ class Reporter:
             await self.event(step, f"{name} is not what the run was started with", "warning")
 
     async def _first(self, request: Awaitable[object]) -> None:
-        """Makes it a run of this process. A signal may end the wait for the answer when the tape has it already."""
+        """Send the first request and mark the run as begun. It is marked before the answer, because a signal may end
+        the wait when the tape has the run already."""
         self._begun = True
         try:
             await request
@@ -82,40 +82,41 @@ class Reporter:
             raise
 
     def phase(self, step: int, text: str) -> None:
-        """What is being done now."""
+        """Show the present phase of a step."""
         self._step = step
         self._display.phase(step, text)
 
     async def point(self, step: int, values: Mapping[str, float]) -> None:
-        """The metrics of a step."""
+        """Report the metrics of a step."""
         point = Point(step=step, time_ns=time.time_ns(), values=dict(values))
         self._display.point(step, values)
         await self._client.add_points(self._run, [point], resumed=self._resumed)
 
     async def alive(self) -> None:
-        """A sign of life."""
+        """Report no points, as a sign of life."""
         await self._client.add_points(self._run, [], resumed=self._resumed)
 
     async def event(self, step: int, text: str, level: Level = "info") -> None:
-        """Something that happened."""
+        """Report an event of a step."""
         event = RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])
         self._display.line(level, text)
         await self._client.add_run_events(self._run, [event])
 
     async def warning(self, text: str) -> None:
-        """Something that went wrong beside the step that is under way."""
+        """Report a problem that does not fail the step under way."""
         await self.event(self._step, text, "warning")
 
     async def made(self, model: str, version: str) -> None:
-        """A version that the run has made."""
+        """Report a version that the run has made."""
         await self.change(RunChange(made=[Made(name=model, version=version)]))
 
     async def change(self, change: RunChange) -> None:
-        """What else is to be said of the run."""
+        """Report another change of the run."""
         await self._client.change_run(self._run, change)
 
     async def end(self, status: End, message: str) -> None:
-        """The run is over, where it has begun. One that stops does not wait for a gateway that is away."""
+        """End the run on the tape, if it has begun. A run that does not succeed waits at most `LAST_WORDS_S` for the
+        gateway."""
         if not self._begun:
             return
         good = status == "succeeded"

@@ -1,4 +1,4 @@
-"""What runs beside a run: a runner that takes its rollouts, and whatever else must not end before it."""
+"""Runs the companions of a run: a runner that takes its rollouts, and other tasks that must not end before it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.child_process import spawn
 
 ALIVE_S: Final = 60.0
-"""How often a run that may wait for long shows that it lives, so that it is not shown as silent; s."""
+"""Seconds between signs of life of a run that may wait for long, so that it is not shown as silent."""
 
 
 async def with_others(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Does the work while the others run; when one of them ends early, the work ends too."""
+    """Do the work while the others run; when one of them ends early, the work ends too."""
     tasks = [asyncio.ensure_future(one) for one in (work, *others)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -32,13 +32,13 @@ async def with_others(work: Coroutine[Any, Any, None], others: Sequence[Coroutin
 
 
 async def after(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Does the work once something has happened."""
+    """Wait for the event, then do the work."""
     await event.wait()
     await work()
 
 
 async def stay_alive(reporter: Reporter) -> None:
-    """Shows for ever that the run lives, which has begun. A gateway that is away does not hear of it."""
+    """Report for ever that the run lives; it must have begun. A temporary error of the gateway is ignored."""
     while True:
         await asyncio.sleep(ALIVE_S)
         try:
@@ -49,7 +49,7 @@ async def stay_alive(reporter: Reporter) -> None:
 
 
 async def keep_running(words: Sequence[str], gateway: str, key: str | None, log: Path) -> None:
-    """Keeps `penstock run --watch` with these arguments going until it ends, which it should not."""
+    """Run `penstock run --watch` with these arguments until cancelled. Raises `RunError` if it ends."""
     env = dict(os.environ) | ({"PENSTOCK_ADMIN_KEY": key} if key else {})
     start = [sys.executable, "-P", "-m", "penstock", "run", "--watch", "--gateway", gateway]
     child = await spawn([*start, *words], env, log)

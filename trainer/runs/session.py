@@ -36,8 +36,8 @@ from penstock.trainer.serving.vllm import Server, adapters, arguments
 
 
 def grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool, prompts: Settings | None) -> None:
-    """A whole run. Raises `RunError` when it has not come to its end. `online`: it learns from production; `prompts`:
-    it looks for prompts too."""
+    """Do a whole run. Raises `RunError` when it ended early. `online`: learn from production; `prompts`: look for
+    prompts too."""
     whole(_grpo(config, gateway, key, shown, online, prompts))
 
 
@@ -47,7 +47,7 @@ async def _grpo(
     run = config.run
     run.directory.mkdir(parents=True, exist_ok=True)
     tasks = [] if online else read_tasks("rollouts.tasks", _named(config))
-    # What is wrong with it shall be known before the training, not after.
+    # An error in the policy must show before the training, not after.
     _ = release_policy(config.publish)
     doubts = await check(config, gateway, key)
     suites = read_suites(config)
@@ -91,7 +91,7 @@ async def _grpo(
 
 
 def _told(config: Config, more: Prompting | None) -> dict[str, Any]:
-    """What the run was started with, for the tape."""
+    """Return the settings that the run was started with, for the tape."""
     prompts = {} if more is None else {"apo": more.settings.model_dump(mode="json")}
     return config.model_dump(mode="json") | prompts
 
@@ -107,7 +107,8 @@ def _named(config: Config) -> Any:
 async def _serving(
     config: Config, client: Patient, reporter: Reporter, pairs: bool
 ) -> AsyncGenerator[Upkeep | Replicas | None]:
-    """Keeps our servers running; None if they are somebody else's. `pairs`: the first weights are needed again."""
+    """Keep our servers running; yield None if the servers are not ours. `pairs`: the first weights are needed at the
+    end."""
     wanted = config.inference
     if wanted.urls:
         yield None
@@ -126,9 +127,9 @@ async def _serving(
 
 
 def _server(config: Config, python: Path, cpu: bool, pairs: bool) -> Server:
-    """One that serves adapters of the model."""
+    """Return a server for adapters of the model."""
     wanted, url = config.inference, f"http://127.0.0.1:{config.inference.port}/v1"
-    # Versions that samples may be of, the next one, and one for a canary.
+    # The versions that samples may have, the next one, and one for a canary.
     slots = config.rollouts.staleness + 3 + pairs
     more = [*adapters(config.model.rank, slots), *wanted.flags]
     words = arguments(config.model.path.absolute(), wanted.base, url, more)

@@ -1,11 +1,11 @@
-"""`penstock train sft` and `penstock train dpo`: a run on what the tape already holds. Imports torch.
+"""`penstock train sft` and `penstock train dpo`: a run on conversations of the tape. Imports torch.
 
-Conversations are read once (`conversations`), lessons are made of them (`lessons`), and updates of these
+Conversations are read once (`conversations`); lessons are made of them (`lessons`), and updates of the lessons
 (`tuning_methods`). The weights of the last step become a version of the model, RUN.STEP, and `publish.release` says how
-production sees them.
+they are released to production.
 
-A run goes on exactly where it was. Order and batches follow from the conversations and the configuration; the
-checkpoint has weights, optimiser, random numbers and the digest of the conversations.
+A restarted run continues exactly where it was. Order and batches follow from the conversations and the configuration;
+the checkpoint has weights, optimiser, random numbers and the digest of the conversations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["RunError", "tune"]
 
 
 def tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
-    """A whole run. Raises `RunError` when it has not come to its end."""
+    """Do a whole run. Raises `RunError` when it ended early."""
     whole(_tune(kind, config, gateway, key))
 
 
@@ -77,17 +77,17 @@ def _method(kind: Tuning, config: Config, tokenizer: Any, found: Material) -> tu
 
 
 def _checked(config: Config) -> Config:
-    """Raises for errors in the configuration before anything is read."""
+    """Return the configuration for a run; raise `ConfigError` for errors in it before anything is read."""
     check_full(config)
     _ = release_policy(config.publish)
-    # That of rollouts: what stands on the tape was not sampled from this policy.
+    # `temperature` describes rollouts of this policy, and conversations of the tape were not sampled from it.
     return config.model_copy(update={"rollouts": config.rollouts.model_copy(update={"temperature": 1.0})})
 
 
 def _tokenizer(path: Path) -> Any:
     try:
         found: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    # It has many ways to say that there is none.
+    # transformers raises many kinds of errors when there is no tokenizer.
     except Exception as error:
         raise ConfigError(f"model.path: {path} holds no tokenizer that can be read: {error}") from None
     if not found.chat_template:
@@ -97,7 +97,7 @@ def _tokenizer(path: Path) -> Any:
 
 @dataclass(slots=True)
 class Run:
-    """One run, wired."""
+    """One run with all its parts."""
 
     kind: Tuning
     config: Config
@@ -109,11 +109,11 @@ class Run:
     publisher: Publisher
     reporter: Reporter
     told: bool = False
-    """Whether it was said that an update has changed nothing."""
+    """True once it was reported that an update has changed nothing."""
 
     async def begin(self, state: State | None) -> None:
-        """Says that it begins, or goes on where a checkpoint was made. Raises `CheckpointError` and `ConfigError` where
-        that is of something else, and `PublishError` where a release that is wanted could not be made."""
+        """Report that the run begins, or continue from a checkpoint. Raises `CheckpointError` and `ConfigError` if the
+        checkpoint does not fit, and `PublishError` if the configured release could not be made."""
         if state is not None:
             self._restore(state)
         if self.config.publish.release != "none":
@@ -128,7 +128,7 @@ class Run:
         self.engine.restore(state["engine"])
 
     async def run(self) -> None:
-        """Until the last update is done and its weights are published. Raises `PublishError` where another run of this
+        """Run until the last update is done and its weights are published. Raises `PublishError` if another run of this
         name has published some."""
         await self.publisher.refuse_lost(self.engine.done, self.config.versions)
         await self.reporter.event(self.engine.done, described(self.engine.model))
@@ -181,10 +181,11 @@ class Run:
     def _directory(self) -> Path:
         return self.config.run.directory
 
-    # -- what comes of it --------------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------------------------
 
     async def _publish(self, version: str) -> None:
-        """Makes the weights a directory and a version of the model. The directory stays even if the version fails."""
+        """Save the weights in a directory and register it as a version of the model. The directory stays even if the
+        version fails."""
         full = self.config.model.weights == "full"
         target = self.config.versions / version
         save = self.engine.save_model if full else self.engine.save_adapter

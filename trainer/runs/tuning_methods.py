@@ -1,4 +1,4 @@
-"""The two ways to tune, `sft` and `dpo`, on lessons, with the state that a run needs to go on."""
+"""The two methods of tuning on lessons, `sft` and `dpo`, with the state that a run needs to go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Metrics = dict[str, float]
 
 
 class Method(Protocol):
-    """How lessons become updates."""
+    """A method that turns lessons into updates."""
 
     updates: int
     """Optimiser updates of the whole run."""
@@ -25,53 +25,48 @@ class Method(Protocol):
     """Times that every lesson is seen in them."""
 
     def begin(self, engine: Engine) -> None:
-        """Looks at the engine as it is before the first update."""
+        """Compute what `state` holds from the engine as it is before the first update."""
         ...
 
     def train(self, engine: Engine) -> Iterator[Metrics]:
-        """The updates that are still to be done, and the metrics of each."""
+        """Do the remaining updates; yield the metrics of each."""
         ...
 
     def evaluate(self, engine: Engine) -> Metrics:
-        """Of what is held out; nothing where nothing is."""
+        """Return the metrics of the held-out lessons; empty without any."""
         ...
 
     def state(self) -> Any:
-        """What `begin` has seen, for a checkpoint."""
+        """Return the result of `begin`, for a checkpoint."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Instead of `begin`, for a run that goes on."""
+        """Restore a `state()` instead of `begin`, for a run that goes on."""
         ...
 
 
 class Supervised:
-    """Supervised fine-tuning; see `trainer.mathematics.sft`."""
+    """Supervised fine-tuning without a state; see `trainer.mathematics.sft`."""
 
     def __init__(self, config: Config, lessons: Lessons) -> None:
         self._taught, self._held_out = _rollouts(lessons.taught), _rollouts(lessons.held_out)
         self.updates, self.epochs = sft.updates(self._taught, config), config.data.epochs
 
-    def begin(self, engine: Engine) -> None:
-        """Nothing."""
+    def begin(self, engine: Engine) -> None: ...
 
     def train(self, engine: Engine) -> Iterator[Metrics]:
-        """See `Method`."""
         return sft.train(engine, self._taught)
 
     def evaluate(self, engine: Engine) -> Metrics:
-        """See `Method`."""
         return sft.evaluate(engine, self._held_out) if self._held_out else {}
 
-    def state(self) -> Any:
-        """Nothing."""
+    def state(self) -> Any: ...
 
-    def restore(self, state: Any) -> None:
-        """Nothing."""
+    def restore(self, state: Any) -> None: ...
 
 
 class Preferences:
-    """Direct preference optimisation; see `trainer.mathematics.dpo`."""
+    """Direct preference optimisation; its state is the reference. See `trainer.mathematics.dpo`."""
 
     def __init__(self, config: Config, lessons: Lessons) -> None:
         self._taught, self._held_out = _pairs(lessons.taught), _pairs(lessons.held_out)
@@ -79,23 +74,18 @@ class Preferences:
         self._before = (torch.zeros(0, 2), torch.zeros(0, 2))
 
     def begin(self, engine: Engine) -> None:
-        """Takes the reference."""
         self._before = (dpo.reference(engine, self._taught), dpo.reference(engine, self._held_out))
 
     def train(self, engine: Engine) -> Iterator[Metrics]:
-        """See `Method`."""
         return dpo.train(engine, self._taught, self._before[0])
 
     def evaluate(self, engine: Engine) -> Metrics:
-        """See `Method`."""
         return dpo.evaluate(engine, self._held_out, self._before[1]) if self._held_out else {}
 
     def state(self) -> Any:
-        """The reference."""
         return self._before
 
     def restore(self, state: Any) -> None:
-        """The same."""
         self._before = state
 
 

@@ -1,4 +1,4 @@
-"""vLLM beside a run, and how weights get to it and into production.
+"""The vLLM servers of a run, and the way of weights to them and into production.
 
-It sees what `trainer` sees. Begin with `publish`.
+It may import what `trainer` may. Begin with `publish`.
 """

@@ -1,4 +1,4 @@
-"""Processes of ours that end when we end, in whatever way: an inference server, a runner."""
+"""Child processes that end when this process ends, however it ends: an inference server, a runner."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Final
 
 STOP_S: Final = 30.0
 TAIL: Final = 15
-"""Lines of a log that are said."""
+"""Lines of a log's end in an error message."""
 TAIL_BYTES: Final = 16_384
-"""Of a log that may have grown for weeks no more is read."""
+"""Most bytes read from a log, which may have grown for weeks."""
 DIES_WITH_US: Final = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
     "os.getppid() == int(sys.argv[1]) or sys.exit('its parent has died'); os.execv(sys.argv[2], sys.argv[2:])"
 )
-"""PR_SET_PDEATHSIG, then the command in its place. Otherwise a restarted run would find its port taken."""
+"""Sets PR_SET_PDEATHSIG, then executes the command. Without it a restarted run would find its port taken."""
 
 
 class Child:
@@ -31,20 +31,20 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its number, which is that of its group, too."""
+        """Process id, which is the id of its process group, too."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """What it ended with; None while it runs."""
+        """Exit code; None while it runs."""
         return self._process.returncode
 
     async def ended(self) -> int:
-        """What it ended with, as soon as it has."""
+        """Wait for the end; return the exit code."""
         return await self._process.wait()
 
     def tail(self) -> str:
-        """The end of its log, with its name."""
+        """Return the end of its log, with the log's path."""
         if self.log is None:
             return "see above"
         try:
@@ -56,12 +56,13 @@ class Child:
         return f"the end of {self.log}:\n" + "\n".join(lines[-TAIL:])
 
     def sweep(self) -> None:
-        """Kills the processes that it has left behind: an engine's processes would keep their memory."""
+        """Kill the rest of its process group: an engine's processes would keep their memory."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Asks it to end; when it does not, it is killed. What it has started and left behind is killed, too."""
+        """Terminate it; kill it if it does not end in `STOP_S`. Processes of its group that are left are killed,
+        too."""
         if self.code is None:
             self._process.terminate()
             with suppress(TimeoutError):
@@ -71,8 +72,8 @@ class Child:
 
 
 async def spawn(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> Child:
-    """Starts a command, whose first word is a path; raises OSError when that cannot be. Without a log it prints where
-    we do."""
+    """Start a command, whose first word is a path; raises OSError. Without a log it writes to this process's stdout and
+    stderr."""
     with nullcontext() if log is None else log.open("ab") as file:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", DIES_WITH_US, str(os.getpid()), *command),

@@ -1,6 +1,7 @@
-"""An adapter merged into the weights of its model: a directory as the Hugging Face hub lays models out.
+"""Merges an adapter into the weights of its model: a directory as the Hugging Face hub lays models out.
 
-It is computed in float32 and written in the model's own format. Tokenizer and chat template are those of the model.
+The sum is computed in float32 and written in the model's own format. Tokenizer and chat template are those of the
+model.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from penstock.trainer.engines.policy import copy_rest, first_line
 
 
 class MergeError(Exception):
-    """They cannot be merged; the message says what is wrong with which of them."""
+    """Adapter and model cannot be merged; the message says why."""
 
 
 def merge(adapter: Path, model: Path | None, target: Path) -> Path:
-    """Writes the merged model to `target`, which must not exist, and returns the directory of the model that it was
-    merged into. `model`: None for the one that the adapter names.
+    """Write the merged model to `target`, which must not exist, and return the directory of the base model. `model`:
+    that directory; None for the one that the adapter names.
 
-    Raises `MergeError`, and `CheckpointError` where `target` cannot be written.
+    Raises `MergeError`, and `CheckpointError` if `target` cannot be written.
     """
     base = _base(adapter, model)
     if target.exists():

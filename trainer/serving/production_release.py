@@ -1,10 +1,10 @@
-"""Shows production the weights of a run that goes on and on: one release after the other.
+"""Releases the weights of an endless run to production, one release after the other.
 
-While one is live, training goes on as far as `rollouts.staleness` allows. When it has ended, the newest weights are
-released next. So not each step has a canary of its own, and production never tries two at a time. A version with a low
-evaluation is not released. A release that is rolled back ends the run: its weights have done harm, or could not be
+While one release is live, training goes on as far as `rollouts.staleness` allows; when it has ended, the newest weights
+are released next. So not every step has a canary, and production never tries two versions at a time. A version with a
+low evaluation is not released. A release that is rolled back ends the run: its weights have done harm, or could not be
 served, and all later ones are made from them. When the gateway refuses something, such as a release beside one that a
-person has started, the run says so once and tries again when some release changes.
+person has started, the run reports it once and tries again when some release changes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Showing:
         self._said = ""
 
     async def look(self, place: Place, low: bool) -> None:
-        """Starts the next release, if it is time. `low`: the newest weights are not to be shown. Raises `Halted`
-        when one was rolled back."""
+        """Start the next release, if it is time. `low`: the evaluation of the newest weights is low, do not release
+        them. Raises `Halted` when a release was rolled back."""
         mine = await self._mine()
         for release in mine:
             if release.stage == "rolled_back":
@@ -45,23 +45,24 @@ class Showing:
             await self._start(place)
 
     async def hold(self, why: str) -> None:
-        """Holds its live release for a person."""
+        """Hold the run's live release for a person."""
         for release in await self._mine():
             if release.live and release.stage != "held":
                 try:
                     await self._client.decide(release.id, "hold", Said(who=self._run, why=why))
                 except ClientError as error:
-                    # It has ended meanwhile, or waits already.
+                    # It has ended or was held meanwhile.
                     if error.status != CONFLICT:
                         raise
 
     async def _mine(self) -> list[Release]:
-        """The run's own, newest first."""
+        """Return the run's own releases to production, newest first."""
         every = await self._client.releases(self._model)
         return [one for one in every if one.author == self._run and one.only == PRODUCTION and self._step(one) > 0]
 
     def _step(self, release: Release) -> int:
-        """The step that its candidate is of; 0 where a person took the run's name."""
+        """Return the step that made the candidate; 0 if it is not a version of the run (a person used the run's
+        name)."""
         return step_of(self._run, release.candidate) or 0
 
     async def _start(self, place: Place) -> None:
@@ -74,7 +75,7 @@ class Showing:
         await self._say(place, f"release {release.id} shows {version} to production", "info")
 
     async def _say(self, place: Place, text: str, level: Level) -> None:
-        """Reports something once."""
+        """Report a text unless it was the last one reported."""
         if text != self._said:
             self._said = text
             await self._reporter.event(place.step, text, level)

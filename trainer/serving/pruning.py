@@ -1,8 +1,8 @@
 """Removes directories of old versions: those beyond the newest that no release and no rollout can need any more.
 
-The gateway says what is needed, for every model, because an adapter may have been registered under another name too. A
-directory is renamed before it is emptied, so that half a version is never taken for a whole one. A version without a
-directory stays registered; a release of it fails its check, and no agent gets it.
+The gateway says which versions are needed, for every model, because an adapter may have been registered under another
+name too. A directory is renamed before it is emptied, so that half a version is never taken for a whole one. A version
+without a directory stays registered; a release of it fails its check, and no agent gets it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 from penstock.gateway.client.client import Client
 
 GONE: Final = ".gone"
-"""Ending of a directory that is about to be removed."""
+"""Ending of a directory's name before its removal."""
 
 
 def step_of(run: str, version: str) -> int | None:
-    """The step that a version is of, by its name RUN.STEP; None where it is not of this run."""
+    """Return the step of a version by its name RUN.STEP; None if it is not of this run."""
     name, _, step = version.rpartition(".")
     return int(step) if name == run and step.isdecimal() else None
 
 
 async def prune(client: Client, directory: Path, run: str, keep: int, steps: frozenset[int] = frozenset()) -> list[str]:
-    """Removes directories of a run's versions; their names. `keep`: the newest that stay; `steps`: of others that stay.
-    Raises OSError."""
+    """Remove directories of a run's versions; return their names. `keep`: number of newest versions that stay; `steps`:
+    steps whose versions stay too. Raises OSError."""
     every = await asyncio.to_thread(_versions, directory, run)
     old = [name for name in every[:-keep] if step_of(run, name) not in steps]
     if not old:
@@ -39,7 +39,7 @@ async def prune(client: Client, directory: Path, run: str, keep: int, steps: fro
 
 
 def _versions(directory: Path, run: str) -> list[str]:
-    """Names of the run's, oldest first."""
+    """Return the names of the run's versions, oldest first."""
     paths = directory.iterdir() if directory.is_dir() else ()
     found = {path.name: step for path in paths if (step := step_of(run, path.name)) is not None}
     return sorted(found, key=lambda name: found[name])
@@ -48,13 +48,13 @@ def _versions(directory: Path, run: str) -> list[str]:
 def _remove(directory: Path, names: Iterable[str]) -> None:
     for name in names:
         (directory / name).rename(directory / f".{name}{GONE}")
-    # Also what an earlier life had begun to remove.
+    # Also the directories that an earlier process began to remove.
     for left in directory.glob(f".*{GONE}"):
         shutil.rmtree(left)
 
 
 async def _needed(client: Client, directory: Path) -> set[str]:
-    """Names in the directory that a version which is needed lies under, or has."""
+    """Return the names of the directories of needed versions."""
     found: set[str] = set()
     for resource in await client.resources():
         if resource.kind == "model":

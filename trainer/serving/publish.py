@@ -1,4 +1,4 @@
-"""Weights on their way to agents: a directory becomes a version of the model resource, and a release gives it to calls.
+"""Brings weights to agents: a directory becomes a version of the model resource, and a release gives it to calls.
 
 Training gets a version at once: a release for the modes `train`, `val` and `test` alone, which loads the adapter,
 checks and warms it, and which the trainer promotes when that has worked. Production (`online`) gets a version only
@@ -25,7 +25,7 @@ from penstock.trainer.serving.pruning import prune, step_of
 
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
-"""What is said again after an answer that was lost, too."""
+"""The gateway's status for a conflict; also of a request that is repeated because its answer was lost."""
 TRAINING: Final = Audience(modes=["train", "val", "test"])
 PRODUCTION: Final = Audience(modes=["online"])
 NOTHING: Final[Mapping[str, str]] = {}
@@ -37,21 +37,21 @@ AT_ONCE: Final = Policy(
 
 
 class Wanted(Protocol):
-    """What a configuration says of releases to production."""
+    """A configuration's settings of releases to production."""
 
     @property
     def release(self) -> Literal["auto", "canary", "none"]:
-        """By a release that promotes itself, by one that waits for approval, or not."""
+        """`auto`: a release that promotes itself; `canary`: one that waits for approval; `none`: no release."""
         ...
 
     @property
     def policy(self) -> Path | None:
-        """File with its policy."""
+        """File with the release's policy."""
         ...
 
 
 def release_policy(wanted: Wanted) -> Policy:
-    """The policy of a release to production. Raises `ConfigError`."""
+    """Return the policy of a release to production. Raises `ConfigError`."""
     path = wanted.policy
     try:
         policy = Policy() if path is None else Policy.load(path.read_text(encoding="utf-8"), str(path))
@@ -64,20 +64,22 @@ def release_policy(wanted: Wanted) -> Policy:
 
 
 def given_to_training(resource: ResourceView) -> str:
-    """The version that new rollouts of training get."""
+    """Return the version that new rollouts of training get."""
     stable = resource.stable
     return next((rule.version for rule in stable.rules if rule.only == TRAINING), stable.version)
 
 
 def release_command(given: Mapping[str, str]) -> str:
-    """What a person says to show versions to production, by resource: the first one's, and the others with it."""
+    """Return the command that releases versions to production, by resource: the first is the candidate, the others are
+    its companions."""
     (name, version), *others = given.items()
     together = "".join(f" --with {other}={its}" for other, its in others)
     return f"penstock release start {name} --candidate {version}{together} --only mode=online"
 
 
 def standing(release: Release, pair: str, command: str) -> tuple[str, Level]:
-    """What a release to production has come to, for a person. It may be of an earlier life. `command`: starts one."""
+    """Return the state of a release to production, for a person. It may be of an earlier process. `command`: starts
+    one."""
     if release.live or release.stage == "promoted":
         return f"release {release.id} shows {pair} to production", "info"
     ended = release.stage.replace("_", " ")
@@ -92,12 +94,13 @@ class Publisher:
     """Publishes the versions of one model."""
 
     def __init__(self, client: Client, model: str, upstream: str, base: str, run: str) -> None:
-        """`model`: the resource that agents ask for; `upstream`: the gateway's name of what serves it; `base`: the name
-        that the base model is served under; `run`: who publishes."""
+        """`model`: the resource that agents ask for; `upstream`: the gateway's name of its server; `base`: the name
+        under which the base model is served; `run`: author of versions and releases."""
         self._client, self._model, self._upstream, self._base, self._run = client, model, upstream, base, run
 
     async def begin(self) -> None:
-        """Makes the model a resource, if it is none: its first version, everybody's, is the base as it is served."""
+        """Create the model's resource if there is none. Its first version, for every call, is the base as it is
+        served."""
         try:
             _ = await self._client.resource(self._model)
         except ClientError as error:
@@ -106,9 +109,9 @@ class Publisher:
             await self._add("base", {"upstream": self._upstream, "base": self._base}, None, "before any training")
 
     async def refuse_lost(self, step: int, directory: Path) -> None:
-        """Raises `PublishError` where this run has published weights later than those of `step` which are not in the
-        directory of its versions. It would find the rollouts of its earlier life, and agents would go on with those
-        weights."""
+        """Raise `PublishError` if this run has published weights later than those of `step` which are not in the
+        directory of its versions. Such a run would read the rollouts of its earlier life, and agents would go on with
+        those weights."""
         try:
             versions = (await self._client.resource(self._model)).versions
         except ClientError as error:
@@ -124,12 +127,12 @@ class Publisher:
             )
 
     async def register(self, version: str, adapter: Path, parent: str | None, note: str) -> None:
-        """Makes a directory, which the servers see under the same path, a version. The same again changes nothing."""
+        """Register a directory as a version. Servers see it under the same path. Repeating it changes nothing."""
         content = {"upstream": self._upstream, "base": self._base, "adapter": str(adapter)}
         await self._add(version, content, parent, note)
 
     async def register_replica(self, version: str, upstream: str, parent: str | None, note: str) -> None:
-        """Makes what a server was started with, under the name MODEL@VERSION, a version."""
+        """Register the weights of a server that serves them as MODEL@VERSION as a version."""
         await self._add(version, {"upstream": upstream, "base": f"{self._model}@{version}"}, parent, note)
 
     async def _add(self, version: str, content: dict[str, str], parent: str | None, note: str) -> None:
@@ -140,12 +143,12 @@ class Publisher:
             raise PublishError(f"{self._model}@{version} cannot be registered: {error}") from None
 
     async def passed(self, step: int) -> bool:
-        """Whether training already gets the version of a step, or a later one: the step is repeated."""
+        """True if training already gets the version of a step or a later one, because the step is repeated."""
         given = step_of(self._run, given_to_training(await self._client.resource(self._model)))
         return given is not None and given >= step
 
     async def train_on(self, version: str) -> None:
-        """Gives a version to all new rollouts of training; comes back when they get it."""
+        """Give a version to all new rollouts of training; return when they get it."""
         if given_to_training(await self._client.resource(self._model)) == version:
             return
         cursor = (await self._client.stats(spans=0)).cursor
@@ -158,17 +161,16 @@ class Publisher:
         await self._promote(release)
 
     async def release(self, version: str, policy: Policy, companions: Mapping[str, str] = NOTHING) -> Release:
-        """Starts the release that shows a version to production; the one that an earlier life of this run has started
-        is not doubled. `companions`: versions of other resources that are released with it."""
+        """Start the release of a version to production, or return the one that an earlier process of this run started.
+        `companions`: versions of other resources that are released with it."""
         for release in await self._client.releases(self._model):
             if (release.author, release.candidate, release.only) == (self._run, version, PRODUCTION):
                 return release
         return await self._start(version, PRODUCTION, policy, f"made by {self._run}", companions)
 
     async def show(self, version: str, wanted: Publish, companions: Mapping[str, str] = NOTHING) -> tuple[str, Level]:
-        """Releases a version to production as `publish.release` says; returns the result for a person. An error here
-        fails nothing: the weights are there, and a person can release them. `companions`: as for `release`.
-        """
+        """Release a version to production as `publish.release` says; return the result for a person. An error here
+        fails nothing: the weights are there, and a person can release them. `companions`: as for `release`."""
         command = release_command({self._model: version, **companions})
         pair = " with ".join([version, *(f"{name}@{one}" for name, one in companions.items())])
         if wanted.release == "none":
@@ -180,24 +182,24 @@ class Publisher:
         return standing(release, pair, command)
 
     async def prune(self, directory: Path, keep: int, steps: frozenset[int] = frozenset()) -> list[str]:
-        """See `trainer.serving.pruning`."""
         return await prune(self._client, directory, self._run, keep, steps)
 
     async def _left(self, version: str) -> Release | None:
-        """The release of a version that an earlier process of this run has begun. Aborts other releases of the run."""
+        """Return the release of a version to training that an earlier process of this run started; None without one.
+        Abort other such releases."""
         for release in await self._live(TRAINING):
             if release.candidate == version:
                 return release
             try:
                 await self._client.decide(release.id, "abort", Said(who=self._run, why="the run goes on elsewhere"))
             except ClientError as error:
-                # It has ended meanwhile.
+                # It has ended in the meantime.
                 if error.status != CONFLICT:
                     raise
         return None
 
     async def _live(self, only: Audience) -> list[Release]:
-        """Releases of this run that are live."""
+        """Return the live releases of this run."""
         live = await self._client.releases(self._model, live=True)
         return [release for release in live if release.author == self._run and release.only == only]
 
@@ -218,7 +220,7 @@ class Publisher:
         try:
             return await self._client.start_release(self._model, new)
         except ClientError as error:
-            # It may have begun, and even ended, although its answer was lost.
+            # The answer may have been lost: the release may have begun, and even ended.
             made = await self._client.releases(self._model) if error.status == CONFLICT else []
             for release in made:
                 same = (release.author, release.candidate, release.only) == (self._run, version, only)
@@ -227,7 +229,7 @@ class Publisher:
             raise PublishError(f"{self._model}@{version} cannot be released: {error}") from None
 
     async def _settled(self, release: Release, cursor: int) -> Release:
-        """The release, as soon as its check is over."""
+        """Wait until the release's check is over; return the release."""
         now = (await self._client.release(release.id)).release
         async with aclosing(self._client.changes(cursor, ["release"], [release.id])) as changes:
             while now.stage in ("draft", "checked", "replayed", "shadowed"):

@@ -1,15 +1,16 @@
-"""Training of all weights: two vLLMs of ours take turns (blue/green).
+"""Serves the weights of runs that train all of them: two vLLMs of ours take turns (blue/green).
 
-    one        serves the version that training gets, and what rollouts are pinned to stays there to their end
-    the other  is given the next version: it waits until no call may ask for what it serves, ends, and starts again with
+    one        serves the version that training gets; rollouts that are pinned to it stay there to their end
+    the other  gets the next version: it waits until no call may ask for its present one, ends, and starts again with
                the new directory
     names      a server answers to MODEL@VERSION and to nothing else. A call for weights that are gone gets a 404 and
                never an answer of others, no cache outlives its weights, and the development mode of vLLM stays off
-    an end     of a server is mended as ever (`trainer.serving.restart`): it starts again with what it had
+    an end     of a server is repaired as with adapters (`trainer.serving.restart`): it starts again with the same
+weights
 
-Rollouts of a step have ended when the next but one is published, so two versions are enough. The gateway knows what
-else may need a version: a release to production, or somebody's own rollout. Training never takes production's server,
-and it waits for rollouts.
+The rollouts of a step have ended when the next version but one is published, so two versions are enough. The gateway
+knows what else may need a version: a release to production, or a rollout of another client. Training never takes
+production's server, and it waits for rollouts.
 """
 
 from __future__ import annotations
@@ -35,36 +36,35 @@ class Replica:
     """One of the servers. `run` must run beside the loop."""
 
     def __init__(self, upstream: str, server: Server, flags: Sequence[str], upkeep: Upkeep) -> None:
-        """`upstream`: the gateway's name of it; `flags`: more of vLLM's."""
+        """`upstream`: the gateway's name of the server; `flags`: further flags of vLLM."""
         self.upstream = upstream
         self.version: str | None = None
-        """What it serves; None before it serves anything."""
+        """The version that it serves; None before the first."""
         self._server, self._flags, self._upkeep = server, flags, upkeep
         self._given = asyncio.Event()
 
     async def run(self) -> None:
-        """Keeps it running, for ever, from its first version on. Raises `InferenceError`."""
+        """Keep the server running, for ever, from its first version on. Raises `InferenceError`."""
         await self._given.wait()
         await self._upkeep.run()
 
     async def ready(self) -> None:
-        """Comes back when it runs, if it has a version. Raises `InferenceError`."""
+        """Wait until it runs, if it has a version. Raises `InferenceError`."""
         if self.version is not None:
             await self._upkeep.ready()
 
     async def serve(self, name: str, version: str, directory: Path) -> None:
-        """Ends, and starts with these weights. Raises `InferenceError`."""
+        """Restart it with these weights. Raises `InferenceError`."""
         await self._server.become(arguments(directory, name, self._server.url, self._flags))
         self._has(version)
 
     async def restore(self, name: str, version: str, directory: Path) -> None:
-        """Starts with the weights that it had before; calls wait meanwhile. Raises `InferenceError`."""
+        """Start it with the weights that it had before; calls wait meanwhile. Raises `InferenceError`."""
         self._server.arguments = arguments(directory, name, self._server.url, self._flags)
         self._has(version)
         await self._upkeep.ready()
 
     async def stop(self) -> None:
-        """Ends it, if it runs."""
         await self._server.stop()
 
     def _has(self, version: str) -> None:
@@ -78,13 +78,14 @@ class Replicas:
     def __init__(
         self, client: Client, model: str, run: str, directory: Path, replicas: Sequence[Replica], patience_s: float
     ) -> None:
-        """`model`: the resource; `directory`: that of the versions; `patience_s`: how long pinned rollouts may take."""
+        """`model`: the resource; `directory`: the directory of the versions; `patience_s`: time limit of pinned
+        rollouts."""
         self._client, self._model, self._run, self._directory = client, model, run, directory
         self._replicas, self._patience_s = replicas, patience_s
         self._restored = False
 
     async def run(self) -> None:
-        """Keeps them running, for ever. Raises `InferenceError` when there can be no server."""
+        """Keep both running, for ever. Raises `InferenceError` when there can be no server."""
         tasks = [asyncio.ensure_future(one.run()) for one in self._replicas]
         try:
             await asyncio.gather(*tasks)
@@ -93,9 +94,8 @@ class Replicas:
                 task.cancel()
 
     async def ready(self) -> None:
-        """Returns when those servers run that have a version; called before each step. The first time they get the
-        versions that they had before. Raises `InferenceError`, `PublishError`, `ConfigError`.
-        """
+        """Wait until the servers that have a version run; called before each step. The first call gives them the
+        versions that they had before. Raises `InferenceError`, `PublishError`, `ConfigError`."""
         if not self._restored:
             await self._refuse_unknown()
             await self._restore()
@@ -103,7 +103,7 @@ class Replicas:
         await asyncio.gather(*(one.ready() for one in self._replicas))
 
     async def serve(self, version: str, directory: Path) -> str:
-        """Has one of them serve a version; its upstream. Comes back when it does. Raises `PublishError` when none is
+        """Let one of them serve a version, and return its upstream when it does. Raises `PublishError` when none is
         free, and `InferenceError`."""
         replica = await self._free(version)
         if replica.version != version:
@@ -113,13 +113,12 @@ class Replicas:
         return replica.upstream
 
     async def stop(self) -> None:
-        """Ends them."""
         await asyncio.gather(*(one.stop() for one in self._replicas))
 
     # -- which one? --------------------------------------------------------------------------------------------------
 
     async def _free(self, version: str) -> Replica:
-        """The one that does not serve what training gets."""
+        """Return a server that does not serve training's present version. Raises `PublishError`."""
         view = await self._client.resource(self._model)
         given, places = given_to_training(view), _places(view)
         others = [one for one in self._replicas if one.version is None or one.version != given]
@@ -132,7 +131,7 @@ class Replicas:
         return min(found, key=lambda one: one.version is not None)
 
     async def _drained(self, upstream: str, served: str, version: str) -> None:
-        """Comes back when no call may ask for what a server serves."""
+        """Wait until no call may ask for a server's present version. Raises `PublishError`."""
         trouble = f"no server is free for {self._model}@{version}: upstream {upstream!r} serves {self._model}@{served}"
         cursor = (await self._client.stats(spans=0)).cursor
         rollouts = await self._pinned(served, trouble)
@@ -151,7 +150,7 @@ class Replicas:
             ) from None
 
     async def _pinned(self, served: str, trouble: str) -> list[str]:
-        """Rollouts that need a version. Raises `PublishError` when a release does."""
+        """Return the rollouts that need a version. Raises `PublishError` when a release does."""
         needs = {one.version: one for one in await self._client.needed_versions(self._model)}
         need = needs.get(served, Need(version=served))
         if need.releases or need.audiences:
@@ -174,7 +173,8 @@ class Replicas:
                 )
 
     async def _restore(self) -> None:
-        """Gives each what a call may still ask it for: first of all what training gets, else the newest."""
+        """Give each server the version that calls may still ask it for: training's present one if it is there, else the
+        newest."""
         try:
             view = await self._client.resource(self._model)
         except ClientError as error:
@@ -205,7 +205,7 @@ class Replicas:
 def replicas_of(
     config: Config, client: Client, say: Callable[[str], Awaitable[None]], python: Path, cpu: bool
 ) -> Replicas:
-    """As a configuration wants them. `say`: told of what has happened; `cpu`: whether there is no GPU."""
+    """Return the servers of a configuration. `say`: called with messages for a person; `cpu`: there is no GPU."""
     wanted, logs = config.inference, config.run.directory
     places = ((wanted.upstream, wanted.port, "vllm.log"), (f"{wanted.upstream}-2", wanted.port + 1, "vllm-2.log"))
     replicas: list[Replica] = []
@@ -216,7 +216,7 @@ def replicas_of(
 
 
 def _places(view: ResourceView) -> dict[str, str]:
-    """The upstream of each version, oldest first."""
+    """Return the upstream of each version, oldest first."""
     return {one.version: one.content["upstream"] for one in view.versions}
 
 

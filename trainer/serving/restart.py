@@ -1,6 +1,6 @@
-"""Keeps a vLLM of ours running: one that has died is started again at once, and agents wait meanwhile.
+"""Keeps a vLLM of ours running: after its death it is started again at once, and agents wait meanwhile.
 
-    it does not run      the gateway pauses its upstream: calls wait at the socket. Those that were being answered fail
+    it does not run      the gateway pauses its upstream: new calls wait at the socket, calls under way fail
     it is started        which may take minutes; the pause is a lease, and is renewed
     it is ready          the gateway lets the calls go, and loads the adapters that they ask for
 
@@ -21,36 +21,36 @@ from penstock.trainer.serving.publish import NOT_FOUND
 from penstock.trainer.serving.vllm import InferenceError, Server
 
 MOST_DEATHS: Final = 3
-"""Within one step."""
+"""Deaths within one step that are repaired; one more ends the run."""
 PAUSE_S: Final = 60.0
-"""How long calls wait after the trainer has died; s."""
+"""Lease of the pause in seconds: how long calls wait after the trainer has died."""
 OPEN_S: Final = 10.0
 TRAINER: Final = "trainer"
-"""Who pauses and opens an upstream, in the gateway's audit log."""
+"""Name in the gateway's audit log of who pauses and opens an upstream."""
 
 
 class Upkeep:
     """Keeps one server running. `run` must run beside the loop."""
 
     def __init__(self, client: Client, server: Server, upstream: str, say: Callable[[str], Awaitable[None]]) -> None:
-        """`upstream`: the gateway's name of the server; `say`: told of what has happened."""
+        """`upstream`: the gateway's name of the server; `say`: called with messages for a person."""
         self._client, self._server, self._say = client, server, say
         self._upstream = upstream
         self._turn = asyncio.Lock()
         self._deaths = 0
 
     async def ready(self) -> None:
-        """Comes back when there is a server; asked before each step. Raises `InferenceError`, `ConfigError` and
-        `ClientError`."""
+        """Start the server if it does not run, and wait for it; called before each step. Raises `InferenceError`,
+        `ConfigError` and `ClientError`."""
         self._deaths = 0
         await self._up()
 
     async def up(self) -> None:
-        """The same in the middle of a step."""
+        """Like `ready`, in the middle of a step: deaths are not counted anew."""
         await self._up()
 
     async def run(self) -> None:
-        """For ever. Raises `InferenceError` when there can be no server."""
+        """Restart the server whenever it dies, for ever. Raises `InferenceError` when there can be no server."""
         await self._up()
         while True:
             code = await self._server.died()
@@ -70,14 +70,14 @@ class Upkeep:
 
     @asynccontextmanager
     async def _paused(self) -> AsyncGenerator[None]:
-        """Lets calls wait meanwhile."""
+        """Pause the upstream: calls wait within the context."""
         await self._pause()
         renewing = asyncio.ensure_future(self._renew())
         try:
             yield
         finally:
             renewing.cancel()
-            # A gateway that is away has forgotten that it paused anything.
+            # A gateway that is away needs no opening: it forgets its pauses when it restarts.
             with suppress(ClientError, TimeoutError):
                 async with asyncio.timeout(OPEN_S):
                     await self._client.open_upstream(self._upstream, Said(who=TRAINER, why="vLLM serves again"))

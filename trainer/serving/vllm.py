@@ -1,6 +1,6 @@
-"""The vLLM that agents' calls go to, when it is ours: started from vLLM's own environment.
+"""Starts the vLLM that serves agents' calls, from vLLM's own environment.
 
-`trainer.serving.restart` starts one again that has died; `trainer.serving.replicas` restarts one with other weights.
+`trainer.serving.restart` restarts one that has died; `trainer.serving.replicas` restarts one with other weights.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import aiohttp
 from penstock.trainer.serving.child_process import STOP_S, Child, spawn
 
 START_S: Final = 900.0
-"""A large model takes minutes to load."""
+"""Time limit for a start: a large model takes minutes to load."""
 POLL_S: Final = 0.2
-"""Between two questions whether vLLM is ready, because it does not say so; s."""
+"""Seconds between two polls of vLLM's health, because it does not report that it is ready."""
 RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM has kernels for."""
+"""Ranks of adapters that vLLM has kernels for."""
 ON_CPU: Final[Mapping[str, str]] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # Without it the first answer waits for a compiler.
@@ -35,48 +35,48 @@ class InferenceError(Exception):
 
 
 def arguments(model: Path, name: str, url: str, more: Sequence[str]) -> list[str]:
-    """What vLLM is started with to serve a model under a name."""
+    """Return vLLM's arguments to serve a model under a name."""
     parts = urlsplit(url)
     return [
         f"--model={model}",
         f"--served-model-name={name}",
         f"--host={parts.hostname}",
         f"--port={parts.port}",
-        # Log-probabilities of what was really sampled from: after temperature and nucleus.
+        # Log-probabilities of the distribution that was sampled from: after temperature and nucleus.
         "--logprobs-mode=processed_logprobs",
-        # Sampling is what agents ask for, and not what a file of the model says.
+        # Agents' sampling parameters count, not defaults in a file of the model.
         "--generation-config=vllm",
         *more,
     ]
 
 
 def adapters(rank: int, slots: int) -> list[str]:
-    """What it needs beside to serve adapters of the model. `slots`: those that are in use at a time."""
+    """Return further arguments to serve adapters of the model. `slots`: adapters in use at a time."""
     most = next((known for known in RANKS if known >= rank), rank)
     return ["--enable-lora", f"--max-lora-rank={most}", f"--max-loras={slots}"]
 
 
 class Server:
-    """A vLLM of ours."""
+    """A vLLM process that is ours, with its arguments."""
 
     def __init__(self, python: Path, arguments: Sequence[str], url: str, log: Path, cpu: bool) -> None:
-        """`python`: of vLLM's environment; `url`: with `/v1`; `log`: the file that it writes to."""
+        """`python`: the Python of vLLM's environment; `url`: with `/v1`; `log`: the file of its output."""
         self.url = url
         self.arguments = arguments
-        """What it is started with the next time."""
+        """Arguments of the next start."""
         self._python = python
         self._log, self._cpu = log, cpu
         self._child: Child | None = None
         self._turn = asyncio.Lock()
-        """Held while it is started, and while it is another one that is started."""
+        """Held during a start, and during a restart with other arguments."""
 
     @property
     def runs(self) -> bool:
-        """Whether it has been started and has not ended."""
+        """True if it was started and has not ended."""
         return self._child is not None and self._child.code is None
 
     async def died(self) -> int:
-        """What it ended with, as soon as it has, by itself; it was started."""
+        """Wait until it dies by itself; return its exit code. Raises RuntimeError if it was never started."""
         while True:
             child = self._child
             if child is None:
@@ -87,17 +87,17 @@ class Server:
                     return code
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         return "" if self._child is None else self._child.tail()
 
     async def start(self) -> None:
-        """Comes back when it is ready; starts it if it does not run. Raises `InferenceError`."""
+        """Start it if it does not run; return when it is ready. Raises `InferenceError`."""
         async with self._turn:
             if not self.runs:
                 await self._start()
 
     async def become(self, arguments: Sequence[str]) -> None:
-        """Ends it and starts it with other arguments. Raises `InferenceError`."""
+        """Restart it with other arguments. Raises `InferenceError`."""
         async with self._turn:
             await self.stop()
             self.arguments = arguments
@@ -116,10 +116,10 @@ class Server:
             await self._ready(http, self._child)
 
     async def _refuse_another(self, http: aiohttp.ClientSession) -> None:
-        """Refuses to start while a server of an earlier process of this run, which was killed, is not gone yet."""
+        """Wait until a killed earlier process's server of this run is gone; raise `InferenceError` if it stays."""
         try:
             async with asyncio.timeout(STOP_S):
-                while await _healthy(http, self.url):  # noqa: ASYNC110 - it does not tell when it goes
+                while await _healthy(http, self.url):  # noqa: ASYNC110 - it does not report its end
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             message = f"{self.url} answers already: stop what serves there, or name it in inference.urls"
@@ -143,7 +143,6 @@ class Server:
             raise InferenceError(message) from None
 
     async def stop(self) -> None:
-        """Ends it, if it runs."""
         if self._child is not None:
             await self._child.stop()
 

@@ -1,17 +1,18 @@
-"""What is believed of the prompts of a probe, and of what tools cost. Pure.
+"""Estimates the gains of a probe's prompts, and the cost of wrongly used tools. Pure.
 
 A Bayesian linear model, whose variances come from the split:
 
     reward = level of the seed + effect of the prompt + task + (task x prompt) + noise
 
-Effects of prompts have normal priors around 0; prompts with instructions from the graders' reasons have a part of
-theirs in common, so each says something of the others. So the highest mean of several is not taken at its word: what
-was picked because it was lucky is drawn back towards 0 as much as its few rollouts and the noise ask for (empirical
-Bayes; Efron & Morris 1975), and the interval of the best prompt's gain needs no further correction for the picking.
+Effects of prompts have normal priors around 0; prompts with instructions from the graders' reasons share a part of
+their effect, so each is evidence about the others. So the highest mean of several is not taken at face value: a prompt
+that was picked because it was lucky is drawn back towards 0 as much as its few rollouts and the noise require
+(empirical Bayes; Efron & Morris 1975), and the interval of the best prompt's gain needs no further correction for the
+picking.
 
-What wrongly used tools cost is the coefficient of "a tool call of this rollout was asked for wrongly" in the same
-model, times the share of the seed's rollouts where that happened. Rollouts are compared within their tasks, because
-tasks that need a tool may be the harder ones anyway.
+The cost of wrongly used tools is the coefficient of "a tool call of this rollout was misused" in the same model, times
+the share of the seed's rollouts with misuse. Rollouts are compared within their tasks, because tasks that need a tool
+may be the harder ones anyway.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from penstock.trainer.apo.advice.variance import Split
 
 Array = NDArray[np.float64]
 LEVEL: Final = (0.5, 0.5)
-"""Mean and standard deviation of the seed's level before anything is known."""
+"""Prior mean and standard deviation of the seed's level."""
 MENDING_SD: Final = 0.15
-"""Of what the reasons' instructions do on the whole: the prompts with such instructions have it in common."""
+"""Prior standard deviation of the effect that all prompts with the reasons' instructions share."""
 OWN_SD: Final[dict[Stance, float]] = {"terse": 0.07, "steps": 0.07, "checklist": 0.1, "mended": 0.1, "scratch": 0.25}
-"""Of what a prompt does besides."""
+"""Prior standard deviation of a prompt's own effect."""
 MENDING: Final[tuple[Stance, ...]] = ("checklist", "mended")
 MISUSE: Final = (-0.2, 0.3)
-"""Mean and standard deviation of what a wrongly used tool does to the reward of its rollout."""
+"""Prior mean and standard deviation of the effect of misuse on a rollout's reward."""
 USUAL_NOISE: Final = 0.06
-"""Variance within cells that is mixed in as `DOUBT` repeats would be, because few repeats may be alike by chance."""
+"""Usual variance within cells; it counts as `DOUBT` repeats, because few repeats may be alike by chance."""
 DOUBT: Final = 4
 LEAST_TASK: Final = 0.01
 LEAST_INTERACTION: Final = 0.002
@@ -47,23 +48,23 @@ Z90: Final = 1.645
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Something that is known so well: normally distributed."""
+    """An estimate with a normal distribution."""
 
     mean: float
     sd: float
 
     @property
     def low(self) -> float:
-        """Its 90 % interval begins here."""
+        """Lower end of its 90 % interval."""
         return self.mean - Z90 * self.sd
 
     @property
     def high(self) -> float:
-        """And ends here."""
+        """Upper end of its 90 % interval."""
         return self.mean + Z90 * self.sd
 
     def above(self, value: float) -> float:
-        """Probability that it is higher."""
+        """Return the probability that it is higher than `value`."""
         if self.sd == 0:
             return float(self.mean > value)
         return 0.5 * (1 + erf((self.mean - value) / (self.sd * sqrt(2))))
@@ -71,30 +72,30 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is believed."""
+    """The estimates from a probe."""
 
     seed: Quantity
     """Mean reward of the seed, on tasks like these."""
     gains: dict[str, Quantity]
-    """By the other prompts: how much better they are than the seed."""
+    """Gain over the seed by id of the other prompts."""
     best: str | None
-    """The prompt whose gain is believed to be highest; None without any other prompt."""
+    """Id of the prompt with the highest gain; None without any other prompt."""
     tools: Quantity
-    """What wrongly used tools take from the seed's mean reward."""
+    """Loss of the seed's mean reward by wrongly used tools."""
 
     @property
     def gain(self) -> Quantity:
-        """Of the best prompt."""
+        """Gain of the best prompt; 0 without one."""
         return Quantity(0.0, 0.0) if self.best is None else self.gains[self.best]
 
 
 def noise(split: Split) -> float:
-    """The variance within cells, with doubt."""
+    """Return the variance within cells, mixed with `USUAL_NOISE`."""
     return (split.within * split.repeats + USUAL_NOISE * DOUBT) / (split.repeats + DOUBT)
 
 
 def believe(arms: Sequence[Arm], observations: Sequence[Observation], split: Split) -> Belief:
-    """What observations say of the prompts; `arms`: the seed first."""
+    """Return the estimates from observations; `arms`: the seed first."""
     found = rewarded(observations)
     model = _Model(arms, found, split)
     gains = {arm.candidate.id: model.gain(arm) for arm in arms[1:]}
@@ -103,7 +104,7 @@ def believe(arms: Sequence[Arm], observations: Sequence[Observation], split: Spl
 
 
 def _tools(arms: Sequence[Arm], found: Sequence[Seen], split: Split) -> Quantity:
-    """What wrongly used tools cost the seed."""
+    """Return the seed's loss by wrongly used tools."""
     mine = [seen.observation for seen in found if seen.observation.prompt == arms[0].candidate.id]
     share = sum(one.misused > 0 for one in mine) / len(mine) if mine else 0.0
     if not share:
@@ -113,7 +114,7 @@ def _tools(arms: Sequence[Arm], found: Sequence[Seen], split: Split) -> Quantity
 
 
 class _Model:
-    """The regression. `tools`: mean and standard deviation of what misuse of tools does; None leaves it out."""
+    """The regression. `tools`: prior mean and standard deviation of the effect of misuse; None leaves it out."""
 
     def __init__(
         self, arms: Sequence[Arm], found: Sequence[Seen], split: Split, tools: tuple[float, float] | None = None
@@ -130,7 +131,7 @@ class _Model:
         self._mean, self._covariance = _fit(design, rewards, np.array(list(self._prior.values())), noise(split))
 
     def _row(self, seen: Seen, split: Split) -> list[str]:
-        """The terms of a rollout's reward."""
+        """Return the terms of a rollout's reward."""
         one = seen.observation
         task, cell = f"task {one.task}", f"cell {one.prompt} {one.task}"
         self._prior.setdefault(task, (0.0, sqrt(max(split.task, LEAST_TASK))))
@@ -138,22 +139,22 @@ class _Model:
         return ["level", task, cell, *self._of(one.prompt), *(["tools"] if one.misused else [])]
 
     def _of(self, prompt: str) -> list[str]:
-        """The terms of a prompt; the seed has none."""
+        """Return the terms of a prompt; the seed has none."""
         own = [name for name in (f"prompt {prompt}",) if name in self._prior]
         return own + (["mending"] if self._stances[prompt] in MENDING else [])
 
     def gain(self, arm: Arm) -> Quantity:
-        """What is believed of a prompt: the sum of its terms."""
+        """Return the estimate of a prompt's gain: the sum of its terms."""
         return self.quantity(*self._of(arm.candidate.id))
 
     def quantity(self, *terms: str) -> Quantity:
-        """What is believed of the sum of terms."""
+        """Return the estimate of the sum of terms."""
         at = [self._places[name] for name in terms]
         return Quantity(float(self._mean[at].sum()), float(np.sqrt(self._covariance[np.ix_(at, at)].sum())))
 
 
 def _fit(design: Array, rewards: Array, prior: Array, noise: float) -> tuple[Array, Array]:
-    """(mean, covariance) of all terms."""
+    """Return (mean, covariance) of all terms."""
     centre, spread = prior[:, 0], prior[:, 1]
     precision = np.diag(spread**-2.0) + design.T @ design / noise
     covariance: Array = np.linalg.inv(precision).astype(np.float64)

@@ -1,14 +1,14 @@
-"""What is worth doing, as a table: the first row that holds decides. Pure.
+"""Decides what is worth doing, by a table: the first row that holds decides. Pure.
 
     nothing                      all rollouts have the same reward, or nothing is missing to the best one
     tool texts                   wrongly used tools cost more than WORTH, and more than the best prompt brings
-    the grader is too noisy      most of what repeats differ by is the grader's, and a race would not be decided
+    the grader is too noisy      most of the variance of repeats is the grader's, and a race would not be decided
     prompts                      a prompt of the probe is better by more than WORTH
     weights                      SHORT or more is missing to the best reward, whatever the prompt
     nothing                      else
 
-What is said of costs and of what is missing is more likely than not, in what `belief` says. Of gains more is asked,
-because one prompt of several looks good in any case. A gain of WORTH is the least that a run is begun for.
+Costs and missing reward must be more likely than not, by `belief`. Gains must be more certain (CONFIDENT), because one
+prompt of several looks good in any case. WORTH is the least gain that justifies a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 WORTH: Final = 0.05
 """The least gain in mean reward that is worth a run."""
 SHORT: Final = 0.2
-"""What must be missing to the best reward for training weights to be worth it."""
+"""Reward that must be missing to the best one for training weights to be worth it."""
 LIKELY: Final = 0.5
 CONFIDENT: Final = 0.75
 """Probability with which the best prompt of several must be better by `WORTH`."""
@@ -36,44 +36,44 @@ DECIDED: Final = 0.6
 """Share of the races that a budget must decide."""
 CERTAIN: Final = 0.95
 MOSTLY: Final = 0.5
-"""Share of the variance within cells from which on it is mostly the grader's."""
+"""Share of the variance within cells above which it is mostly the grader's."""
 ENOUGH_JUDGEMENTS: Final = 6
-"""Repeated judgements below which nothing is said of the grader."""
+"""Fewest repeated judgements that allow a statement on the grader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What observations come to."""
+    """The results of a probe's observations."""
 
     arms: Sequence[Arm]
     """The prompts; the seed first."""
     observations: Sequence[Observation]
     """The rollouts."""
     split: Split
-    """The variance."""
+    """The split of the reward's variance."""
     belief: Belief
-    """Gains."""
+    """The estimates of gains."""
     forecast: Forecast
-    """The race."""
+    """The forecast of the race."""
 
     @property
     def rewards(self) -> list[float]:
-        """All that were given."""
+        """The rewards of all observations that have one."""
         return [seen.reward for seen in rewarded(self.observations)]
 
     @property
     def missing(self) -> Quantity:
-        """What the seed lacks to the best reward."""
+        """The seed's distance to the best reward."""
         return Quantity(1 - self.belief.seed.mean, self.belief.seed.sd)
 
     @property
     def verdict(self) -> Verdict:
-        """What is worth doing."""
+        """The verdict of the first row that holds."""
         return next(verdict for verdict, holds in TABLE if holds(self))
 
 
 def find(arms: Sequence[Arm], observations: Sequence[Observation], rollouts: int) -> Findings:
-    """What observations come to. `rollouts`: those of the run that is thought of."""
+    """Return the findings from observations. `rollouts`: budget of the planned run."""
     parts = split(observations)
     belief = believe(arms, observations, parts)
     variance = 2 * (noise(parts) + parts.interaction)

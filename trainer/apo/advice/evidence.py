@@ -1,7 +1,8 @@
-"""What the tape says of rollouts: tools, repeated rewards, outputs, tokens. And earlier rollouts of the same prompt.
+"""Reads facts about rollouts from the tape: tools, repeated rewards, outputs, tokens. And earlier rollouts of the same
+prompt.
 
-Earlier rollouts cost nothing. They count where they had the version of the prompt that the probe begins from, and the
-very input of a task of the train split. So nothing of the validation or the test split is looked at.
+Earlier rollouts cost nothing. They count if they had the version of the prompt that the probe begins from, and exactly
+the input of a task of the train split. So nothing of the validation or the test split is used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from penstock.trainer.apo.protocol import AgentTask
 from penstock.trainer.apo.trials import Trial
 
 EARLIER: Final = 200
-"""Rollouts of the tape that are looked at."""
+"""Most earlier rollouts that are read."""
 
 
 class Tape:
@@ -35,10 +36,9 @@ class Tape:
     def __init__(self, client: Client, rewards: Range, regrader: Regrader | None) -> None:
         self._client, self._rewards, self._regrader = client, rewards, regrader
         self.problems: list[str] = []
-        """What the grader has said instead of a reward."""
+        """Errors of the grader when it was asked again."""
 
     async def read(self, trials: Sequence[Trial]) -> list[Observation]:
-        """See `Reader`."""
         return await each(self._observe, list(trials))
 
     async def _observe(self, trial: Trial) -> Observation:
@@ -71,7 +71,8 @@ class Tape:
         )
 
     async def _judged(self, rollout: str, attempt: str) -> tuple[float, ...]:
-        """The rewards of an attempt by the source that has given most of them; none unless there are several."""
+        """Return the rewards of an attempt by the source that has given most of them; empty unless there are
+        several."""
         by_source: defaultdict[str, list[float]] = defaultdict(list)
         async for span in self._client.spans(rollout, attempt, filter="kind:reward"):
             said = Reward.of(span)
@@ -81,12 +82,12 @@ class Tape:
         return tuple(most) if len(most) > 1 else ()
 
     def _scaled(self, value: float, calls: int = 0) -> float:
-        """`calls`: of the model, where they are to cost as much as in a run."""
+        """Return a reward as 0 to 1. `calls`: calls of the model, if their cost is to be subtracted as in a run."""
         low, high = self._rewards.low, self._rewards.high
         return min(1.0, max(0.0, (value - low - self._rewards.step_cost * calls) / (high - low)))
 
     async def again(self, observations: Sequence[Observation]) -> list[Observation]:
-        """See `Reader`: the reward function of the run is asked once more about what is on the tape."""
+        """See `Reader`: the reward function of the run judges the rollouts on the tape once more."""
         if self._regrader is None:
             return list(observations)
         return await each(self._again, list(observations))
@@ -101,14 +102,14 @@ class Tape:
         if value is None:
             self.problems.append(problem)
             return one
-        # Both as the grader says them: what steps cost is no noise of its own.
+        # Both without the cost of steps, which is no noise of the grader.
         return replace(one, judged=(self._scaled(transcript.attempt.reward), self._scaled(value)))
 
     async def earlier(
         self, seeds: Mapping[str, Resource], tasks: Sequence[AgentTask], prompt: str
     ) -> list[Observation]:
-        """Earlier rollouts of tasks of the train split with the seed; of one text only, because the calls of an agent
-        with several do not say together which versions it had."""
+        """Return earlier rollouts of tasks of the train split with the seed; of a single text only, because the calls
+        of an agent with several do not show together which versions it had."""
         if len(seeds) != 1:
             return []
         by_input = {key_of(task.input): task.id for task in tasks}
@@ -124,12 +125,12 @@ class Tape:
 
 
 def key_of(value: Any) -> str:
-    """Equal inputs have equal keys."""
+    """Return a text that is equal for equal inputs."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def output_of(attempt: Attempt, transcript: Transcript) -> str:
-    """A digest of what the agent came to: its output, else what the model said last; empty without either."""
+    """Return a digest of the agent's output, else of the model's last text; empty without either."""
     outcome = None if attempt.outcome is None else attempt.outcome.output
     said = key_of(outcome) if outcome is not None else transcript.text
     return hashlib.sha256(said.encode()).hexdigest()[:16] if said else ""

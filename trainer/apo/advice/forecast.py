@@ -1,10 +1,10 @@
-"""What a run would need: the race of its finalist against the seed, played in advance. Pure.
+"""Forecasts the rollouts that a run would need, by simulating the race of its finalist against the seed. Pure.
 
-The race bets on the differences of pairs (`trainer.apo.gate`). Races are drawn here with differences that are normal
-around a gain and cut at -1 and 1; each race draws its gain from what the probe believes, given that it is worth having.
-So the forecast is for the case that there is something to find, and says how long finding it takes with this noise.
-The wealth is that of the gate, all races at once: half of it bets at the rate that fits the gain which is believed in,
-half of it at those of `gateway.canary.betting`.
+The race bets on the differences of pairs (`trainer.apo.gate`). Races are simulated here with differences that are
+normal around a gain and clipped at -1 and 1; each race draws its gain from the probe's estimate, given that it is worth
+having. So the forecast assumes that there is something to find, and says how long finding it takes with this noise. The
+wealth is that of the gate, for all races at once: half of it bets at the rate that fits the estimated gain, half of it
+at those of `gateway.canary.betting`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ Array = NDArray[np.float64]
 RACES: Final = 200
 MOST_PAIRS: Final = 2_000
 SURE: Final = 0.8
-"""Share of the races that are to be decided."""
+"""Share of the races that must be decided."""
 LARGEST_STAKE: Final = 0.9
-"""As `Wealth.bet` limits it: the worst difference is 1."""
+"""The limit of `Wealth.bet`: the worst difference is 1."""
 BLOCK: Final = 100
 
 
 class Forecast(NamedTuple):
-    """How long races take."""
+    """Figures on the length of races."""
 
     pairs: int | None
-    """Pairs after which 80 % of the races are decided; None when even 2,000 do not do."""
+    """Pairs after which 80 % of the races are decided; None when even 2,000 do not suffice."""
     power: float
     """Share of the races that are decided within the pairs of the budget."""
 
 
 def forecast(gain: Quantity, worth: float, variance: float, pairs: int) -> Forecast:
-    """`worth`: the least gain that counts; `variance`: of the difference of a pair; `pairs`: that the budget has."""
+    """Return the forecast. `worth`: the least gain that counts; `variance`: of the difference of a pair; `pairs`: pairs
+    that the budget covers."""
     source = np.random.default_rng(0)
     ends = decided(gains_above(gain, worth, source), variance, rate(max(gain.mean, worth), variance), source)
     needed = int(np.sort(ends)[int(SURE * RACES) - 1])
@@ -46,7 +47,7 @@ def forecast(gain: Quantity, worth: float, variance: float, pairs: int) -> Forec
 
 
 def gains_above(gain: Quantity, worth: float, source: np.random.Generator) -> Array:
-    """Draws of a gain, given that it is above `worth`: by inverse of its distribution on a grid."""
+    """Return draws of a gain, given that it is above `worth`: by inversion of its distribution on a grid."""
     grid = np.linspace(worth, max(worth + 0.01, min(1.0, gain.mean + 5 * gain.sd)), 400)
     spread = max(gain.sd, 1e-6)
     with np.errstate(over="ignore"):
@@ -57,7 +58,7 @@ def gains_above(gain: Quantity, worth: float, source: np.random.Generator) -> Ar
 
 
 def decided(gains: Array, variance: float, guessed: float, source: np.random.Generator) -> Array:
-    """The number of pairs after which each race is decided; more than `MOST_PAIRS` for one that is not."""
+    """Return the number of pairs after which each race is decided; more than `MOST_PAIRS` for one that is not."""
     rates = np.minimum(np.array([*RATES, guessed]), LARGEST_STAKE)
     shares = np.array([*([1 / (2 * len(RATES))] * len(RATES)), 0.5])
     wealth = np.zeros((len(gains), len(rates)))

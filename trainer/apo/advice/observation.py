@@ -1,4 +1,4 @@
-"""What advice is made of: rollouts with their rewards, and what the tape says of how they went. Pure."""
+"""The input of advice: rollouts with their rewards, and facts about them from the tape. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Final, Literal, NamedTuple
 from penstock.trainer.apo.candidate import Candidate
 
 Stance = Literal["seed", "terse", "steps", "checklist", "scratch", "mended"]
-"""How a prompt of the probe came about: as it is; the same in few words; as steps; with what the graders' reasons ask
-for; written without seeing the seed; the best of these, with what the reasons ask for again."""
+"""Origin of a probe's prompt: the seed; the same in few words; as steps; with the instructions that the graders'
+reasons ask for; written without seeing the seed; the best of these, with such instructions once more."""
 WRITTEN: Final[tuple[Stance, ...]] = ("checklist", "scratch", "mended")
-"""Those that are to mend failures. The others say what the seed says."""
+"""Stances that should fix failures. The others say the same as the seed."""
 
 
 class Arm(NamedTuple):
@@ -21,35 +21,35 @@ class Arm(NamedTuple):
     candidate: Candidate
     """Its texts."""
     stance: Stance
-    """How it came about."""
+    """Its origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A rollout."""
+    """A rollout, with its reward and the facts from the tape."""
 
     prompt: str
     """Id of the candidate whose texts it had."""
     task: str
-    """Its task."""
+    """Task id."""
     reward: float | None
-    """Between 0 and 1; None where nobody gave one."""
+    """Between 0 and 1; None without one."""
     reason: str = ""
-    """Why, in the grader's words."""
+    """Reason of the reward, in the grader's words."""
     output: str = ""
-    """What the agent answered, or a digest of it; empty where it is not known."""
+    """The agent's answer or a digest of it; empty if unknown."""
     judged: tuple[float, ...] = ()
-    """All rewards that this one rollout was given by the same source, where there are several."""
+    """All rewards of this rollout by the same source, if there are several."""
     tools: int = 0
-    """Tool calls."""
+    """Number of tool calls."""
     misused: int = 0
-    """Those that failed because they were asked for wrongly."""
+    """Tool calls that failed because the agent's request was wrong."""
     broken: int = 0
-    """Those that failed by themselves, such as by a timeout."""
+    """Tool calls that failed by themselves, such as by a timeout."""
     tokens: int | None = None
-    """Tokens of the agent, in and out; None where nobody counted them."""
+    """Tokens of the agent, in and out; None if unknown."""
     rollout: str = ""
-    """Its name on the tape."""
+    """Rollout id on the tape."""
 
 
 class Seen(NamedTuple):
@@ -62,5 +62,5 @@ class Seen(NamedTuple):
 
 
 def rewarded(observations: Sequence[Observation]) -> list[Seen]:
-    """Those that have a reward."""
+    """Return the observations that have a reward."""
     return [Seen(one, one.reward) for one in observations if one.reward is not None]

@@ -14,7 +14,7 @@ from penstock.trainer.apo.advice.report import Advice, Cost, Estimate, Prompt
 
 COLOURS = {"prompts": "green", "nothing": "dim"}
 BAR = 24
-"""Characters of a whole."""
+"""Characters of a bar of 100 %."""
 PARTS = (Column("variance of the reward"), figure("variance"), figure("share"), Column("", 1))
 PROMPTS = (
     Column("prompt"), figure("rollouts"), figure("mean"), figure("gain"), Column("90 %"), figure("characters", 1),
@@ -22,7 +22,6 @@ PROMPTS = (
 
 
 def page(advice: Advice) -> Group:
-    """All of it."""
     pieces: list[RenderableType] = [_head(advice)]
     pieces += [Padding.indent(plain(sentence), 2) for sentence in advice.why]
     if advice.mean is not None:
@@ -112,7 +111,7 @@ def _cost(cost: Cost) -> str:
 
 
 def count(number: int) -> str:
-    """812, 81k, 1.2M."""
+    """Return a number as 812, 81k or 1.2M."""
     if number < 10_000:
         return f"{number:,}"
     return f"{number / 1000:.0f}k" if number < 1_000_000 else f"{number / 1e6:.1f}M"

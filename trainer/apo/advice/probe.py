@@ -1,10 +1,10 @@
-"""The probe: the seed and a handful of very different prompts on a few tasks, some of them again.
+"""The probe: runs the seed and a handful of very different prompts on a few tasks, some of them again.
 
-The seed goes first, on every task twice: without failures there is nothing to mend, and the probe ends. Else the
-reflecting model sees what has failed and writes the other prompts (`stances`), which run on the same tasks. The best of
-them is mended once more, as a search would go on, and most of what is left goes to the mended prompt and the seed. What
-a rollout is called follows from its prompt, task and number, so a probe that is begun again finds what it has run and
-asked already.
+The seed goes first, on every task twice: without failures there is nothing to fix, and the probe ends. Otherwise the
+reflecting model sees the failures and writes the other prompts (`stances`), which run on the same tasks. The best of
+them is mended once more, as a search would go on, and most of the remaining rollouts go to the mended prompt and the
+seed. The ids of rollouts follow from prompt, task and number, so a restarted probe finds its earlier rollouts and
+answers.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ MINIBATCH: Final = 6
 """Rollouts that a question shows."""
 HYPOTHESES: Final = 3
 JUDGED_AGAIN: Final = 16
-"""Rollouts that the grader is asked about again."""
+"""Rollouts that the grader judges again."""
 DONE: Final = 0.97
-"""Reward from which on a rollout has not failed."""
+"""Reward above which a rollout has not failed."""
 
 
 class Reader(Protocol):
-    """What knows more of rollouts than their trials say."""
+    """Adds facts from the tape to trials."""
 
     async def read(self, trials: Sequence[Trial]) -> list[Observation]:
-        """The observation of each."""
+        """Return the observation of each trial."""
         ...
 
     async def again(self, observations: Sequence[Observation]) -> list[Observation]:
-        """The same, with what the grader says of each when it is asked once more; unchanged where it cannot be."""
+        """Return the observations, each with a second judgement of the grader; unchanged where that is impossible."""
         ...
 
 
 @dataclass(slots=True)
 class Probed:
-    """What a probe has found."""
+    """The results of a probe."""
 
     arms: list[Arm]
     """The prompts that were run; the seed first."""
     observations: list[Observation] = field(default_factory=list[Observation])
     """All rollouts."""
     failures: list[str] = field(default_factory=list[str])
-    """What reflections say goes wrong, without repetitions."""
+    """Failures that reflections name, without repetitions."""
     problems: list[str] = field(default_factory=list[str])
     """Prompts that could not be run, and why."""
 
 
 class Probe:
-    """One probe. `budget`: its rollouts, and what its reflections may cost."""
+    """One probe. `budget`: its rollouts, and the limits of its reflections."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Probe:
         self.watch: Callable[[str], Awaitable[None]] = _nobody
 
     async def run(self) -> Probed:
-        """To its end."""
+        """Run the whole probe; return its results."""
         seed = self.probed.arms[0]
         await self.watch(f"{REPEATS * len(self._tasks)} rollouts of the texts as they are")
         failed = _failed(await self._run([(seed, task, at) for at in range(REPEATS) for task in self._tasks]))
@@ -113,7 +113,7 @@ class Probe:
             found[at] = one
 
     def _best(self) -> Arm:
-        """The prompt to go on from."""
+        """Return the prompt to go on from."""
         probed = self.probed
         belief = believe(probed.arms, probed.observations, split(probed.observations))
         names = {arm.candidate.id: arm for arm in probed.arms}
@@ -130,7 +130,7 @@ class Probe:
     # Prompts ----------------------------------------------------------------------------------------------------------
 
     async def _write(self, failed: Sequence[Trial]) -> None:
-        """Adds the other prompts."""
+        """Add the prompts of all stances but `mended`."""
         seed = self.probed.arms[0].candidate
         reworded = {stance: ask_reworded(seed.texts, stance) for stance in REWORDED}
         slots = [slot for text in seed.texts.values() for slot in SLOT.findall(text)]
@@ -143,7 +143,7 @@ class Probe:
         await self._mend(self.probed.arms[0], failed, "checklist")
 
     async def _mend(self, arm: Arm, failed: Sequence[Trial], stance: Stance = "mended") -> None:
-        """Adds the prompt with what reflections on its failed rollouts ask for."""
+        """Add the prompt with the edits that reflections on its failed rollouts propose."""
         texts = arm.candidate.texts
         asked = [ask_hypotheses(texts, self._batch(failed), HYPOTHESES) for _ in range(REFLECTIONS)]
         answers = await asyncio.gather(*map(self._reflect, asked))
@@ -156,7 +156,7 @@ class Probe:
         return self._random.sample(failed, min(MINIBATCH, len(failed)))
 
     def _add(self, texts: dict[str, str] | None, stance: Stance) -> None:
-        """Adds a prompt that can be run and is another than those that are there."""
+        """Add a prompt if it can be run and is new; note why if it cannot."""
         if texts is None:
             self.probed.problems.append(f"{stance}: the reflecting model has given no texts")
             return
@@ -167,7 +167,7 @@ class Probe:
             self.probed.arms.append(Arm(made, stance))
 
     async def _reflect(self, question: str) -> str | None:
-        """The answer; None when the budget has none left."""
+        """Return the answer; None when the budget is used up."""
         tokens, money = self._laboratory.most(question)
         try:
             self._budget.take_reflection(tokens, money)
@@ -181,12 +181,11 @@ class Probe:
         return found.text
 
 
-async def _nobody(said: str) -> None:
-    """Nobody watches."""
+async def _nobody(said: str) -> None: ...
 
 
 def _of_different_keys(tasks: Sequence[AgentTask], number: int, draw: random.Random) -> list[AgentTask]:
-    """So many tasks, of as many keys as there are."""
+    """Return `number` tasks, of as many keys as possible."""
     shuffled = draw.sample(list(tasks), len(tasks))
     times: dict[str, int] = {}
     turns: list[int] = []
@@ -202,13 +201,13 @@ def _failed(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _once(arms: Sequence[Arm], tasks: Sequence[AgentTask]) -> list[tuple[Arm, AgentTask, int]]:
-    """Prompts that are to mend failures on every task; the others on half of them."""
+    """Return the plan: prompts that should fix failures on every task, the others on a third of them."""
     half = tasks[: (len(tasks) + 2) // 3]
     return [(arm, task, 0) for arm in arms for task in (tasks if arm.stance in WRITTEN else half)]
 
 
 def _again(best: Arm, arms: Sequence[Arm], tasks: Sequence[AgentTask]) -> list[tuple[Arm, AgentTask, int]]:
-    """The mended prompt twice on every task, or where there is none the best one once more, and then the seed."""
+    """Return the plan: the mended prompt twice on every task, or without one the best once more, and then the seed."""
     mended = [arm for arm in arms if arm.stance == "mended"]
     rounds = [(mended[0], at) for at in range(REPEATS)] if mended else [(best, 1)] if best.stance != "seed" else []
     return [(arm, task, at) for arm, at in [*rounds, (arms[0], REPEATS)] for task in tasks]

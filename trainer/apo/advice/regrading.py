@@ -1,7 +1,7 @@
-"""The grader, asked once more about a rollout that is on the tape: what it says differently is its own noise.
+"""Asks the grader once more about a rollout on the tape: a difference is the grader's own noise.
 
-The grader is the one that `rollouts.run` names for the runner, `--reward` or `--reward-command`, and it is asked by the
-runner's own code. What it says now is kept in memory: a second reward on the tape would take the place of the first.
+The grader is the one that `rollouts.run` names for the runner, `--reward` or `--reward-command`, and the runner's own
+code asks it. The second judgement is kept in memory: a second reward on the tape would replace the first.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from penstock.sidecar.settings import Judging, UsageError
 
 OPTIONS: Final = ("--reward", "--reward-command", "--reward-timeout")
 PATIENCE: Final = "5m"
-"""As `penstock run` has it."""
+"""Default of `penstock run`."""
 
 
 class Regrader:
-    """Asks the grader of a run."""
-
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
 
     async def judge(self, transcript: Transcript) -> tuple[float | None, str]:
-        """(reward, ""), or (None, why there is none)."""
+        """Return (reward, ""), or (None, why there is none)."""
         output = None if transcript.attempt.outcome is None else transcript.attempt.outcome.output
         try:
             said = await self._judge.judge(transcript.rollout.input, output, transcript)
-        # A grader is the user's program: whatever it raises is told, and advice goes on without it.
+        # A grader is the user's program: any error is reported, and the advice goes on without it.
         except Exception as error:
             return None, f"the grader, asked again: {type(error).__name__}: {error}"
         value = next((one.value for one in said if one.value is not None), None)
@@ -39,7 +37,7 @@ class Regrader:
 
 
 def regrader(words: Sequence[str]) -> Regrader | None:
-    """The grader that arguments of `penstock run` name; None where they name none. Raises `ConfigError`."""
+    """Return the grader that arguments of `penstock run` name; None if they name none. Raises `ConfigError`."""
     given = {name: _value(words, name) for name in OPTIONS}
     if not (given["--reward"] or given["--reward-command"]):
         return None
@@ -51,7 +49,7 @@ def regrader(words: Sequence[str]) -> Regrader | None:
 
 
 def _value(words: Sequence[str], option: str) -> str | None:
-    """The value of an option, as --option VALUE or --option=VALUE; None where it is not given."""
+    """Return the value of an option, as --option VALUE or --option=VALUE; None if it is not given."""
     for at, word in enumerate(words):
         if word == "--":
             return None

@@ -22,12 +22,12 @@ from penstock.trainer.apo.search import KEPT
 LEAST_RUN: Final = 40
 """Rollouts that `budget.rollouts` must be at least."""
 FAILURES: Final = 3
-"""Reasons that are told."""
+"""Most failures in the advice."""
 _OURS: Final = ours.REFLECTIONS / ((ours.ARMS[1] + 2) * ours.TASKS)
 _LARGEST: Final = beam.SIZES[0]
 _BEAM: Final = 2 * _LARGEST.width * _LARGEST.branch * _LARGEST.rounds / _LARGEST.rollouts(beam.HELD_OUT[0])
 REFLECTIONS: Final = {"ours": _OURS, "beam": _BEAM}
-"""Reflections for each rollout of the search, by engine; of others as many as `ours` needs."""
+"""Reflections for each rollout of the search, by engine; other engines count as `ours`."""
 
 
 class Estimate(Noun):
@@ -149,7 +149,8 @@ class Advice(Noun):
 def advice(
     config: Config, found: Findings, budget: Budget, earlier: int, failures: list[str], problems: list[str]
 ) -> Advice:
-    """The advice. `budget`: the probe's, as it is now used; `earlier`: observations that it did not pay for."""
+    """Return the advice. `budget`: the probe's, with its use; `earlier`: observations from before the probe, which cost
+    it nothing."""
     observations, split, belief = found.observations, found.split, found.belief
     judged = rewarded(observations)
     spent = _spent(observations[earlier:], budget)
@@ -230,7 +231,8 @@ def _spent(observations: Sequence[Observation], budget: Budget) -> Cost:
 
 
 def _needs(pairs: int | None, engine: str, spent: Cost) -> Cost | None:
-    """A run whose race has so many pairs. A reflection is taken to use what one of the probe has used."""
+    """Return the cost of a run whose race has so many pairs. A reflection is assumed to cost as much as one of the
+    probe."""
     if pairs is None:
         return None
     rollouts = max(LEAST_RUN, ceil(2 * pairs / KEPT))

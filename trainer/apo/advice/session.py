@@ -1,7 +1,7 @@
 """`penstock train apo advise`: wires a probe together.
 
-The probe's rollouts and versions are called RUN.advise..., so they are never those of a run; asked for again, they are
-found on the tape and cost nothing.
+The names of the probe's rollouts and versions begin with RUN.advise, so they are never those of a run; a repeated probe
+finds them on the tape, and costs nothing.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from penstock.trainer.runs.runner import keep_running, with_others
 
 
 def advise(config: Config, gateway: str, key: str | None, agent: str | None, rollouts: int) -> Advice:
-    """The advice. `agent`: the command that is run on each task, by a runner beside; `rollouts`: of the probe. Raises
-    `RunError` when it cannot be given."""
+    """Return the advice. `agent`: the command that a runner beside the probe executes on each task; `rollouts`: budget
+    of the probe. Raises `RunError` when it fails."""
     found: list[Advice] = []
     whole(_advise(config, gateway, key, agent, rollouts, found))
     return found[0]
 
 
 def show(found: Advice, json: bool) -> None:
-    """Prints it."""
+    """Print the advice, as a page or as JSON."""
     if json:
         print(found.model_dump_json(exclude_none=True))
         return
@@ -56,12 +56,12 @@ def show(found: Advice, json: bool) -> None:
 async def _advise(
     config: Config, gateway: str, key: str | None, agent: str | None, rollouts: int, found: list[Advice]
 ) -> None:
-    # What is wrong with it shall be known before the probe, not after.
+    # An error in the grader's options must show before the probe, not after.
     again = regrader(config.rollouts.run)
     train = splits_of(config).train
     probing = config.model_copy(update={"run": config.run.model_copy(update={"name": f"{config.run.name}.advise"})})
     async with Client(gateway, key) as client:
-        # A run waits for a gateway that restarts; who asks for advice shall be told at once that none is there.
+        # A run waits for a gateway that restarts; advice fails at once without a gateway.
         await client.whoami()
     async with Patient(gateway, key) as client, reflection_session(client, reflections(probing)) as http:
         resources = await seeds(client, config)
@@ -86,7 +86,7 @@ async def _advise(
 
 
 def _writable(path: Path) -> Path:
-    """The directory of a run, made if it is not there. Raises `ConfigError`."""
+    """Return the directory of a run; create it if it does not exist. Raises `ConfigError`."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,7 +95,7 @@ def _writable(path: Path) -> Path:
 
 
 async def _probed(config: Config, probe: Probe, tape: Tape, resources: dict[str, Resource], budget: Budget) -> Advice:
-    """Runs the probe, and says what comes of it and of the tape."""
+    """Run the probe, and return the advice from it and from the tape."""
 
     async def say(text: str) -> None:
         note(text)

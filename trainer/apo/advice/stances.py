@@ -1,9 +1,9 @@
-"""The prompts of a probe: what the reflecting model is asked, and what is made of its answers. Pure.
+"""The prompts of a probe: the questions to the reflecting model, and the prompts made of its answers. Pure.
 
-Two say what the seed says, in other words (`REWORDED`). One is the seed with a checklist of what the graders' reasons
+Two say the same as the seed in other words (`REWORDED`). One is the seed with a checklist of what the graders' reasons
 ask for. It is made of edits that several reflections name, each of them after other failed rollouts: of the edits for
-one failure the one that is named most often is made. One is written from scratch, by somebody who has not seen the
-seed (`trainer.apo.reflection`), because what is wrong with a text may be what nobody thinks of changing.
+one failure the one that is named most often is made. One is written from scratch, without seeing the seed
+(`trainer.apo.reflection`), because a text's error may be one that nobody thinks of changing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.trainer.apo.edits import Edit, applied, exclude, words
 from penstock.trainer.apo.reflection import Hypothesis
 
 SAME: Final = 0.6
-"""Share of weighted words from which on two sentences mean the same."""
+"""Share of weighted words above which two sentences mean the same."""
 REWORDED: Final[dict[Stance, str]] = {
     "terse": "as few words as you can, without leaving out anything that the agent must do",
     "steps": "steps that the agent takes one after the other, with a last step that checks the answer",
@@ -31,13 +31,13 @@ Answer with JSON alone: {"texts": {"NAME": "..."}} with these names: %s
 
 
 def ask_reworded(texts: Mapping[str, str], stance: Stance) -> str:
-    """The question for the same texts in other words."""
+    """Return the question for the same texts in other words."""
     shown = "\n".join(f"## Text {name}\n{text}\n" for name, text in sorted(texts.items()))
     return ASK % (REWORDED[stance], shown, ", ".join(sorted(texts)))
 
 
 def checklist(texts: Mapping[str, str], hypotheses: Sequence[Hypothesis]) -> dict[str, str]:
-    """The texts with one edit for each failure: the one that is named most often. Failures that are named most often
+    """Return the texts with one edit for each failure: the one that is named most often. The most frequent failures
     come first; of edits that exclude each other the first is made."""
     failures = _alike([one.failure for one in hypotheses])
     chosen: list[Edit] = []
@@ -49,13 +49,14 @@ def checklist(texts: Mapping[str, str], hypotheses: Sequence[Hypothesis]) -> dic
 
 
 def _most_named(edits: Sequence[Edit], background: Sequence[str]) -> Edit:
-    """One of those that most of the edits want; rather one that also takes a line away."""
+    """Return one of the edits that most agree on, preferably one that also removes a line."""
     groups = _alike([edit.text for edit in edits], background)
     return max((edits[at] for at in max(groups, key=len)), key=lambda edit: edit.kind != "add")
 
 
 def _alike(texts: Sequence[str], background: Sequence[str] | None = None) -> list[list[int]]:
-    """Places of texts that say the same, by their words; a word that is in many texts of the background says little."""
+    """Return groups of places of texts with the same meaning, by their words; a word in many texts of the background
+    weighs little."""
     seen = [words(text) for text in (texts if background is None else background)]
     groups: list[list[int]] = []
     for at, text in enumerate(texts):
@@ -69,7 +70,7 @@ def _alike(texts: Sequence[str], background: Sequence[str] | None = None) -> lis
 
 
 def _common(one: frozenset[str], other: frozenset[str], background: Sequence[frozenset[str]]) -> float:
-    """Share of what two texts say that both say (Jaccard, words weighted by how rare they are)."""
+    """Return the share of two texts' words that both have (Jaccard, words weighted by how rare they are)."""
     weights = {
         word: log((len(background) + 1) / (1 + sum(word in text for text in background))) for word in one | other
     }

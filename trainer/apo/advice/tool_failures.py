@@ -1,9 +1,9 @@
-"""Which tool calls of a rollout failed, and whether the agent or the tool was to blame. Pure.
+"""Counts the failed tool calls of a rollout, and attributes each to the agent or to the tool. Pure.
 
-A call was *misused* when its result complains of what was asked: an argument that is missing or of the wrong type, a
-tool that is not there. A better description of the tool may mend that. It *broke* when the tool failed by itself, such
-as by a timeout; no text mends that, and what fits neither counts as that. A tool that was run behind the gateway says
-itself that it failed. Of one inside the agent only its result is known, so a result counts as a failure when it begins
+A call was *misused* when its result complains about the request: an argument that is missing or of the wrong type, a
+tool that does not exist. A better description of the tool may fix that. It *broke* when the tool failed by itself, such
+as by a timeout, which no text fixes; errors that fit neither count as this. A tool that was run behind the gateway
+reports its failure. Of a tool inside the agent only the result is known, so a result counts as a failure when it begins
 like one.
 """
 
@@ -20,7 +20,7 @@ from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.model.turn import Part
 
 SHOWN: Final = 400
-"""Characters of a result that are looked at: an error says first what it is."""
+"""Characters of a result that are checked: an error begins with its kind."""
 _FAILED: Final = re.compile(
     r"^\W*(tool |the tool |internal )?(error|exception|traceback|failed|failure|invalid|unknown|cannot|validation)",
     re.IGNORECASE,
@@ -39,32 +39,32 @@ Blame = Literal["misused", "broken"]
 
 
 class ToolFailures(NamedTuple):
-    """Tool calls of a rollout."""
+    """Counts of a rollout's tool calls."""
 
     tools: int
-    """All of them."""
+    """All tool calls."""
     misused: int
-    """Failed: asked for wrongly."""
+    """Calls that failed because the agent's request was wrong."""
     broken: int
-    """Failed by themselves."""
+    """Calls that failed by themselves."""
 
 
 def tool_failures(uses: Sequence[ToolUse], transcript: Transcript | None) -> ToolFailures:
-    """Those of an attempt; `transcript` has the results that the model was shown."""
+    """Count the tool calls of an attempt; `transcript` has the results that the model was shown."""
     results = {} if transcript is None else _results(transcript)
     blames = [_blame(use, results.get(use.call_id or "")) for use in uses]
     return ToolFailures(len(blames), blames.count("misused"), blames.count("broken"))
 
 
 def _results(transcript: Transcript) -> Mapping[str, Part]:
-    """Results of tools, by the id of their call."""
+    """Return the results of tools, by the id of their call."""
     turns = (call.turn for call in transcript.calls if call.turn is not None)
     parts = (part for turn in turns for message in turn.messages for part in message.parts)
     return {part.id: part for part in parts if part.type == "tool_call_response" and part.id}
 
 
 def _blame(use: ToolUse, result: Part | None) -> Blame | None:
-    """Who is to blame for a call; None where it has not failed."""
+    """Return the cause of a call's failure; None if it has not failed."""
     said = "" if result is None else (result.text or "")[:SHOWN]
     if use.status == SpanStatus.OK and not _says_failed(said, result):
         return None
@@ -79,10 +79,10 @@ def _says_failed(said: str, result: Part | None) -> bool:
 
 
 def blame(said: str) -> Blame:
-    """Who is to blame, by the words of an error."""
+    """Return the cause of a failure, by the words of its error."""
     return "misused" if _MISUSED.search(said) and not _BROKE.search(said) else "broken"
 
 
 def complains_of_tools(reasons: Iterable[str]) -> bool:
-    """Whether a grader's reason is about the choice or the use of a tool."""
+    """True if a grader's reason is about the choice or the use of a tool."""
     return any(re.search(r"\btools?\b", reason, re.IGNORECASE) for reason in reasons)

@@ -14,9 +14,9 @@ variance within cells:
 
 each over all pairs of prompts p, q. A component that comes out below 0 is 0.
 
-`within` is the agent and the grader together. They are told apart where one and the same behaviour was judged more than
-once: several rewards of a rollout by the same source, or rollouts of a task with the same output. Otherwise the
-grader's part lies anywhere between 0 and `within`.
+`within` is the agent and the grader together. They can be separated if the same behaviour was judged more than once:
+several rewards of a rollout by the same source, or rollouts of a task with the same output. Otherwise the grader's part
+lies anywhere between 0 and `within`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """What is known of the grader's own variance."""
+    """Variance of the grader's own judgements."""
 
     variance: float
-    """Of rewards of the same behaviour."""
+    """Variance of rewards of the same behaviour."""
     judgements: int
     """Judgements of a behaviour beyond its first one: 0 when nothing was judged twice."""
 
@@ -49,31 +49,30 @@ class Split:
     """Variances of the reward, each 0 or above."""
 
     task: float
-    """How different tasks are."""
+    """Variance between tasks."""
     prompt: float
-    """How different prompts are, on average over tasks."""
+    """Variance between prompts, on average over tasks."""
     interaction: float
-    """How different prompts are on different tasks, beyond that."""
+    """Variance between prompts on single tasks, beyond that."""
     within: float
-    """What repeats differ by: the agent's own randomness and the grader's."""
+    """Variance of repeats: the agent's own randomness and the grader's."""
     repeats: int
     """Degrees of freedom of `within`: rollouts beyond the first of each cell."""
     grader: Grader | None
-    """The grader's part of `within`; None where nothing was judged twice."""
+    """The grader's variance, a part of `within`; None if nothing was judged twice."""
 
     @property
     def total(self) -> float:
-        """All of them."""
         return self.task + self.prompt + self.interaction + self.within
 
     @property
     def of_grader(self) -> float | None:
-        """The grader's variance, at most `within`; None where it is not known."""
+        """The grader's variance, at most `within`; None if unknown."""
         return None if self.grader is None else min(self.grader.variance, self.within)
 
 
 def split(observations: Sequence[Observation]) -> Split:
-    """The components; 0 where there is nothing to tell them from."""
+    """Return the components; 0 where the observations do not suffice."""
     found = rewarded(observations)
     means, counts = _cells(found)
     within, repeats = _pooled(_grouped((seen.observation.prompt, seen.observation.task, seen.reward) for seen in found))
@@ -82,7 +81,7 @@ def split(observations: Sequence[Observation]) -> Split:
 
 
 def grader(observations: Sequence[Observation]) -> Grader | None:
-    """The grader's own variance; None where nothing was judged twice."""
+    """Return the grader's own variance; None if nothing was judged twice."""
     again = [list(one.judged) for one in observations if len(one.judged) > 1]
     same = _grouped(
         (seen.observation.task, seen.observation.output, seen.reward)
@@ -101,7 +100,7 @@ def _grouped(rows: Iterable[tuple[str, str, float]]) -> list[list[float]]:
 
 
 def _pooled(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """(variance within groups, its degrees of freedom)."""
+    """Return (variance within groups, its degrees of freedom)."""
     squares, freedom = 0.0, 0
     for group in groups:
         squares += float(np.var(group)) * len(group)
@@ -110,7 +109,7 @@ def _pooled(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def _cells(found: Sequence[Seen]) -> tuple[Array, Array]:
-    """(means, counts): prompts by tasks; the mean of an empty cell is NaN."""
+    """Return (means, counts): prompts by tasks; the mean of an empty cell is NaN."""
     prompts = {name: at for at, name in enumerate(dict.fromkeys(seen.observation.prompt for seen in found))}
     tasks = {name: at for at, name in enumerate(dict.fromkeys(seen.observation.task for seen in found))}
     sums, counts = np.zeros((len(prompts), len(tasks))), np.zeros((len(prompts), len(tasks)))
@@ -122,7 +121,7 @@ def _cells(found: Sequence[Seen]) -> tuple[Array, Array]:
 
 
 def _between(means: Array, counts: Array, within: float) -> tuple[float, float, float]:
-    """(prompt, task, interaction)."""
+    """Return the variances (prompt, task, interaction)."""
     found: list[tuple[float, float, float]] = []
     weights: list[int] = []
     for one, other in combinations(range(len(means)), 2):

@@ -1,4 +1,4 @@
-"""Why the verdict is what it is, in sentences with the figures that decided. Pure."""
+"""Explains a verdict in sentences with the figures that decided. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.trainer.apo.advice.forecast import MOST_PAIRS
 
 
 def why(found: Findings, budget: int) -> list[str]:
-    """The reasons, the deciding one first. `budget`: rollouts of the run that is thought of."""
+    """Return the reasons, the deciding one first. `budget`: rollouts of the planned run."""
     if not found.rewards:
         return ["No rollout has a reward, so nothing can be said. Let the runner judge: --reward, or --reward-command."]
     if len(set(found.rewards)) < 2:
@@ -97,7 +97,7 @@ _REASONS: Final[Mapping[Verdict, Callable[[Findings, int], list[str]]]] = {
 
 
 def _beside(found: Findings) -> list[str]:
-    """What a person should know besides."""
+    """Return further facts for a person."""
     said: list[str] = []
     grader = found.split.grader
     unknown = grader is None or grader.judgements < ENOUGH_JUDGEMENTS
@@ -114,5 +114,5 @@ def _beside(found: Findings) -> list[str]:
 
 
 def interval(found: Quantity) -> str:
-    """0.21 (0.08 to 0.34)."""
+    """Return an estimate as 0.21 (0.08 to 0.34)."""
     return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"

@@ -1,1 +1,1 @@
-"""Engines: one module each behind `trainer.apo.protocol`. Begin with `beam`, the simplest; `ours` is the default."""
+"""Engines, one module each, for `trainer.apo.protocol`. Begin with `beam`, the simplest; `ours` is the default."""

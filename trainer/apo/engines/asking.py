@@ -1,4 +1,4 @@
-"""What engines ask of the evidence at one go: rollouts of which all are needed, and several reflections."""
+"""Batches of requests to the evidence: rollouts of which all are needed, and several reflections."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penstock.trainer.apo.trials import Trial
 
 
 async def run_all(evidence: Evidence, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
-    """All of these rollouts, whose candidates can be run. Where the budget has not so many left, none is begun: a part
-    would compare candidates on different tasks, and what is left goes into the race. Raises `Spent`."""
+    """Run all of these rollouts whose candidates can be run. If the budget does not cover all, none begins: a part
+    would compare candidates on different tasks, and the rest of the budget goes into the race. Raises `Spent`."""
     if len(pairs) > evidence.budget.left:
         left, whole = evidence.budget.left, evidence.budget.rollouts
         raise Spent(f"{left:,} of {whole:,} rollouts are left for the search, and its next step takes {len(pairs):,}")
@@ -21,8 +21,8 @@ async def run_all(evidence: Evidence, pairs: Sequence[tuple[Candidate, str]]) ->
 
 
 async def ask_all(evidence: Evidence, prompts: Sequence[str]) -> list[str | None]:
-    """The answers, in the order of the questions; None for those that the budget did not allow, which are the last.
-    Nothing is under way any more when it returns or raises. Raises `Spent` when there is no answer at all."""
+    """Return the answers, in the order of the questions; None for those that the budget did not allow, which are the
+    last. No question is under way when it returns or raises. Raises `Spent` when there is no answer at all."""
     answers = await asyncio.gather(*map(evidence.reflect, prompts), return_exceptions=True)
     failed = [one for one in answers if isinstance(one, BaseException)]
     for error in failed:

@@ -1,14 +1,15 @@
 """`beam`: critique, then edit, and a beam of the best, as Agent Lightning 0.3 does it (`algorithm/apo`).
 
-First the seed is run on all tasks that are held out (half of the train split at most). A round takes the prompts of the
-beam as parents, each `branch` times (in turn where the beam is short). For each branch a few rollouts of the parent are
-criticised, and the parent is written anew after the critique. The beam and what is new are then run on one batch of the
-tasks that are held out, and those with the highest mean stay. The first of them is run on all of these tasks. What the
-engine releases is the text that had the highest mean there; the seed is one of them.
+First the seed is run on all held-out tasks (half of the train split at most). A round takes the prompts of the beam as
+parents, each `branch` times (in turn if the beam is short). For each branch a few rollouts of the parent are
+criticised, and the parent is rewritten after the critique. The beam and its children are then run on one batch of the
+held-out tasks, and those with the highest mean stay. The first of them is run on all held-out tasks. The engine's
+finalist is the text with the highest mean there; the seed is one of them.
 
-Unlike there, branches run at the same time, a text that has lost a slot is dropped, a rollout without a reward is left
-out instead of counted as 0, and of several texts one is written anew, in turn. Width, branches and rounds are the
-largest of `SIZES` that the budget suffices for: the first are Agent Lightning's defaults, the last those of its guide.
+In contrast to Agent Lightning, branches run at the same time, a text that has lost a slot is dropped, a rollout without
+a reward is left out instead of counted as 0, and of several texts one is rewritten, in turn. Width, branches and rounds
+are the largest of `SIZES` that the budget covers: the first are Agent Lightning's defaults, the last those of its
+guide.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from penstock.trainer.apo.trials import Pool, Trial
 GRADIENT: Final = 4
 """Rollouts that a critique sees."""
 BATCH: Final = 16
-"""Tasks that the beam is compared on."""
+"""Tasks on which the beam is compared."""
 HELD_OUT: Final = (32, 16)
-"""Tasks that the first of the beam is run on; the second where the budget is too small for the first."""
+"""Held-out tasks on which the first of the beam is run; the second if the budget is too small for the first."""
 
 CRITIQUE: Final = """\
 Describe what is wrong with the text that an AI agent is given, from these rollouts of it. Say in a few sentences what \
@@ -52,14 +53,14 @@ Answer with the new text within ``` fences."""
 
 
 class Size(NamedTuple):
-    """How large a search is."""
+    """The size of a search: parents of a round, children of each, rounds."""
 
     width: int
     branch: int
     rounds: int
 
     def rollouts(self, held_out: int) -> int:
-        """Those of a whole search."""
+        """Return the number of rollouts of a whole search with `held_out` held-out tasks."""
         batch = min(BATCH, held_out)
         children = self.width * self.branch
         compared = self.rounds * (children + self.width) - (self.width - 1)
@@ -81,7 +82,7 @@ class Beam:
         self._best: tuple[float, Candidate] | None = None
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """One round; none after the last, or when no rollout of the seed has a reward."""
+        """Do one round; return the beam. None after the last round, or when no rollout of the seed has a reward."""
         if not self._beam:
             await self._begin(pool, evidence)
         if self._best is None or self._round >= self._size.rounds:
@@ -96,7 +97,7 @@ class Beam:
         return self._beam
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The text with the highest mean on the tasks that are held out."""
+        """Return the text with the highest mean on the held-out tasks."""
         return [] if self._best is None else [self._best[1]]
 
     async def _begin(self, pool: Pool, evidence: Evidence) -> None:
@@ -108,13 +109,13 @@ class Beam:
         await self._lead(pool.seed, evidence)
 
     async def _lead(self, candidate: Candidate, evidence: Evidence) -> None:
-        """Runs the first of the beam on all tasks that are held out, and keeps it if it is the best so far."""
+        """Run the first of the beam on all held-out tasks, and keep it if it is the best so far."""
         mean = _means(await run_all(evidence, [(candidate, task) for task in self._parts.choose])).get(candidate.id)
         if mean is not None and (self._best is None or mean > self._best[0]):
             self._best = mean, candidate
 
     async def _children(self, evidence: Evidence) -> list[Candidate]:
-        """Parents, written anew after a critique of some of their rollouts; of each one text, in turn."""
+        """Return the parents' children, rewritten after a critique of some rollouts; one text of each, in turn."""
         parents = [self._beam[at % len(self._beam)] for at in range(self._size.width)]
         branches = [parent for parent in parents for _ in range(self._size.branch)]
         pairs = [(parent, task) for parent in branches for task in self._next(evidence)]
@@ -135,7 +136,7 @@ class Beam:
         return [child for child in children if not evidence.problem(child)]
 
     def _next(self, evidence: Evidence) -> list[str]:
-        """Tasks of a critique; all have been drawn before one is drawn again."""
+        """Return the tasks of a critique; every task is drawn before one is drawn again."""
         count = min(GRADIENT, len(self._parts.learn))
         if len(self._order) < count:
             self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
@@ -148,7 +149,7 @@ def _said(trials: Sequence[Trial]) -> str:
 
 
 def _means(trials: Sequence[Trial]) -> dict[str, float]:
-    """Mean reward by candidate, of those that have one."""
+    """Return the mean reward by candidate, of those that have one."""
     rewards: dict[str, list[float]] = {}
     for trial in trials:
         if trial.reward is not None:

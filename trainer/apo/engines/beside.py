@@ -1,8 +1,8 @@
-"""A library that blocks, beside the event loop: it runs in a thread, and what it needs is done by whoever awaits it.
+"""Runs a blocking library beside the event loop: it runs in a thread, and the loop does the work that it requests.
 
-The thread asks for one thing after the other and waits for each. Between `yield` and the next step it waits too. So
-nothing of it goes on while nobody listens, and what it does follows from the answers alone. When the listener is
-cancelled, or what was asked for has failed, the thread ends at its next question.
+The thread sends one request after the other and waits for each. Between `yield` and the next step it waits too. So the
+thread stands still while nobody iterates, and its course follows from the answers alone. When the iteration is
+cancelled, or a request has failed, the thread ends at its next request.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class Ended(BaseException):
-    """Nobody listens any more. No `Exception`, because libraries go on after those."""
+    """The iteration has ended. No `Exception`, because libraries go on after those."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """What the thread says: a question, news, or that it has ended."""
+    """A message of the thread: work to do, news, or its end."""
 
     work: Callable[[], Awaitable[Any]] | None = None
     news: Any = None
@@ -33,7 +33,7 @@ class _Request:
 
 
 class Line:
-    """The thread's end of the line."""
+    """The thread's connection to the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -43,15 +43,15 @@ class Line:
         self._lock = threading.Lock()
 
     def ask(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` comes to in the event loop. Raises `Ended`."""
+        """Let the event loop do `work`, and return the result. Raises `Ended`."""
         return cast(T, self._send(_Request(work)))
 
     def tell(self, news: Any) -> None:
-        """Gives the listener something, and waits until it wants more. Raises `Ended`."""
+        """Yield news to the iteration, and wait for its next step. Raises `Ended`."""
         self._send(_Request(news=news))
 
     def run(self, function: Callable[[Line], None]) -> None:
-        """The life of the thread."""
+        """Run the function, then report the end of the thread."""
         last = _Request(ended=True)
         try:
             function(self)
@@ -60,7 +60,7 @@ class Line:
         self._post(last)
 
     def hang_up(self) -> None:
-        """Nobody listens any more; called in the event loop."""
+        """End the connection because the iteration has ended; called in the event loop."""
         with self._lock:
             self._over = True
             if self._open is not None and not self._open.answer.done():
@@ -72,7 +72,7 @@ class Line:
         return request.answer.result()
 
     def _post(self, request: _Request) -> bool:
-        """Whether somebody listens."""
+        """Send a request; return True if the iteration has not ended."""
         with self._lock:
             if not self._over:
                 self._open = request
@@ -81,7 +81,7 @@ class Line:
 
 
 async def beside(function: Callable[[Line], None]) -> AsyncGenerator[Any]:
-    """Runs a function in a thread and does what it asks for; gives what it tells. Raises what either has raised."""
+    """Run a function in a thread and do the work that it requests; yield its news. Raises the error of either."""
     line = Line()
     threading.Thread(target=line.run, args=(function,), daemon=True).start()
     try:

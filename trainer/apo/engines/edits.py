@@ -1,15 +1,15 @@
-"""`edits`: a few edits at a time, kept where they help, as SkillOpt 0.2 does it.
+"""`edits`: a few edits at a time, kept if they help, as SkillOpt 0.2 does it.
 
-A round runs the text that is held now on a batch of tasks. Reflections on parts of what failed propose edits: a line
-added, deleted or replaced. Those that most reflections name are made together, at most as many as the round allows:
-this *edit budget* is the learning rate, and falls from `RATE` to `SLOW` along a cosine. The new text is run on the
-tasks that are held out (half of the train split at most). It is held from then on if its mean there is higher than that
-of the text before, on the same tasks. Otherwise its edits go into a buffer. Reflections are shown the buffer, and what
-is in it is not made again until all tasks of the train split were seen once more.
+A round runs the current text on a batch of tasks. Reflections on groups of the failures propose edits: a line added,
+deleted or replaced. The edits that most reflections name are made together, at most as many as the round allows: this
+*edit budget* is the learning rate, and falls from `RATE` to `SLOW` along a cosine. The new text is run on the held-out
+tasks (half of the train split at most). It becomes the current text if its mean there is higher than that of the text
+before, on the same tasks. Otherwise its edits go into a buffer. Reflections are shown the buffer, and its edits are not
+made again until all tasks of the train split were seen once more.
 
-Unlike there, edits are ranked by counting and not by further calls of a model, rollouts without a flaw are not
-reflected on, and there is no slow update that compares epochs. It ends when `BARREN` rounds in a row have brought no
-edit to try.
+In contrast to SkillOpt, edits are ranked by counting and not by further calls of a model, rollouts with the best reward
+are not reflected on, and there is no slow update that compares epochs. The search ends when `BARREN` rounds in a row
+have brought no edit to try.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from penstock.trainer.apo.reflection import ask_hypotheses, read_hypotheses
 from penstock.trainer.apo.trials import Pool, Trial
 
 RATE: Final = 4
-"""Edits of the first round, at most."""
+"""Most edits of the first round."""
 SLOW: Final = 2
-"""Edits of the last."""
+"""Most edits of the last round."""
 MINIBATCH: Final = 8
 """Rollouts that a reflection sees."""
 SHARE: Final = 24
-"""Of so many rollouts of the budget one is a task of a round's batch, and one is a task that is held out."""
+"""A round's batch, and the held-out part, have one task for so many rollouts of the budget."""
 FEWEST: Final = 16
 MOST: Final = 40
-"""Tasks of a batch, and tasks that are held out, at least and at most."""
+"""Fewest and most tasks of a batch, and of the held-out part."""
 BARREN: Final = 3
-"""Rounds in a row without an edit to try, after which it ends."""
+"""Rounds in a row without an edit to try after which the search ends."""
 REJECTED: Final = """
 
 These edits have been tried, and have not helped. Do not propose them again:
@@ -61,7 +61,7 @@ class Edits:
         self._barren = 0
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """One round: the text that was tried, or that is held where there was nothing to try."""
+        """Do one round; return the new text, or the current one if there was nothing to try."""
         held = self._held or await self._begin(pool, evidence)
         trials = await run_all(evidence, [(held, task) for task in self._next(evidence)])
         edits = await self._edits(held, trials, evidence)
@@ -80,7 +80,7 @@ class Edits:
         return [tried]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The text that is held."""
+        """Return the current text, which is the best so far."""
         return [] if self._held is None else [self._held]
 
     async def _begin(self, pool: Pool, evidence: Evidence) -> Candidate:
@@ -91,13 +91,13 @@ class Edits:
         return pool.seed
 
     async def _measured(self, candidate: Candidate, evidence: Evidence) -> float:
-        """Mean reward on the tasks that are held out; 0 without one."""
+        """Return the mean reward on the held-out tasks; 0 without one."""
         trials = await run_all(evidence, [(candidate, task) for task in self._parts.choose])
         rewards = [trial.reward for trial in trials if trial.reward is not None]
         return sum(rewards) / len(rewards) if rewards else 0.0
 
     async def _edits(self, held: Candidate, trials: Sequence[Trial], evidence: Evidence) -> list[Edit]:
-        """What reflections on failures propose: those that most of them name first."""
+        """Return the edits that reflections on failures propose, the most frequent first."""
         failed = [trial for trial in trials if trial.reward is not None and trial.reward < 1.0]
         if not failed:
             return []
@@ -115,7 +115,7 @@ class Edits:
         return found[:rate]
 
     def _rate(self, evidence: Evidence) -> int:
-        """Edits that this round allows."""
+        """Return the number of edits that this round allows."""
         done = evidence.budget.used_rollouts / evidence.budget.rollouts
         return round(SLOW + (RATE - SLOW) * (1 + cos(pi * min(1.0, done))) / 2)
 
@@ -123,7 +123,8 @@ class Edits:
         self._rejected |= {key(edit): edit for edit in edits}
 
     def _next(self, evidence: Evidence) -> list[str]:
-        """Tasks of a batch. All have been drawn before one is drawn again, and then the buffer is empty."""
+        """Return the tasks of a batch. Every task is drawn before one is drawn again, and then the buffer is
+        emptied."""
         if not self._order:
             self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
             self._rejected.clear()
@@ -132,10 +133,10 @@ class Edits:
 
 
 def key(edit: Edit) -> Key:
-    """What makes two edits the same: their words, in whatever order."""
+    """Return a key that is equal for edits with the same words, in whatever order."""
     return edit.resource, edit.kind, edit.line.strip(), words(edit.text)
 
 
 def said(edit: Edit) -> str:
-    """An edit for the reflecting model and for a person."""
+    """Return an edit as text for the reflecting model and for a person."""
     return f"{edit.resource}: {edit.kind} {edit.line!r} {edit.text!r}"

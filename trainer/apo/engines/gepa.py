@@ -1,16 +1,16 @@
 """`gepa`: the library of that name (0.1.4), with several parents and several proposals of each at once.
 
-The library keeps a pool of candidates, chooses parents among those that lead on some task, lets a model write one text
-of the parent anew after a few of its rollouts, and runs the child on the same tasks. A child that is better there is
-run on all tasks that are held out (half of the train split at most), and joins the pool. Its winner is the candidate
-with the highest mean on those.
+The library keeps a pool of candidates, chooses parents among those that lead on some task, lets a model rewrite one
+text of the parent after a few of its rollouts, and runs the child on the same tasks. A child that is better there is
+run on all held-out tasks (half of the train split at most), and joins the pool. Its winner is the candidate with the
+highest mean on those.
 
-What is ours: rollouts of a step run at the same time; budgets are kept exactly, and a step that they do not suffice
-for ends the search with the best so far; a text that has lost a slot scores 0 without a rollout; a rollout without a
+Our additions: rollouts of a step run at the same time; budgets are never exceeded, and a step that they do not cover
+ends the search with the best so far; a text that has lost a slot scores 0 without a rollout; a rollout without a
 reward counts as the mean of the others of its candidate in the batch, and is not shown to the reflecting model. The
 evaluation cache stays off (in 0.1.4 it confuses the two sets of tasks), and nothing is written to disk: a run that was
-killed begins again and finds its rollouts. It ends by itself after `IDLE` minibatches in a row that are without a flaw
-or without any reward.
+killed begins again and finds its rollouts. The search ends by itself after `IDLE` minibatches in a row with the best
+rewards only or without any reward.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from penstock.trainer.apo.reflection import clipped
 from penstock.trainer.apo.trials import Pool, Trial
 
 IDLE: Final = 20
-"""Minibatches in a row with nothing to learn from after which it ends."""
+"""Minibatches in a row without anything to learn after which the search ends."""
 SHARE: Final = 40
-"""Of so many rollouts of the budget one is a task that candidates are compared on."""
+"""The held-out part has one task for so many rollouts of the budget."""
 FEWEST: Final = 8
 MOST: Final = 64
-"""Tasks that candidates are compared on, at least and at most."""
+"""Fewest and most tasks of the held-out part."""
 ASK: Final = InstructionProposalSignature.default_prompt_template + (" Keep every {slot} of the instructions as it is.")
 
 Texts = dict[str, str]
@@ -49,7 +49,7 @@ Batch = EvaluationBatch[Trial | str, None]
 
 
 class Gepa:
-    """The engine of one run. `parents` and `mutations`: parents of a step, and proposals of each."""
+    """The engine of one run. `parents`: parents of a step; `mutations`: children of each."""
 
     def __init__(self, parents: int = 2, mutations: int = 2) -> None:
         self._sampling = PxNSampling(parents, mutations)
@@ -57,14 +57,14 @@ class Gepa:
         self._steps: AsyncGenerator[Candidate] | None = None
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """The next candidate that the library takes into its pool."""
+        """Return the next candidate that the library takes into its pool."""
         if self._steps is None:
             self._steps = self._search(pool, evidence)
         candidate = await anext(self._steps, None)
         return [] if candidate is None else [candidate]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The candidate with the highest mean on the tasks that are held out."""
+        """Return the candidate with the highest mean on the held-out tasks."""
         return [] if self._best is None else [self._best]
 
     async def _search(self, pool: Pool, evidence: Evidence) -> AsyncGenerator[Candidate]:
@@ -77,12 +77,12 @@ class Gepa:
                 dict(pool.seed.texts),
                 learn,
                 choose,
-                adapter,  # pyright: ignore[reportArgumentType]  # it has what is called of one
+                adapter,  # pyright: ignore[reportArgumentType]  # it has the methods that are called
                 reflection_strategy=_Reflection(adapter),
                 reflection_minibatch_size=min(3, len(learn)),
                 sampling_strategy=self._sampling,
                 selection_strategy=AllImprovements(),
-                callbacks=[adapter],  # pyright: ignore[reportArgumentType]  # it has those that it wants
+                callbacks=[adapter],  # pyright: ignore[reportArgumentType]  # it has some of the callbacks
                 stop_callbacks=adapter.over,
                 cache_evaluation=False,
                 logger=_Silence(),
@@ -96,17 +96,17 @@ class Gepa:
 
 class _Silence:
     def log(self, message: str) -> None:
-        """The library prints otherwise."""
+        """Ignore the message; without a logger the library prints."""
 
 
 class _Seen(dict[str, list[dict[str, str]]]):
-    """What a reflection sees, and of which rollouts it is."""
+    """The input of a reflection, with the rollouts that it is made of."""
 
     rollouts: tuple[str, ...] = ()
 
 
 class _Adapter:
-    """What the library asks, answered by the evidence."""
+    """The library's adapter and callbacks, implemented by the evidence."""
 
     propose_new_texts = None
 
@@ -117,27 +117,27 @@ class _Adapter:
         self._idle = 0
 
     def made(self, parent: Texts, changed: Texts, rollouts: tuple[str, ...]) -> None:
-        """Notes where a candidate comes from."""
+        """Note the origin of a candidate."""
         claim = f"written anew: {', '.join(sorted(changed))}"
         child = Candidate({**parent, **changed}, self._candidate(parent).id, claim, rollouts)
         self._made.setdefault(child.id, child)
 
     def ask(self, prompts: Sequence[str]) -> list[str | None]:
-        """The reflecting model's answers."""
+        """Return the reflecting model's answers; None where the budget allowed none."""
         return self._line.ask(lambda: ask_all(self._evidence, prompts))
 
     def _candidate(self, texts: Texts) -> Candidate:
         found = Candidate(dict(texts))
         return self._made.get(found.id, found)
 
-    # What the library calls -------------------------------------------------------------------------------------------
+    # Called by the library --------------------------------------------------------------------------------------------
 
     def evaluate(self, batch: list[str], candidate: Texts, capture_traces: bool = False) -> Batch:
-        """A candidate on tasks."""
+        """Run a candidate on tasks."""
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: list[tuple[Texts, list[str]]]) -> list[Batch]:
-        """Candidates on tasks, all at the same time."""
+        """Run candidates on tasks, all at the same time."""
         found = [self._candidate(texts) for texts, _ in items]
         problems = [self._evidence.problem(candidate) for candidate in found]
         pairs = [
@@ -153,7 +153,8 @@ class _Adapter:
         ]
 
     def make_reflective_dataset(self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]) -> _Seen:
-        """What a reflection on these texts sees. Raises `ValueError` when it is nothing: the library goes on."""
+        """Return the input of a reflection on these texts. Raises `ValueError` if no rollout has a reward: the library
+        goes on."""
         trials = [one for one in eval_batch.trajectories or [] if isinstance(one, Trial) and one.reward is not None]
         if not trials:
             self._idle += 1
@@ -170,34 +171,33 @@ class _Adapter:
             "Feedback": f"Reward {trial.reward:.2f} of 1. {trial.reason or 'No reason was given.'}",
         }
 
-    # What it tells ----------------------------------------------------------------------------------------------------
+    # The library's callbacks ------------------------------------------------------------------------------------------
 
     def on_valset_evaluated(self, event: ValsetEvaluatedEvent) -> None:
-        """A candidate is in its pool."""
+        """Yield a candidate that is in the library's pool."""
         self._line.tell((self._candidate(event["candidate"]), event["is_best_program"]))
 
     def on_evaluation_skipped(self, event: EvaluationSkippedEvent) -> None:
-        """A minibatch had nothing to learn from."""
+        """Count a minibatch without anything to learn."""
         self._idle += event["reason"] == "all_scores_perfect"
 
     def on_proposal_start(self, event: ProposalStartEvent) -> None:
-        """Another one had."""
+        """Reset the count: a minibatch had something to learn."""
         self._idle = 0
 
     def over(self, gepa_state: Any) -> bool:
-        """Whether to stop."""
+        """True if the library must stop."""
         return self._idle >= IDLE
 
 
 class _Reflection(StatelessReflectionLM):
-    """The library's own question, and its way to read the answer."""
+    """The library's own question, and its own parser of the answer."""
 
     def __init__(self, adapter: _Adapter) -> None:
         super().__init__(_Model(adapter), ASK)
         self._adapter = adapter
 
     def reflect_many(self, jobs: list[ReflectionJob]) -> list[tuple[ReflectionProposal, StatelessReflectionLM]]:
-        """See the library."""
         answers = super().reflect_many(jobs)
         for (parent, seen, _), (proposal, _) in zip(jobs, answers, strict=True):
             proposal.new_texts = {name: text for name, text in proposal.new_texts.items() if text}
@@ -207,7 +207,7 @@ class _Reflection(StatelessReflectionLM):
 
 
 class _Model:
-    """The reflecting model, as the library asks one."""
+    """The reflecting model, with the interface that the library calls."""
 
     def __init__(self, adapter: _Adapter) -> None:
         self._adapter = adapter
@@ -216,7 +216,6 @@ class _Model:
         return self._adapter.ask([str(prompt)])[0] or ""
 
     def batch_complete(self, messages: list[list[dict[str, Any]]]) -> list[str]:
-        """Several questions at once."""
         return [answer or "" for answer in self._adapter.ask([str(one[0]["content"]) for one in messages])]
 
 

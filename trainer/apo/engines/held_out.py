@@ -1,4 +1,4 @@
-"""Tasks that an engine holds out of the train split, to choose by: engines that come from elsewhere want two sets."""
+"""Splits the train split for an engine into tasks to reflect on and held-out tasks: external methods need two sets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from penstock.trainer.apo.protocol import Evidence
 
 
 class Parts(NamedTuple):
-    """Names of tasks."""
+    """Two parts of the train split, as task ids."""
 
     learn: list[str]
-    """To reflect on."""
+    """Tasks to reflect on."""
     choose: list[str]
-    """To compare candidates on."""
+    """Held-out tasks, to compare candidates on."""
 
 
 def parts(evidence: Evidence, count: int) -> Parts:
-    """Two parts of the train split, of which the second has about `count` tasks, and at most half. Tasks of one key
-    stay together; where all are of one key they do not. The order is drawn."""
+    """Return two parts of the train split, of which the second has about `count` tasks, and at most half. Tasks of one
+    key stay together, unless all have the same key. The order is random."""
     half = len(evidence.tasks) // 2
     most = min(count, half)
     keys = sorted({task.key for task in evidence.tasks})

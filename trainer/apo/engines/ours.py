@@ -1,20 +1,22 @@
 """`ours`: many reflections are pooled, and every rollout tests several edits at once.
 
-A round asks `REFLECTIONS` times for hypotheses, each time with other rollouts of the best prompt so far: those that
-failed, and, where there are any, better ones of the same tasks to compare with. Hypotheses that want the same edit are
-one edit with several votes. Of lines that are added for the same failure a prompt has one at most: the second would
-only make it longer. An edit that names the key of a task, such as a customer, is left out: it cannot help others.
+A round asks `REFLECTIONS` times for hypotheses, each time with other rollouts of the best prompt so far: failures, and,
+if there are any, better rollouts of the same tasks to compare with. Hypotheses with the same edit become one edit with
+several votes. Of the lines that are added for one failure a prompt has one at most: a second would only make it longer.
+An edit that names the key of a task, such as a customer, is left out: it cannot help others.
 
-Then several prompts (`ARMS`) are run, each with a subset of the edits: for each arm the effects are drawn from what is
-believed of them (Thompson 1933), and those above 0 are made. So edits that are likely to help are in most prompts,
-doubtful ones in half of them, and harmful ones soon in none. From all rollouts of the run the effects are estimated
-together (`trainer.apo.effects`). The best prompt so far is the seed with the edits whose effect is believed to be
+Then several prompts (`ARMS`) are run, each with a subset of the edits: for each arm the effects are drawn from their
+posterior (Thompson 1933), and the edits with an effect above 0 are made. So edits that are likely to help are in most
+prompts, doubtful ones in half of them, and harmful ones soon in none. The effects are estimated together from all
+rollouts of the run (`trainer.apo.effects`). The best prompt so far is the seed with the edits whose mean effect is
 above 0 and worth their length.
 
-A seed that fails nearly always may be wrong in what nobody names. Then whole texts are written from scratch too. Each
-counts as one more edit, of which a prompt has at most one; lines that the others delete or replace are not in it.
+A seed that fails nearly always may have errors that no reflection names. Then whole texts are written from scratch too.
+Each counts as one more edit, of which a prompt has at most one; lines that the other edits delete or replace are not in
+it.
 
-It ends when a round has brought no edit that is worth making, or the best prompt no longer fails.
+The search ends when `BARREN` rounds in a row have brought no new edit that is worth making, or the best prompt no
+longer fails.
 """
 
 from __future__ import annotations
@@ -40,61 +42,61 @@ SLOT: Final = re.compile(r"(?<!\{)\{[A-Za-z_]\w*\}(?!\})")
 REFLECTIONS: Final = 6
 """Questions of one round."""
 MINIBATCH: Final = 6
-"""Rollouts that a reflection sees."""
+"""Failed rollouts that a reflection sees."""
 CONTRASTS: Final = 2
-"""Better rollouts of the same tasks that it sees beside them."""
+"""Better rollouts of the same tasks that a reflection sees besides."""
 HYPOTHESES: Final = 3
-"""Most that one reflection may name."""
+"""Most hypotheses of one reflection."""
 FIRST: Final = 24
-"""Rollouts of the seed before anything is asked."""
+"""Rollouts of the seed before the first reflection."""
 ARMS: Final = (8, 14)
-"""Prompts of a round, at least and at most."""
+"""Fewest and most prompts of a round."""
 ROUND: Final = 0.3
-"""Share of the rollouts that a round may take, where that is less."""
+"""Share of the remaining rollouts that limits the number of prompts of a round."""
 TASKS: Final = 4
-"""Tasks that each of them is run on, in a round."""
+"""Tasks of each prompt in a round."""
 DONE: Final = 0.97
-"""Mean reward from which on there is nothing to mend."""
+"""Mean reward above which nothing needs to be improved."""
 LOST: Final = 0.15
 """Mean reward of the seed below which texts are also written from scratch."""
 RESTARTS: Final = 2
-"""How many."""
+"""Number of such texts."""
 LENGTH: Final = 0.0002
-"""What a character of a longer text must bring."""
+"""Effect that an edit must have for each character that it adds."""
 SAME: Final = 0.6
-"""Share of weighted words from which on two hypotheses are the same."""
+"""Share of weighted words above which two hypotheses are the same."""
 MENDED: Final = 0.15
-"""What an edit is expected to bring that makes its failure as rare as can be, before rewards say so."""
+"""Prior effect of an edit that makes its failure as rare as possible, before rewards show it."""
 HOPE: Final = 0.03
-"""What an edit is expected to bring because a reflection has named it."""
+"""Prior effect of an edit because a reflection has named it."""
 VOTE: Final = 0.01
-"""What each further reflection that names an edit is taken to say of its effect."""
+"""Prior effect for each further reflection that names an edit."""
 NAMED: Final = 0.7
-"""Share of the weighted words of a failure that a reason must have to be about it."""
+"""Share of a failure's weighted words that a reason must have to be about this failure."""
 DOUBT: Final = 10
-"""Rollouts as whose number it counts that a failure is as frequent with an edit as without."""
+"""Weight of the prior that a failure is as frequent with an edit as without, in rollouts."""
 SURE: Final = 12
-"""Rollouts of the best prompt from which on its mean says that nothing fails any more."""
+"""Rollouts of the best prompt above which its mean shows that nothing fails any more."""
 BARREN: Final = 6
-"""Rounds in a row without a new edit that is worth making, after which it ends."""
+"""Rounds in a row without a new edit that is worth making after which the search ends."""
 
 
 @dataclass(slots=True)
 class Proposal:
-    """An edit, or whole texts, and who named it."""
+    """An edit, or whole texts, and the reflections that named it."""
 
     edit: Edit | None
-    """None: the whole texts are written anew."""
+    """None for whole texts."""
     failure: str
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The new texts of one that was written from scratch."""
+    """The new texts of a proposal written from scratch."""
     votes: int = 1
     causes: list[str] = field(default_factory=list[str])
-    """Rollouts that reflections saw which named it."""
+    """Rollouts that were shown to the reflections which named it."""
 
     @property
     def lines(self) -> list[str]:
-        """Lines that it writes or takes away."""
+        """Lines that it writes or removes."""
         if self.edit is None:
             return [line for text in self.texts.values() for line in text.split("\n")]
         return [self.edit.text] if self.edit.kind == "add" else [self.edit.line, self.edit.text]
@@ -106,21 +108,21 @@ class Ours:
     def __init__(self) -> None:
         self._proposals: list[Proposal] = []
         self._made: dict[str, frozenset[int]] = {}
-        """By candidate: the edits in it."""
+        """Numbers of the edits in each candidate."""
         self._said: list[frozenset[str]] = []
-        """Words of every edit that was named, by whomever."""
+        """Words of every edit that a reflection named."""
         self._failures: list[frozenset[str]] = []
         """Words of every failure."""
         self._restarted = False
         self._barren = 0
         self._chosen: frozenset[int] = frozenset()
         self._believed: tuple[tuple[int, int], Effects] | None = None
-        """What was believed last, and of how many trials and proposals."""
+        """The last posterior, with the numbers of trials and proposals that it is from."""
         self._source = np.random.default_rng(0)
         self._arms = ARMS[0]
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """One round."""
+        """Do one round; return the best prompt before it."""
         if not pool.trials:
             self._source = np.random.default_rng(evidence.random.getrandbits(32))
             self._made[pool.seed.id] = frozenset()
@@ -130,7 +132,7 @@ class Ours:
         best = self._best(pool)
         if self._barren >= BARREN or (len(pool.of(best.id)) >= SURE and (pool.mean(best.id) or 0.0) >= DONE):
             return []
-        # While the model reflects, workers would be idle.
+        # These rollouts keep the workers busy while the model reflects.
         again = [(best, task) for task in self._tasks(evidence)] if self._proposals else []
         await asyncio.gather(self._reflect(best, pool, evidence), evidence.run(again))
         if not self._restarted and (pool.mean(pool.seed.id) or 0.0) < LOST:
@@ -142,16 +144,16 @@ class Ours:
         return [best]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """The best prompt that is believed in."""
+        """Return the best prompt by the posterior."""
         return [self._best(pool)]
 
     # Hypotheses -------------------------------------------------------------------------------------------------------
 
     async def _reflect(self, best: Candidate, pool: Pool, evidence: Evidence) -> None:
-        """Asks for hypotheses on the best prompt's rollouts, and pools them."""
+        """Ask for hypotheses on the best prompt's rollouts, and pool them."""
         batches = [self._minibatch(best, pool, evidence) for _ in range(REFLECTIONS)]
         asked = [ask_hypotheses(best.texts, batch, HYPOTHESES) for batch in batches if batch]
-        # What names a customer cannot help others.
+        # An edit that names a customer cannot help others.
         keys = {task.key.lower() for task in evidence.tasks}
         found = [
             (hypothesis, [trial.rollout for trial in batch])
@@ -167,7 +169,7 @@ class Ours:
             self._pool(hypothesis, causes)
 
     async def _restart(self, pool: Pool, evidence: Evidence) -> None:
-        """Asks for texts that do not begin from a seed that fails nearly always."""
+        """Ask for texts that do not begin from a seed that fails nearly always."""
         batches = [self._minibatch(pool.seed, pool, evidence) for _ in range(RESTARTS)]
         slots = [slot for text in pool.seed.texts.values() for slot in SLOT.findall(text)]
         asked = [ask_scratch(pool.seed.texts, slots, batch) for batch in batches if batch]
@@ -178,8 +180,8 @@ class Ours:
                 self._proposals.append(Proposal(None, "written from scratch", texts, causes=causes))
 
     def _minibatch(self, best: Candidate, pool: Pool, evidence: Evidence) -> list[Trial]:
-        """Rollouts to reflect on: failures of the best prompt, and of those like it while it has few; and better ones
-        of the same tasks, beside them."""
+        """Return rollouts to reflect on: failures of the best prompt, and of similar ones while it has few, and better
+        rollouts of the same tasks."""
         mine = self._made[best.id]
         near = sorted(pool.trials, key=lambda trial: len(mine ^ self._made.get(trial.candidate, frozenset())))
         seen = [trial for trial in near if trial.reward is not None][: 4 * MINIBATCH]
@@ -189,7 +191,7 @@ class Ours:
         return sorted([*worse, *better], key=lambda one: one.task)
 
     def _pool(self, hypothesis: Hypothesis, causes: Sequence[str]) -> None:
-        """Adds a vote to the proposal that wants the same, or a new proposal."""
+        """Add a vote to the proposal with the same aim, or a new proposal."""
         for known in self._proposals:
             if self._same(known, hypothesis):
                 known.votes += 1
@@ -208,7 +210,7 @@ class Ours:
     # Experiments ------------------------------------------------------------------------------------------------------
 
     def _effects(self, pool: Pool) -> Effects:
-        """What is believed now."""
+        """Return the present posterior of the effects."""
         stand = (len(pool.trials), len(self._proposals))
         if self._believed is None or self._believed[0] != stand:
             trials = [trial for trial in pool.trials if trial.reward is not None and trial.candidate in self._made]
@@ -221,7 +223,7 @@ class Ours:
         return self._believed[1]
 
     def _mended(self, at: int, trials: Sequence[Trial]) -> float:
-        """How much rarer the failure that an edit is to mend is with it than without it, in the graders' reasons."""
+        """Return how much rarer an edit's failure is with the edit than without it, in the graders' reasons."""
         failure = words(self._proposals[at].failure)
         weights = _weights(failure, self._failures)
         whole = sum(weights.values())
@@ -235,7 +237,7 @@ class Ours:
         return (sum(found[1]) / len(found[1]) - sum(found[0]) / len(found[0])) * few / (few + DOUBT) if few else 0.0
 
     async def _experiment(self, pool: Pool, evidence: Evidence) -> None:
-        """Runs prompts with subsets of the edits, all on the same tasks."""
+        """Run prompts with subsets of the edits, in turn on one and the other half of the drawn tasks."""
         if not self._proposals:
             return
         believed = self._effects(pool)
@@ -249,7 +251,8 @@ class Ours:
         return evidence.random.sample(names, min(2 * TASKS, len(names)))
 
     def _making(self, worth: np.ndarray) -> frozenset[int]:
-        """The edits that are worth making, if their effects are these; of those that exclude each other the best."""
+        """Return the edits that are worth making if these are their effects; of edits that exclude each other the
+        best."""
         chosen: list[int] = []
         for at in sorted(range(len(self._proposals)), key=lambda at: -worth[at]):
             if worth[at] > self._price(at) and not any(self._exclude(at, one) for one in chosen):
@@ -257,13 +260,13 @@ class Ours:
         return frozenset(chosen)
 
     def _price(self, at: int) -> float:
-        """What an edit must bring, because it makes the text longer."""
+        """Return the effect that an edit must have because it makes the text longer."""
         edit = self._proposals[at].edit
         return 0.0 if edit is None else LENGTH * edit.length
 
     def _exclude(self, one: int, other: int) -> bool:
-        """Whether a prompt has one of them at most: both write everything anew, change the same line, or add a line
-        that is to mend the same failure."""
+        """True if a prompt has at most one of them: both rewrite everything, change the same line, or add a line for
+        the same failure."""
         a, b = self._proposals[one], self._proposals[other]
         if a.edit is None or b.edit is None:
             return a.edit is None and b.edit is None
@@ -277,7 +280,7 @@ class Ours:
         return self._candidate(pool, self._choice(pool) if self._proposals else frozenset())
 
     def _candidate(self, pool: Pool, making: frozenset[int]) -> Candidate:
-        """The seed with these edits; the first ones proposed are made first."""
+        """Return the seed with these edits, in the order of the proposals."""
         chosen = [self._proposals[at] for at in sorted(making)]
         claim = "; ".join(dict.fromkeys(one.failure for one in chosen if one.failure))
         causes = tuple(dict.fromkeys(cause for one in chosen for cause in one.causes))
@@ -289,14 +292,14 @@ class Ours:
 
 
 def _better(worse: Trial, trials: Sequence[Trial]) -> Trial | None:
-    """The best rollout of the same task; None where none was better."""
+    """Return the best rollout of the same task; None if none was better."""
     same = [one for one in trials if one.task == worse.task and one.reward is not None]
     best = max(same, key=lambda one: one.reward or 0.0, default=None)
     return best if best is not None and (best.reward or 0.0) > (worse.reward or 0.0) else None
 
 
 def _line_causes(chosen: Iterable[Proposal]) -> dict[str, tuple[str, ...]]:
-    """Rollouts that led to each line which is written or taken away."""
+    """Return the rollouts that led to each written or removed line."""
     found: dict[str, tuple[str, ...]] = {}
     for one in chosen:
         for line in filter(None, map(str.strip, one.lines)):
@@ -305,12 +308,12 @@ def _line_causes(chosen: Iterable[Proposal]) -> dict[str, tuple[str, ...]]:
 
 
 def _weights(of: Iterable[str], texts: Sequence[frozenset[str]]) -> dict[str, float]:
-    """How much words say: one that is in many texts says little."""
+    """Return the weights of words: a word that is in many texts weighs little."""
     return {word: log((len(texts) + 1) / (1 + sum(word in text for text in texts))) for word in of}
 
 
 def _common(one: frozenset[str], other: frozenset[str], texts: Sequence[frozenset[str]]) -> float:
-    """Share of what two texts say that both say (Jaccard, words weighted)."""
+    """Return the share of two texts' words that both have (Jaccard, words weighted)."""
     weights = _weights(one | other, texts)
     whole = sum(weights.values())
     return sum(weights[word] for word in one & other) / whole if whole else 1.0

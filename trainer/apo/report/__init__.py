@@ -1,7 +1,7 @@
-"""What a run has come to, so that nobody has to believe it: `result` is what is kept, the rest is made from it.
+"""Reports of runs, with the evidence for each figure: `result` is the stored form, everything else is made from it.
 
     result.json --files--> RunResult --summary--> Summary --terminal, page--> what a person reads
 
-`gathered` makes the result of a search, with the leak test (`leaks`); `statistics` has the intervals; `changes` says
-what has changed in the texts, and which rollouts led to each line.
+`gathered` makes the result of a search, with the leak test (`leaks`); `statistics` has the intervals; `changes` lists
+the changes of the texts, and the rollouts that led to each line.
 """

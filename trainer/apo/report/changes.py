@@ -1,4 +1,4 @@
-"""What has changed in a text, line by line, and which rollouts led to each change. Pure."""
+"""The changes of a text, line by line, and the rollouts that led to each change. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from penstock.trainer.apo.report.result import RunResult
 
 
 class Change(NamedTuple):
-    """A line of the difference."""
+    """A line of a difference."""
 
     mark: Literal[" ", "-", "+"]
-    """Kept, gone, or new."""
+    """Kept, removed, or new."""
     line: str
     causes: Sequence[str] = ()
-    """Rollouts that led to it; empty where nobody said."""
+    """Rollouts that led to it; empty if unknown."""
 
 
 def changes(result: RunResult) -> dict[str, list[Change]]:
-    """By resource, of those that have changed; none without a winner."""
+    """Return the changes by resource, of texts that have changed; empty without a winner."""
     if result.winner is None:
         return {}
     texts = result.winner.texts
@@ -44,7 +44,7 @@ def _changes(before: str, after: str, causes: Mapping[str, Sequence[str]]) -> It
 def line_causes(
     before: Mapping[str, str], after: Mapping[str, str], known: Mapping[str, Sequence[str]], every: Sequence[str]
 ) -> dict[str, list[str]]:
-    """The causes of each line that has changed: those that are known for it, else all of the candidate's."""
+    """Return the causes of each line that has changed: the ones known for the line, else all of the candidate's."""
     found: dict[str, list[str]] = {}
     for name, text in after.items():
         for change in _changes(before[name], text, {}):

@@ -15,8 +15,8 @@ NAME: Final = "result.json"
 
 
 def results(directories: Sequence[Path]) -> list[RunResult]:
-    """Those of directories and of what is in them, in the order of their names. Raises `ConfigError` where there is
-    none, or one cannot be read."""
+    """Return the results of directories and their subdirectories, in the order of their names. Raises `ConfigError` if
+    a directory has none, or one cannot be read."""
     found: dict[Path, RunResult] = {}
     for directory in directories:
         paths = list(_paths(directory))
@@ -27,12 +27,12 @@ def results(directories: Sequence[Path]) -> list[RunResult]:
 
 
 def _paths(directory: Path) -> Iterator[Path]:
-    """Its own, or those of several seeds and of the placebo."""
+    """Yield the result of a directory, or those of its seeds and its placebo."""
     yield from (path.resolve() for path in sorted(directory.rglob(NAME)))
 
 
 def read(path: Path) -> RunResult:
-    """One result. Raises `ConfigError`."""
+    """Read a result. Raises `ConfigError`."""
     try:
         return RunResult.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

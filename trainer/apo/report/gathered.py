@@ -1,4 +1,4 @@
-"""The result of a run, gathered when it has ended. Pure."""
+"""Gathers the result of a run at its end. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from penstock.trainer.apo.splits import Splits
 from penstock.trainer.apo.trials import Trial
 
 INPUT: Final = 160
-"""Characters that are kept of a task's input."""
+"""Most characters of a task's input in the result."""
 
 
 class Settings(NamedTuple):
-    """What of a run's settings its result names."""
+    """The settings of a run that are in its result."""
 
     run: str
     engine: str
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A run that has ended."""
+    """The parts of an ended run."""
 
     settings: Settings
     result: Result
@@ -42,7 +42,7 @@ class Ended(NamedTuple):
 
 
 def gathered(ended: Ended, found: Sequence[Leak], published: Sequence[str], now_ns: int) -> RunResult:
-    """The result. `found`: by `leaked`; `published`: what became of the winner."""
+    """Return the result. `found`: from `leaked`; `published`: sentences on the release of the winner."""
     settings, result = ended.settings, ended.result
     seed, winner = result.pool.seed, result.winner
     return RunResult(
@@ -68,7 +68,7 @@ def gathered(ended: Ended, found: Sequence[Leak], published: Sequence[str], now_
 
 
 def leaked(result: Result, splits: Splits) -> list[Leak]:
-    """What the leak test finds in the winner; it is compared with the tasks of all splits, and the reasons of the
+    """Return the leaks in the winner. It is compared with the tasks of all splits, and with the reasons of the
     search."""
     if result.winner is None:
         return []

@@ -1,15 +1,15 @@
-"""The leak test: what stands in new lines of a text and should not. Pure.
+"""The leak test: finds copies and other improper words in new lines of a text. Pure.
 
-Looked at are the lines that the winner has and the seed has not. Found are
+It checks the lines that the winner has and the seed has not. It finds
 
-* `PHRASE` words in a row that stand in a task, or in a grader's reason;
+* `PHRASE` words in a row that are in a task, or in a grader's reason;
 * values of tasks (a customer's name, an order's number, an expected answer): words with a digit or a capital letter,
   and values of three words and more; and words with a digit of graders' reasons;
 * words to the grader (`GRADER`);
 * slots that were lost or added.
 
-What the seed says too is none, and neither is what many tasks have (more than `RARE` of them): that is the subject.
-It finds copies, not paraphrases: where it finds nothing, a person still reads the difference.
+Words that are in the seed too are no leak, and neither are words of many tasks (more than `RARE` of them): these are
+the subject. It finds copies, not paraphrases: if it finds nothing, a person must still read the difference.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from penstock.trainer.apo.protocol import AgentTask
 from penstock.trainer.apo.report.result import Leak
 
 PHRASE: Final = 6
-"""Words."""
+"""Words of a phrase."""
 RARE: Final = 0.1
-"""Share of the tasks that may have a phrase or a value which is still their own; one task always may."""
+"""Largest share of the tasks with a phrase or a value that still counts as a leak; one task always counts."""
 LEAST: Final = 3
-"""Characters of a value."""
+"""Fewest characters of a value."""
 LONGEST: Final = 200
-"""Characters of a value that is looked for as a whole; phrases of longer ones are found."""
+"""Most characters of a value that is searched as a whole; in longer ones phrases are found."""
 GRADER: Final = (
     "grader", "graders", "grading", "graded", "judge", "judges", "judged", "evaluator", "evaluated", "rubric",
     "reward", "rewards", "rewarded", "score", "scores", "scored", "full marks", "full credit", "test case",
@@ -43,7 +43,7 @@ _WORD: Final = re.compile(r"[^\W_]+(?:['._-][^\W_]+)*")
 
 
 class Source(NamedTuple):
-    """A text of a task."""
+    """A text with its task: a part of its input, or a grader's reason."""
 
     task: str
     text: str
@@ -55,7 +55,7 @@ def leaks(
     tasks: Sequence[AgentTask],
     reasons: Iterable[tuple[str, str]],
 ) -> list[Leak]:
-    """What is found. `reasons`: (name of a task, what a grader said of a rollout of it)."""
+    """Return the leaks. `reasons`: (task id, a grader's reason for a rollout of it)."""
     known = _spaced("\n".join(seed.values()))
     inputs = [(task.id, list(_leaves(task.input))) for task in tasks]
     said = [Source(*reason) for reason in reasons if reason[1]]
@@ -77,14 +77,14 @@ def leaks(
 
 
 def _added(seed: Mapping[str, str], winner: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(resource, line) of what is new."""
+    """Yield (resource, line) of new lines."""
     for resource, text in winner.items():
         old = {line.strip() for line in seed.get(resource, "").split("\n")}
         yield from ((resource, line.strip()) for line in text.split("\n") if line.strip() and line.strip() not in old)
 
 
 def _spaced(text: str) -> str:
-    """Its words without case, a space around each, so that whole words are found in it."""
+    """Return a text's words in lower case, with a space around each, so that a search finds whole words."""
     return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
@@ -94,7 +94,7 @@ def _phrases(line: str) -> list[str]:
 
 
 def _copied(phrases: Sequence[str], sources: Sequence[Source], most: int) -> list[tuple[str, str]]:
-    """The first phrase of a line that few tasks have, with one of them; empty without one."""
+    """Return the first phrase of a line that few tasks have, with one of these tasks; empty without one."""
     if not phrases:
         return []
     spaced = [(task, _spaced(text)) for task, text in sources]
@@ -106,7 +106,7 @@ def _copied(phrases: Sequence[str], sources: Sequence[Source], most: int) -> lis
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """The texts and numbers of a JSON value."""
+    """Yield the texts and numbers of a JSON value."""
     if isinstance(value, dict):
         for one in cast(dict[str, Any], value).values():
             yield from _leaves(one)
@@ -120,12 +120,12 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _values(inputs: Iterable[tuple[str, Sequence[str]]], most: int) -> dict[str, str]:
-    """Values that few tasks have, with one of these."""
+    """Return values that few tasks have, with one of these tasks."""
     return _rare(((value.strip(), task) for task, leaves in inputs for value in leaves if _telling(value)), most)
 
 
 def _telling(value: str) -> bool:
-    """Whether a value in a prompt says that it was copied: a usual word does not."""
+    """True if a value in a prompt shows that it was copied: a common word does not."""
     if not LEAST <= len(value.strip()) <= LONGEST:
         return False
     return len(_WORD.findall(value)) > 2 or any(one.isdigit() or one.isupper() for one in value)
@@ -144,7 +144,8 @@ def _rare(pairs: Iterable[tuple[str, str]], most: int) -> dict[str, str]:
 
 
 def _held(line: str, values: Mapping[str, str], known: str) -> list[tuple[str, str]]:
-    """Values that a line has as whole words, with case where they are one word; the longest one, with its task."""
+    """Return the longest value that a line has as whole words, with its task; a single word must match in case. Empty
+    without one."""
     exact, spaced = f" {' '.join(_WORD.findall(line))} ", _spaced(line)
     found: list[tuple[str, str]] = []
     for value, task in values.items():
@@ -171,7 +172,7 @@ def _slots(seed: Mapping[str, str], winner: Mapping[str, str]) -> Iterator[Leak]
 
 
 def _slot_line(before: str, after: str) -> str:
-    """The first line whose braces are not those of the other text."""
+    """Return the first line whose slots are not those of the other text."""
     slots = re.compile(r"\{[^{}\n]*\}")
     change = Counter(slots.findall(after))
     change.subtract(slots.findall(before))

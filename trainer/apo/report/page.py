@@ -1,4 +1,4 @@
-"""The report as a page of HTML that stands by itself, in the style of a release's page. Pure."""
+"""The report as a self-contained page of HTML, in the style of a release's page. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ td:last-child { text-align: left; }
 
 
 def page(results: Sequence[RunResult]) -> str:
-    """Of one run or more, those with a placebo apart."""
+    """Return the report on one run or more; runs with a placebo are summed up apart."""
     body = [STYLE, f"<header><h1>{text(_title(results))}</h1>"]
     last = max(result.ended_ns for result in results)
     body.append(f'<p class="dim">Ended {moment(last)[:19]} UTC.</p></header>')
@@ -100,7 +100,8 @@ def _worse(run: Figures) -> Iterator[str]:
 
 
 def wealth(result: RunResult, racer: Raced) -> list[tuple[float, float]]:
-    """(tasks, e-value) of a finalist after each task: bet again, because the race keeps the last value only."""
+    """Return (tasks, e-value) of a finalist after each task: computed again, because the race keeps the last value
+    only."""
     rewards: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for one in result.validation:
         if one.reward is not None:

@@ -1,6 +1,6 @@
 """Intervals for means of few values. Pure.
 
-Rollouts of one task, and tasks of one key, go together: a test of 60 tasks of 3 customers knows 3 customers. So the
+Rollouts of one task, and tasks of one key, are alike: a test of 60 tasks of 3 customers has 3 independent units. So the
 unit within a run is the key, with the variance of a mean over clusters (Cameron & Miller, "A practitioner's guide to
 cluster-robust inference", 2015, the correction K / (K - 1)), and over several runs it is the run. Both intervals are
 Student's t with one degree of freedom less than there are units: rewards are bounded, but units are often few, and a
@@ -24,14 +24,14 @@ class Estimate(NamedTuple):
 
     mean: float
     low: float | None
-    """None, as is `high`, where nothing can be said: one unit only, or all values alike."""
+    """None, as is `high`, without an interval: one unit only, or equal values."""
     high: float | None
     units: int
     """Independent units that it was computed from."""
 
 
 def estimate(values: Sequence[tuple[str, float]], coverage: float = COVERAGE) -> Estimate | None:
-    """Of values with the unit that each belongs to; None without values."""
+    """Return the mean of values and its interval; each value comes with its unit. None without values."""
     if not values:
         return None
     mean = math.fsum(value for _, value in values) / len(values)
@@ -48,7 +48,7 @@ def estimate(values: Sequence[tuple[str, float]], coverage: float = COVERAGE) ->
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's t, above the median, by bisection; to 1e-9 of its value."""
+    """Return a quantile of Student's t, above the median, by bisection; to 1e-9 of its value."""
     low, high = 0.0, 1.0
     while _below(high, freedom) < probability:
         low, high = high, 2 * high
@@ -59,7 +59,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _below(t: float, freedom: int) -> float:
-    """P(T <= t), t >= 0, for whole degrees of freedom (Abramowitz & Stegun 26.7.3, 26.7.4)."""
+    """Return P(T <= t), t >= 0, for whole degrees of freedom (Abramowitz & Stegun 26.7.3, 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, square = math.sin(angle), math.cos(angle) ** 2
     odd = freedom % 2

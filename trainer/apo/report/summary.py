@@ -1,7 +1,7 @@
 """Figures of one run, and of several together. Pure.
 
 A run whose seed stays has changed nothing: its gain is 0 exactly, its test stays sealed, and it counts. A run whose
-test was left out says nothing about its gain, and is named.
+test was left out has no gain, and is counted as untested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.trainer.apo.report.statistics import Estimate, estimate
 
 
 class Pair(NamedTuple):
-    """A task of the test that both the seed and the winner have a reward on."""
+    """A task of the test with a reward of both the seed and the winner."""
 
     task: str
     key: str
@@ -26,32 +26,31 @@ class Pair(NamedTuple):
     after: float
     """The winner's mean."""
     rollouts: tuple[str, ...]
-    """Of the winner."""
+    """Rollouts of the winner."""
 
     @property
     def gain(self) -> float:
-        """After less before."""
         return self.after - self.before
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run."""
+    """The figures of one run."""
 
     result: RunResult
     pairs: Sequence[Pair]
     before: Estimate | None
-    """The seed on the test."""
+    """The seed's mean on the test."""
     after: Estimate | None
-    """The winner on it."""
+    """The winner's mean on the test."""
     gain: Estimate | None
-    """Paired, over the tasks of the test, by key. 0 where the seed stays; None where there was no test."""
+    """Paired, over the tasks of the test, by key. 0 if the seed stays; None if there was no test."""
     raced: float | None
     """The winner's gain in the race; None without a winner."""
 
     @property
     def gap(self) -> float | None:
-        """Gain in the race less gain on the test: how much of it was choice, and not merit."""
+        """Gain in the race less gain on the test: the part of the gain that is due to the choice of the winner."""
         return None if self.raced is None or self.gain is None else self.raced - self.gain.mean
 
     @property
@@ -63,17 +62,17 @@ class Figures:
 
 @dataclass(frozen=True)
 class Together:
-    """Several runs."""
+    """The figures of several runs together."""
 
     runs: Sequence[Figures]
     gain: Estimate | None
-    """Over runs; that of the one run, if there is one only."""
+    """Mean gain over runs; of a single run its own."""
     gap: float | None
-    """Mean over runs with a winner that was tested."""
+    """Mean gap of the runs with a winner that was tested."""
     better: int
     """Runs with a gain above 0 on the test."""
     worse: int
-    """Runs with one below 0."""
+    """Runs with a gain below 0."""
     same: int
     """Runs whose seed stays, or whose winner is just as good on the test."""
     untested: int
@@ -81,7 +80,6 @@ class Together:
 
 
 def figures(result: RunResult) -> Figures:
-    """The figures of a run."""
     pairs = _pairs(result)
     if result.winner is None:
         return Figures(result, pairs, None, None, Estimate(0.0, None, None, 0), None)
@@ -93,7 +91,6 @@ def figures(result: RunResult) -> Figures:
 
 
 def together(results: Sequence[RunResult]) -> Together:
-    """The figures of several runs."""
     runs = [figures(result) for result in results]
     known = [(run.result.run, run.gain.mean) for run in runs if run.gain is not None]
     gaps = [run.gap for run in runs if run.gap is not None]
@@ -109,7 +106,7 @@ def together(results: Sequence[RunResult]) -> Together:
 
 
 def _within(found: Estimate | None) -> Estimate | None:
-    """Of gains, which lie within -1 and 1."""
+    """Return a gain's interval limited to -1 and 1, as all gains are."""
     if found is None or found.low is None or found.high is None:
         return found
     return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))

@@ -23,14 +23,14 @@ RUNS: Final = (
 )  # fmt: skip
 WORSE: Final = (Column("task"), Column("key", 2), figure("before"), figure("after"), Column("rollouts", 1, "cut", 24))
 MOST: Final = 12
-"""Rows of the tree and of the worse tasks; the page has all."""
+"""Most rows of the tree and of the worse tasks; the page has all."""
 NAMED: Final = 2
-"""Rollouts that are named beside a line; the page has all."""
+"""Most rollouts beside a line; the page has all."""
 COLOURS: Final = {"-": "red", "+": "green"}
 
 
 def report(results: Sequence[RunResult]) -> Group:
-    """Of one run or more, those with a placebo apart."""
+    """Return the report on one run or more; runs with a placebo are summed up apart."""
     alone = len(results) == 1
     pieces: list[RenderableType] = [] if alone else list(_runs(results))
     for group, placebo in zip(words.placebos(results), (False, True), strict=True):
@@ -49,7 +49,7 @@ def _runs(results: Sequence[RunResult]) -> Iterator[RenderableType]:
 
 
 def _one(run: Figures, alone: bool) -> Iterator[RenderableType]:
-    """All of a run; of one among several, what has changed and what leaks."""
+    """Yield everything about a run; if it is one of several, only its changes and leaks."""
     result = run.result
     yield Text.assemble(plain(result.run, "bold"), "  placebo" if result.placebo else "")
     if alone:

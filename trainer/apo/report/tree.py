@@ -1,4 +1,4 @@
-"""The candidates of a run as it goes on, and when it has ended. Pure."""
+"""The tree of a run's candidates, while it goes on and at its end. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.trainer.apo.report.result import Tried
 from penstock.trainer.apo.search import Result
 
 CLAIM: Final = 300
-"""Characters of a claim on the tape."""
+"""Most characters of a claim on the tape."""
 
 
 def tried(result: Result) -> list[Tried]:
-    """All candidates, in the order in which they came."""
+    """Return all candidates, in the order of their proposal."""
     began: dict[str, int] = {}
     for at, trial in enumerate(result.pool.trials):
         began.setdefault(trial.candidate, at)
@@ -52,8 +52,8 @@ def _state(one: Candidate, result: Result, racer: Racer | None) -> CandidateStat
 
 
 def told(result: Result) -> CandidateTree:
-    """Those that the tape is told: all that fit, else finalists, those with the highest means, and those that they were
-    made from."""
+    """Return the candidates for the tape: all that fit, else finalists, those with the highest means, and their
+    ancestors."""
     every = {one.id: one for one in tried(result)}
     kept: dict[str, None] = {}
     for one in sorted(every.values(), key=lambda one: (one.state == "tried", -(one.mean or 0.0), -one.rollouts)):
@@ -65,7 +65,7 @@ def told(result: Result) -> CandidateTree:
 
 
 def _line(one: Tried, every: Mapping[str, Tried]) -> Sequence[str]:
-    """A candidate and those that it was made from."""
+    """Return a candidate and its ancestors."""
     found = [one.id]
     while (parent := every[found[-1]].parent) in every and parent not in found:
         found.append(str(parent))

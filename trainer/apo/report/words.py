@@ -1,4 +1,4 @@
-"""What both reports say in the same words. Pure."""
+"""Sentences and figures that both reports share. Pure."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ COLUMNS: Final = (
 
 
 def signed(value: float | None) -> str:
-    """+0.123; empty for None."""
+    """Return a number as +0.123; empty for None."""
     # A rounded -0.0001 is 0, and has no sign.
     return "" if value is None else f"{round(value, 3) + 0.0:+.3f}"
 
 
 def value(found: Estimate | None) -> str:
-    """0.123; empty for None."""
+    """Return a mean as 0.123; empty for None."""
     return "" if found is None else f"{found.mean:.3f}"
 
 
 def interval(found: Estimate | None) -> str:
-    """+0.100 to +0.200; empty where there is none."""
+    """Return an interval as +0.100 to +0.200; empty without one."""
     return "" if found is None or found.low is None else f"{signed(found.low)} to {signed(found.high)}"
 
 
 def leak(found: Leak) -> str:
-    """What was found."""
+    """Return a leak as a clause."""
     return LEAKS[found.kind].format(found)
 
 
 def row(run: Figures) -> list[str]:
-    """The figures of a run, in `COLUMNS`."""
+    """Return the figures of a run, in the order of `COLUMNS`."""
     used = run.result.used
     before, after = run.lengths
     gain = "" if run.gain is None else signed(run.gain.mean)
@@ -62,7 +62,7 @@ def row(run: Figures) -> list[str]:
 
 
 def one(run: Figures) -> Iterator[str]:
-    """What a run has come to, in sentences."""
+    """Yield the results of a run, in sentences."""
     result = run.result
     yield f"{result.engine}, seed {result.draw}: {result.why}."
     if result.winner is None:
@@ -107,7 +107,7 @@ MODES: Final = ("train", "val", "test")
 
 
 def several(found: Together, placebo: bool) -> Iterator[str]:
-    """What several runs have come to, in sentences."""
+    """Yield the results of several runs, in sentences."""
     count = len(found.runs)
     if placebo:
         released = sum(run.result.winner is not None for run in found.runs)
@@ -124,5 +124,5 @@ def several(found: Together, placebo: bool) -> Iterator[str]:
 
 
 def placebos(results: Sequence[RunResult]) -> tuple[list[RunResult], list[RunResult]]:
-    """(those that are none, those that are)."""
+    """Return (results without a placebo, results with one)."""
     return [one for one in results if not one.placebo], [one for one in results if one.placebo]
