@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "sidecar", "adapters", "trainer", "tui")
 LINES, FUNCTION_LINES, PARAMETERS = 700, 60, 8
 SHORT_LINES, SHORT_WORDS = 60, 4
+VAGUE = ("What", "How", "Whether", "Whose", "Where", "Who", "Which", "Of", "As", "Those")
+"""A docstring that begins so has no subject, and is read twice."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | Function
 
@@ -180,6 +182,7 @@ def measure() -> dict[str, int]:
     near: dict[str, Counter[str]] = defaultdict(Counter)
     for source in found:
         near[str(layer.get(source.room, source.room))].update(_classes(source))
+    docstrings = [words for source in found for words in _docstrings(source)]
     long = [len(source.text.splitlines()) for source in found]
     return {
         "files": len(found),
@@ -194,7 +197,8 @@ def measure() -> dict[str, int]:
         "classes": classes.total(),
         "class names used twice": sum(number > 1 for number in classes.values()),
         "class names used twice in a layer": sum(number > 1 for names in near.values() for number in names.values()),
-        f"docstrings of {SHORT_WORDS} words or fewer": sum(_short_docstrings(source) for source in found),
+        f"docstrings of {SHORT_WORDS} words or fewer": sum(len(words) <= SHORT_WORDS for words in docstrings),
+        "docstrings that begin with What, Of and the like": sum(words[0] in VAGUE for words in docstrings),
         "settings": sum(settings().values()),
     }
 
@@ -203,9 +207,9 @@ def _classes(source: Source) -> Iterator[str]:
     return (node.name for node in source.nodes if isinstance(node, ast.ClassDef))
 
 
-def _short_docstrings(source: Source) -> int:
+def _docstrings(source: Source) -> Iterator[list[str]]:
     texts = (ast.get_docstring(node) for node in source.nodes if isinstance(node, Documented))
-    return sum(text is not None and len(text.split()) <= SHORT_WORDS for text in texts)
+    return (text.split() for text in texts if text)
 
 
 if __name__ == "__main__":
