@@ -52,13 +52,13 @@ MCP = "penstock.gateway.mcp."
 
 SUITES = (
     # One page in a browser: what serves it. What it shows is what the TUI shows, which tests/tui always looks at.
-    Suite("web", 10, 3, ("tests.tui.browser",), ("penstock.tui.web",), ("tests/tui/browser/",)),
+    Suite("web", 7, 3, ("tests.tui.browser",), ("penstock.tui.web",), ("tests/tui/browser/",)),
     # The OpenAPI document is held against what the handlers do.
-    Suite("api", 20, 2, ("tests.openapi",), ("penstock.gateway.api",), ("tests/openapi/",)),
+    Suite("api", 15, 2, ("tests.openapi",), ("penstock.gateway.api",), ("tests/openapi/",)),
     # The sidecar's other engine. The front behind it is that of `clients`.
-    Suite("mitmproxy", 40, 3, ("tests.sidecar.intercept.test_mitm",), (INTERCEPT + "mitm", INTERCEPT + "mitm_addon")),
+    Suite("mitmproxy", 25, 3, ("tests.sidecar.intercept.test_mitm",), (INTERCEPT + "mitm", INTERCEPT + "mitm_addon")),
     # litellm is nowhere else; its release is pinned by a file of CI's own.
-    Suite("providers", 50, 2, ("tests.providers",), ("penstock.gateway.proxy.translation",), (".ci/litellm.txt",)),
+    Suite("providers", 80, 2, ("tests.providers",), ("penstock.gateway.proxy.translation",), (".ci/litellm.txt",)),
     # Images: their steps run, and what these make is started. What runs in them others test; text of manifests is
     # tested always. A new dependency comes with a new lock.
     Suite(
@@ -67,27 +67,27 @@ SUITES = (
     ),
     # Do unmodified agents say behind a sidecar what they say without one? What each of their connections goes through.
     Suite(
-        "clients", 240, 3, ("tests.clients",),
+        "clients", 175, 3, ("tests.clients",),
         tuple(INTERCEPT + name for name in ("front", "visit", "hello", "plain", "splice", "session", "trust")),
         ("tests/clients/package.json", "tests/clients/package-lock.json", "tests/clients/scripts/"),
     ),
     # Agents as they are installed get better prompts, and are trained on: of `make test-clients` what needs no sidecar.
     # Agents that are scripts do both always.
-    Suite("agents", 150, 2, ("tests.clients.test_optimised_claude", "tests.clients.test_trained_agents")),
+    Suite("agents", 90, 2, ("tests.clients.test_optimised_claude", "tests.clients.test_trained_agents")),
     # MCP's own suite sees what crosses a gateway's addresses. Hosted and wrapped servers are tested always.
     Suite(
-        "mcp", 220, 3, ("tests.conformance",),
+        "mcp", 250, 3, ("tests.conformance",),
         tuple(MCP + name for name in ("call", "changed_answer", "endpoint", "sessions", "stream_reader")),
         ("tests/conformance/",),
     ),
     # What a real engine does with adapters and tokens. Each has its tests with a scripted engine, always.
     Suite(
-        "vllm", 140, 2, ("tests.vllm",),
+        "vllm", 115, 2, ("tests.vllm",),
         ("penstock.gateway.releases.adapter_server", "penstock.gateway.proxy.exact", "penstock.gateway.calls.capture"),
         ("tests/vllm/",),
     ),
     # Of tests/trainer those that need torch; what only they and modules with torch import.
-    Suite("train", 490, 1, ("tests.trainer",), files=("pyright-train.json",)),
+    Suite("train", 400, 1, ("tests.trainer",), files=("pyright-train.json",)),
     # Several ranks against the local engine, which `train` tests.
     Suite("verl", 130, 1, ("tests.verl",), ("penstock.trainer.engines.verl_backend",), ("tests/verl/",)),
     # An agent learns, by a real engine: what decides whether it does. How runs begin, go on and end `train` tests.
@@ -97,7 +97,7 @@ SUITES = (
     ),
     # Does each extra bring what is imported? What is imported is tested always, where all extras are. So it is reached
     # by another list of packages, and by an import of a package that a folder has not imported before.
-    Suite("extras", 300, 2, ("tests.extras",), files=("tests/extras/", "pyproject.toml", "import ")),
+    Suite("extras", 390, 2, ("tests.extras",), files=("tests/extras/", "pyproject.toml", "import ")),
     # Tests that always run, with another Python: it is reached by nothing, and has its turn.
     Suite("newest", 290, 3),
     # Its figures decide nothing, and what it is made of tests/bench always tests: it is reached by nothing.
