@@ -77,10 +77,11 @@ class Place:
     def names(self) -> list[str]:
         """The names at the root. Raises `Refused` if it is a file."""
         with self.asked():
-            if self._local and not os.path.isdir(self.root):
-                if os.path.exists(self.root):
-                    raise Refused(f"--to: {self.name} is a file; a lake is a directory")
+            if self._local and not os.path.exists(self.root):
                 return []
+            # In this order: another writer may make the directory at any time.
+            if self._local and not os.path.isdir(self.root):
+                raise Refused(f"--to: {self.name} is a file; a lake is a directory")
             return [info.base_name for info in Files(self, self.root).listed(recursive=False)]
 
     @contextmanager

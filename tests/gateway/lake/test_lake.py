@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -310,6 +311,23 @@ def test_two_writers_at_once_write_every_row_once(store: Store, tmp_path: Path) 
     same_as_the_tape(store, tmp_path / "lake")
     fill(lake_of(store, tmp_path / "lake"))
     nothing_is_left_over(tmp_path / "lake")
+
+
+def test_a_directory_that_another_writer_makes_meanwhile_is_no_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(conversation(3))
+    lake = tmp_path / "lake"
+
+    def look(ask: Callable[[Any], bool], path: Any) -> bool:
+        found = ask(path)
+        lake.mkdir(exist_ok=True)
+        return found
+
+    for ask in (os.path.isdir, os.path.exists):
+        monkeypatch.setattr(os.path, ask.__name__, partial(look, ask))
+    fill(lake_of(store, lake))
+    same_as_the_tape(store, lake)
 
 
 def test_a_writer_whose_file_another_one_has_cleaned_away_was_not_first(
