@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -14,11 +15,16 @@ from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Params
+from penstock.gateway.model.audit import Said
 from penstock.gateway.model.base import Kind
 from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.release import NewRelease, Release
 from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.report import Reporter
 from penstock.trainer.serving.publish import AT_ONCE, TRAINING, Publisher
+
+POLICY = Policy(stages=[Stage(split=0.5)], margin_absolute=0.1, replayed="skip", shadowed="skip")
+"""A release that goes on until rewards have come."""
 
 
 class Forgetful(Client):
@@ -38,6 +44,19 @@ class Forgetful(Client):
 
 class Twice(Patient, Forgetful):
     """Says everything twice."""
+
+
+class Late(Twice):
+    """A release has ended before it is known that it began."""
+
+    async def start_release(self, resource: str, new: NewRelease) -> Release:
+        try:
+            return await super().start_release(resource, new)
+        except ClientError:
+            with suppress(ClientError):  # the second abort
+                (live,) = await self.releases(resource, live=True)
+                _ = await self.decide(live.id, "abort", Said(who="ann", why="it is worse"))
+            raise
 
 
 class Nothing:
@@ -63,11 +82,24 @@ async def test_versions_are_published_once(client: Twice) -> None:
     releases = await client.releases("policy")
     assert [(one.candidate, one.stage) for one in releases] == [("run.1", "promoted"), ("run.0", "promoted")]
     assert [one.version for one in (await client.resource("policy")).versions] == ["base", "run.0", "run.1"]
-    shown = await publisher.release("run.1", Policy(stages=[Stage(split=0.5)], margin_absolute=0.1))
-    assert next((one.id, one.candidate) for one in await client.releases("policy")) == (shown.id, "run.1")
+    shown = await publisher.release("run.1", POLICY)
+    assert [one.id for one in await client.releases("policy", live=True)] == [shown.id]
+    assert len(await client.releases("policy")) == 3
     said = [path for path, _ in client.lost]
     assert sum(path.endswith("/promote") for path in said) == 2
     assert said.count("/api/resources/policy/releases") == 3
+
+
+async def test_a_release_that_ended_before_its_answer_came_is_found(client: Twice, served: Gateway) -> None:
+    publisher = Publisher(client, "policy", "fake-openai", "base", "run")
+    await publisher.begin()
+    await publisher.register("run.0", Path("/adapters/run.0"), None, "")
+    await publisher.train_on("run.0")
+    async with Late(served.url) as late:
+        publisher = Publisher(late, "policy", "fake-openai", "base", "run")
+        shown = await publisher.release("run.0", POLICY)
+    found = [(one.id, one.stage) for one in await client.releases("policy")]
+    assert found == [(shown.id, "aborted"), ("policy-1", "promoted")]
 
 
 async def test_what_an_earlier_life_has_left_is_aborted_once(client: Twice) -> None:
