@@ -158,7 +158,8 @@ demo-pairs: install-train install-vllm ## See prompts and weights learnt togethe
 	@$(TRAIN)/bin/python -m examples.fast_slow
 
 # Suites with a target of their own.
-ELSEWHERE := tests/clients tests/extras tests/openapi tests/providers tests/tui/browser tests/verl tests/vllm
+ELSEWHERE := tests/clients tests/conformance tests/extras tests/openapi tests/providers tests/sidecar/intercept/test_mitm.py \
+	tests/tui/browser tests/verl tests/vllm
 
 # With an ordinary user's rights, also where it is root who tests. Tests wait about as long as they compute: four
 # workers keep two cores busy.

@@ -17,8 +17,10 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
+from fakes import environments
+
 ROOT = Path(__file__).parents[2]
-HOME = ROOT / ".venv-clients"
+HOME = environments.folder("clients")
 MODULES = HOME / "node_modules"
 PYTHON = HOME / "python" / "bin" / "python"
 HERE = Path(__file__).parent
@@ -53,7 +55,11 @@ class Profile:
 
 def _npm(package: str) -> tuple[Callable[[], bool], Callable[[], str]]:
     manifest = MODULES / package / "package.json"
-    return manifest.is_file, lambda: json.loads(manifest.read_text())["version"]
+
+    def installed() -> bool:
+        return environments.installed("clients") and manifest.is_file()
+
+    return installed, lambda: json.loads(manifest.read_text())["version"]
 
 
 def _native(package: str, program: str) -> tuple[str, ...]:
@@ -99,7 +105,9 @@ def _python(package: str, module: str, env: dict[str, str]) -> Profile:
     folder = next((PYTHON.parents[1] / "lib").glob("python3*/site-packages"), None) if PYTHON.exists() else None
 
     def installed() -> bool:
-        return own or (folder is not None and folder.joinpath(*module.split(".")).is_dir())
+        if own or folder is None or not environments.installed("clients"):
+            return own
+        return folder.joinpath(*module.split(".")).is_dir()
 
     def version() -> str:
         from importlib.metadata import distributions, version

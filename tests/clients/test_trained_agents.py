@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("clients"), pytest.ma
 
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 async def test_every_rollout_is_one_row(tmp_path: Path, agent: Agent) -> None:
-    if (why := missing(agent)) is not None:
+    if (why := missing()) is not None:
         pytest.skip(why)
 
     def speaks(prompt: str) -> str:

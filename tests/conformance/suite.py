@@ -25,8 +25,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fakes import environments
+
 ROOT = Path(__file__).parents[2]
-MODULES = ROOT / ".venv-mcp" / "node_modules"
+MODULES = environments.folder("mcp") / "node_modules"
 SUITE = MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 NOWHERE = "the conformance suite is not here: `make install-mcp` installs it, `make test-mcp` runs this"
 REVISIONS = ("2025-11-25", "2026-07-28")
@@ -60,7 +62,7 @@ Leg = Callable[[str], Awaitable[list[Check]]]
 
 
 def installed() -> bool:
-    return SUITE.exists() and node() is not None
+    return environments.installed("mcp") and node() is not None
 
 
 def node() -> Path | None:

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from conformance import suite
+from fakes import environments
 from fakes.ports import steady_ports
 from fakes.process import PATIENCE, ROOT, running
 from fakes.tape import Tape
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 SERVER = ROOT / "tests" / "fakes" / "mcp_sdk_server.py"
-OLDER = ROOT / ".venv-mcp1" / "bin" / "python"
+OLDER = environments.python("mcp1")
 INSPECTOR = suite.MODULES / "@modelcontextprotocol" / "inspector" / "clients" / "launcher" / "build" / "index.js"
 TRANSPORTS = {"http": "streamable-http", "sse": "sse"}
 ASKED: dict[str, list[str]] = {
@@ -91,7 +92,7 @@ def config(servers: SERVERS) -> str:
 
 
 async def test_the_older_sdk_sees_the_same(servers: SERVERS, tmp_path: Path) -> None:
-    if not OLDER.exists():
+    if not environments.installed("mcp1"):
         pytest.skip("`make install-mcp` installs it")
     script = Path(__file__).parent / "older.py"
     async with running(tmp_path, config(servers)) as gateway, aiohttp.ClientSession() as http:
@@ -118,7 +119,7 @@ def ended(spans: list[Any]) -> list[Any]:
 
 async def test_the_inspector_sees_the_same(servers: SERVERS, tmp_path: Path) -> None:
     node = suite.node()
-    if node is None or not INSPECTOR.exists():
+    if node is None or not environments.installed("mcp"):
         pytest.skip("`make install-mcp` installs it")
     async with running(tmp_path, config(servers)) as gateway:
         for transport, url in servers.items():

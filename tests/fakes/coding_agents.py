@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clients.profiles import PROFILES
-from fakes.process import ROOT, Gateway, upstream
+from fakes import environments
+from fakes.process import Gateway, upstream
 from fakes.shell import Shell
 
 from penstock.adapters.samples import Options, Sample, samples
@@ -18,7 +19,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import Diagnosis
 from penstock.gateway.model.rollout import RolloutSummary
 
-PROVIDERS = ROOT / ".venv-providers" / "bin" / "python"
+PROVIDERS = environments.python("providers")
 ASK = "Use your shell to run echo 1, then echo 2, then echo 3, one after the other, and say when you are done."
 SAID = "All is done."
 TURNS = 4
@@ -45,10 +46,6 @@ class Agent:
     def program(self) -> str:
         return next(profile for profile in PROFILES if profile.client == self.name).command[0]
 
-    @property
-    def installed(self) -> bool:
-        return Path(self.program).exists()
-
 
 AGENTS = (
     Agent(
@@ -69,11 +66,13 @@ AGENTS = (
 )
 
 
-def missing(*agents: Agent) -> str | None:
+def missing() -> str | None:
     """Why this cannot run here."""
-    if not all(agent.installed for agent in agents):
+    if not environments.installed("clients"):
         return "the agents are not here: `make install-clients` installs them"
-    return None if PROVIDERS.exists() else "there is no litellm here: `make install-providers` installs it"
+    if not environments.installed("providers"):
+        return "there is no litellm here: `make install-providers` installs it"
+    return None
 
 
 def config(base_url: str) -> str:

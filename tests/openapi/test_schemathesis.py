@@ -14,10 +14,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
-from fakes.process import ROOT, upstreams
+from fakes import environments
+from fakes.process import upstreams
 from fakes.provider import Provider
 
-COMMAND = ROOT / ".venv-schemathesis" / "bin" / "st"
+COMMAND = environments.folder("schemathesis") / "bin" / "st"
 NOWHERE = "Schemathesis is not here: `make install-schemathesis` installs it, `make test-api` runs this"
 PHASES = os.environ.get("PENSTOCK_PHASES", "fuzzing,stateful")
 PATIENCE_S = 900.0
@@ -27,7 +28,7 @@ PATIENCE_S = 900.0
 async def test_the_api_is_as_it_says(
     start_gateway: StartGateway, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    if not COMMAND.exists():
+    if not environments.installed("schemathesis"):
         pytest.skip(NOWHERE)
     gateway = await start_gateway(upstreams(openai=provider.openai_url))
     async with http.post(gateway.openai("r1") + "/chat/completions", json={"model": "m", "messages": []}) as answer:

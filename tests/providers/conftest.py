@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from fakes import process, vllm_wire
+from fakes import environments, process, vllm_wire
 from fakes.process import Gateway, running, upstream
 from fakes.provider import Provider, serving
 from fakes.tape import Tape
@@ -27,9 +27,8 @@ from penstock.gateway.proxy.translation.litellm import Library
 from penstock.gateway.proxy.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
-OTHER = ROOT / ".venv-providers" / "bin" / "python"
 HERE = library.missing() is None
-PYTHON = Path(sys.executable) if HERE else OTHER
+PYTHON = Path(sys.executable) if HERE else environments.python("providers")
 NOWHERE = "there is no litellm here: `make install-providers` installs it, `make test-providers` runs this"
 ROUTE = '[[route]]\nmodel = "policy*"\nupstream = "vllm"\ntrain = true\n\n'
 START_S = 600.0
@@ -86,7 +85,7 @@ def patient() -> Iterator[None]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def gateway(tmp_path_factory: pytest.TempPathFactory, engine: Provider, patient: None) -> AsyncGenerator[Gateway]:
     """A gateway process that translates: one for all modules, importing litellm takes it seconds."""
-    if not PYTHON.exists():
+    if not (HERE or environments.installed("providers")):
         pytest.skip(NOWHERE)
     config = ROUTE + upstream("vllm", engine.openai_url, "openai")
     async with running(tmp_path_factory.mktemp("translating"), config, python=PYTHON) as made:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 import aiohttp
 import pytest
 import pytest_asyncio
+from fakes import environments
 from fakes.process import Gateway, running, upstream
 from fakes.scale_out import GENERATE, ScaleOut, scale_out
 from fakes.tape import Tape
@@ -15,7 +16,7 @@ from fakes.toy_template import CALL, CALLED, Template
 from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.model.answers import Diagnosis
 
-from .conftest import NOWHERE, PYTHON, ROUTE
+from .conftest import HERE, NOWHERE, PYTHON, ROUTE
 from .test_agents import STREAMS, claude_agent, gpt_agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,7 +35,7 @@ async def vllm() -> AsyncGenerator[ScaleOut]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def exact(tmp_path_factory: pytest.TempPathFactory, vllm: ScaleOut, patient: None) -> AsyncGenerator[Gateway]:
     """A gateway that translates, in front of an engine whose template drifts."""
-    if not PYTHON.exists():
+    if not (HERE or environments.installed("providers")):
         pytest.skip(NOWHERE)
     config = ROUTE.replace("train = true", 'train = "exact"') + upstream("vllm", vllm.openai_url, "openai")
     async with running(tmp_path_factory.mktemp("exact"), config, python=PYTHON) as made:

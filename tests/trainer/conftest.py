@@ -8,8 +8,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
+from fakes import environments
 from fakes.engine import FakeEngine
-from fakes.process import ROOT, Gateway, vllms
+from fakes.process import Gateway, vllms
 from fakes.production import Shop, tokens_of
 from fakes.threads import no_gpu, one_thread
 from fakes.vllm_process import VOCABULARY
@@ -57,7 +58,6 @@ async def shop(start_gateway: StartGateway, vllm: FakeEngine, http: aiohttp.Clie
 @pytest.fixture
 def vllm_python() -> Path:
     """The Python of a real vLLM; without one the test is skipped."""
-    path = ROOT / ".venv-vllm" / "bin" / "python"
-    if not path.exists():
+    if not environments.installed("vllm"):
         pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB)")
-    return path
+    return environments.python("vllm")

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes import environments
 from fakes.ports import steady_ports
 
 from penstock.gateway.releases.adapter_server import Engine
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+PYTHON = environments.python("vllm")
 START_S, STOP_S = 480.0, 30.0
 SLOTS, RANK = 3, 8
 
@@ -118,7 +119,7 @@ class Vllm:
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     """A vLLM that serves `base`, with adapters on its disk and none loaded."""
-    if not PYTHON.exists():
+    if not environments.installed("vllm"):
         pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB), `make test-vllm` runs this")
     home = tmp_path_factory.mktemp("vllm")
     subprocess.run([PYTHON, Path(__file__).with_name("make_model.py"), home], check=True, capture_output=True)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes import environments
 from fakes.coding_agents import AGENTS, PROVIDERS, Agent, config, missing, one_row_each, run
 from fakes.ports import steady_ports
 from fakes.process import running
 
-from .conftest import PYTHON, Vllm
+from .conftest import Vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(1800)]
 
@@ -24,9 +25,9 @@ MODEL = os.environ.get("PENSTOCK_SHELL_MODEL")
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     """A vLLM whose model works in a shell, and whose template takes one system message."""
-    if not PYTHON.exists():
+    if not environments.installed("vllm"):
         pytest.skip("there is no vLLM here: `make install-vllm` installs it (3.4 GB), `make test-vllm` runs this")
-    if (why := missing(*AGENTS)) is not None:
+    if (why := missing()) is not None:
         pytest.skip(why)
     if MODEL is None:
         pytest.skip("no model: `make_shell_model.py DIR` makes one in minutes; then set PENSTOCK_SHELL_MODEL=DIR")

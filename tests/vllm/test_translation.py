@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,7 +11,7 @@ import anthropic
 import pytest
 import pytest_asyncio
 from anthropic.types import Message
-from fakes import process
+from fakes import environments, process
 from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
@@ -22,7 +21,6 @@ from .conftest import Vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.timeout(900)]
 
-PROVIDERS = Path(__file__).parents[2] / ".venv-providers"
 ROUTE = '[[route]]\nmodel = "base"\nupstream = "vllm"\ntrain = true\n\n'
 TOOL: Any = {
     "name": "get",
@@ -34,10 +32,10 @@ FORCED: Any = {"type": "tool", "name": "get"}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def translating(vllm: Vllm, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Gateway]:
     """A gateway that trains `base`, in the environment that has litellm."""
-    if not (PROVIDERS / ".installed").exists():
+    if not environments.installed("providers"):
         pytest.skip("there is no litellm here: `make install-providers` installs it")
     config = ROUTE + upstream("vllm", vllm.url + "/v1", "openai")
-    home, python = tmp_path_factory.mktemp("translating"), PROVIDERS / "bin" / "python"
+    home, python = tmp_path_factory.mktemp("translating"), environments.python("providers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "PATIENCE", 600.0)
         async with running(home, config, python=python) as made:

@@ -15,8 +15,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 from conftest import StartGateway
+from fakes import environments
 from fakes.mistakes import tells
-from fakes.process import ROOT, Gateway, child, gone
+from fakes.process import Gateway, child, gone
 from fakes.responses_websocket import websocket_host
 from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
@@ -25,9 +26,9 @@ from fakes.websocket_agent import WEBSOCKET_AGENT
 
 from penstock.sidecar.intercept.authority import Authority
 
-MITMDUMP = ROOT / ".venv-mitmproxy" / "bin" / "mitmdump"
+MITMDUMP = environments.folder("mitmproxy") / "bin" / "mitmdump"
 pytestmark = pytest.mark.skipif(
-    not MITMDUMP.exists(), reason="mitmproxy is not here: `make install-mitmproxy` installs it"
+    not environments.installed("mitmproxy"), reason="mitmproxy is not here: `make install-mitmproxy` installs it"
 )
 CALLS = """
 import http.client, os, ssl

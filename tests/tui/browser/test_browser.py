@@ -8,14 +8,13 @@ import os
 from pathlib import Path
 
 import pytest
-from fakes.process import ROOT, gone
+from fakes import environments
+from fakes.process import gone
 from fakes.tui_page import served
 
-INSTALLED = ROOT / ".venv-browser"
+BROWSER = environments.folder("browser")
 
-pytestmark = pytest.mark.skipif(
-    not (INSTALLED / ".installed").exists(), reason="needs a browser: `make install-browser`"
-)
+pytestmark = pytest.mark.skipif(not environments.installed("browser"), reason="needs a browser: `make install-browser`")
 
 
 def fonts(home: Path) -> Path:
@@ -29,7 +28,7 @@ async def test_the_page_shows_the_terminal_and_takes_keys(tmp_path: Path) -> Non
     async with served("overview") as page:
         process = await asyncio.create_subprocess_exec(
             *("node", "look.mjs", page.link, "Health", "?", "one row up"),
-            cwd=INSTALLED,
+            cwd=BROWSER,
             # Its package has the libraries that a bare machine lacks, and unpacks them where it takes it for Lambda.
             env=os.environ
             | {"TMPDIR": str(tmp_path), "HOME": str(tmp_path), "AWS_LAMBDA_JS_RUNTIME": "nodejs20.x"}
