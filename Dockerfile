@@ -48,6 +48,7 @@ RUN set -- && IFS='[], ' \
 COPY pyproject.toml README.md LICENSE ./
 COPY penstock penstock
 COPY gateway gateway
+COPY console console
 COPY sidecar sidecar
 COPY adapters adapters
 COPY trainer trainer

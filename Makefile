@@ -142,7 +142,7 @@ install-browser: $(BROWSER)/.installed ## Install a browser without a screen int
 install-mitmproxy: $(MITMPROXY)/.installed ## Install mitmproxy, the sidecar's other engine, into .venv-mitmproxy (120 MB; Python 3.12 or newer)
 
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
-	@$(BIN)/python -m penstock.gateway.demo.demo
+	@$(BIN)/python -m examples.demo.demo
 
 demo-sidecar: $(VENV)/.demo ## See an agent that has no base URL, before and behind the sidecar (no network, no key)
 	@$(BIN)/python -m examples.sidecar_demo

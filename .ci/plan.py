@@ -48,7 +48,8 @@ class Suite(NamedTuple):
 
 
 INTERCEPT = "penstock.sidecar.intercept."
-MCP = "penstock.gateway.mcp."
+INTERCEPTING = ("agent_proxy", "agent_connection", "client_hello", "plain_http", "splice", "session", "trust")
+MCP = "penstock.gateway.tools."
 
 SUITES = (
     # One page in a browser: what serves it. What it shows is what the TUI shows, which tests/tui always looks at.
@@ -58,7 +59,10 @@ SUITES = (
     # The sidecar's other engine. The front behind it is that of `clients`.
     Suite("mitmproxy", 25, 3, ("tests.sidecar.intercept.test_mitm",), (INTERCEPT + "mitm", INTERCEPT + "mitm_addon")),
     # litellm is nowhere else; its release is pinned by a file of CI's own.
-    Suite("providers", 80, 2, ("tests.providers",), ("penstock.gateway.proxy.translation",), (".ci/litellm.txt",)),
+    Suite(
+        "providers", 80, 2, ("tests.providers",), ("penstock.gateway.traffic.proxy.translation",),
+        (".ci/litellm.txt",),
+    ),
     # Images: their steps run, and what these make is started. What runs in them others test; text of manifests is
     # tested always. A new dependency comes with a new lock.
     Suite(
@@ -68,7 +72,7 @@ SUITES = (
     # Do unmodified agents say behind a sidecar what they say without one? What each of their connections goes through.
     Suite(
         "clients", 175, 3, ("tests.clients",),
-        tuple(INTERCEPT + name for name in ("front", "visit", "hello", "plain", "splice", "session", "trust")),
+        tuple(INTERCEPT + name for name in INTERCEPTING),
         ("tests/clients/package.json", "tests/clients/package-lock.json", "tests/clients/scripts/"),
     ),
     # Agents as they are installed get better prompts, and are trained on: of `make test-clients` what needs no sidecar.
@@ -77,13 +81,16 @@ SUITES = (
     # MCP's own suite sees what crosses a gateway's addresses. Hosted and wrapped servers are tested always.
     Suite(
         "mcp", 250, 3, ("tests.conformance",),
-        tuple(MCP + name for name in ("call", "changed_answer", "endpoint", "sessions", "stream_reader")),
+        tuple(MCP + name for name in ("call", "response_rewriter", "endpoint", "sessions", "stream_reader")),
         ("tests/conformance/",),
     ),
     # What a real engine does with adapters and tokens. Each has its tests with a scripted engine, always.
     Suite(
         "vllm", 115, 2, ("tests.vllm",),
-        ("penstock.gateway.releases.adapter_server", "penstock.gateway.proxy.exact", "penstock.gateway.calls.capture"),
+        (
+            "penstock.gateway.releases.adapter_server", "penstock.gateway.traffic.proxy.exact",
+            "penstock.gateway.wire.capture",
+        ),
         ("tests/vllm/",),
     ),
     # Of tests/trainer those that need torch; what only they and modules with torch import.
@@ -199,7 +206,7 @@ def _walk(graph: Graph, starts: set[str], ends: Set[str]) -> set[str]:
     return found
 
 
-PRODUCT = ("gateway", "sidecar", "adapters", "trainer", "tui")
+PRODUCT = ("gateway", "console", "sidecar", "adapters", "trainer", "tui")
 ON_THE_PATH = ("clients", "conformance", "deploy", "docs", "e2e", "fakes")
 """Folders of tests that others import by their bare names."""
 

@@ -15,24 +15,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.adapters.choosing import counted, usable
-from penstock.adapters.judging import Judged
+from penstock.adapters.attempt_rewards import AttemptRewards
+from penstock.adapters.episode import Episode, EpisodeAttempt, EpisodeCall
 from penstock.adapters.options import Options
-from penstock.adapters.report import Report
-from penstock.adapters.turns import Call, Episode, Try
-from penstock.gateway.diagnosis.turn_tree import Choice, Node, Tree, of_messages
-from penstock.gateway.dialects.parts import fingerprint
+from penstock.adapters.report import SampleReport
+from penstock.adapters.selection import select_attempts, select_calls
 from penstock.gateway.model.turn import Message, Part, Tool
+from penstock.gateway.reading.diagnosis.turn_tree import TurnChoice, TurnNode, TurnTree, message_digests
+from penstock.gateway.wire.dialects.parts import fingerprint
 
 Wire = dict[str, Any]
 
 
-UNJUDGED: Final = frozenset({"no_reward", "untrusted_reward", "nan_reward"})
+REWARD_REASONS: Final = frozenset({"no_reward", "untrusted_reward", "nan_reward"})
 """Reasons that do not matter for supervised fine-tuning, which needs no rewards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ChatConversation:
     """One branch of a conversation."""
 
     rollout: str
@@ -59,24 +59,28 @@ class Conversation:
     """Tool runs of the attempt, on servers behind the gateway, that failed or were stopped by a policy."""
 
 
-def conversations(episode: Episode, options: Options | None = None) -> tuple[list[Conversation], Report]:
+def conversations(episode: Episode, options: Options | None = None) -> tuple[list[ChatConversation], SampleReport]:
     """The conversations of an episode, and a report of every call that is in none. Only the options that choose calls
     and weigh rewards apply; without options, rollouts without a trusted reward are included too.
     """
-    chosen = options or Options(allow=UNJUDGED)
-    report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
-    made = [it for one in counted(episode, chosen.attempt, report) for it in _attempt(episode, one, chosen, report)]
+    chosen = options or Options(allow=REWARD_REASONS)
+    report = SampleReport(rollouts=1, calls=sum(len(one.calls) for one in episode.attempts))
+    made = [
+        it for one in select_attempts(episode, chosen.attempt, report) for it in _attempt(episode, one, chosen, report)
+    ]
     report.samples, report.choices = len(made), sum(len(one.calls) for one in made)
     return made, report
 
 
-def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Conversation]:
-    judged, good = usable(episode, one, options, _answered, report)
-    agents: dict[str | None, Tree[Call]] = {}
+def _attempt(
+    episode: Episode, one: EpisodeAttempt, options: Options, report: SampleReport
+) -> Iterator[ChatConversation]:
+    judged, good = select_calls(episode, one, options, _answered, report)
+    agents: dict[str | None, TurnTree[EpisodeCall]] = {}
     for call in good:
-        _ = agents.setdefault(call.span.agent, Tree()).add(call, _choices(call, report))
+        _ = agents.setdefault(call.span.agent, TurnTree()).add(call, _choices(call, report))
     for tree in agents.values():
-        marked: set[Node[Call]] = set()
+        marked: set[TurnNode[EpisodeCall]] = set()
         for node in tree.nodes:
             if not node.children:
                 path = [it for it in _path(node) if it not in marked]
@@ -84,25 +88,25 @@ def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> It
                 yield _conversation(episode, one, judged, node, path)
 
 
-def _answered(call: Call) -> bool:
-    return bool(call.heard.replies)
+def _answered(call: EpisodeCall) -> bool:
+    return bool(call.messages.replies)
 
 
-def _choices(call: Call, report: Report) -> list[Choice]:
+def _choices(call: EpisodeCall, report: SampleReport) -> list[TurnChoice]:
     """The choices with content, compared by messages: only role, text, tool calls and results count."""
-    found: list[Choice] = []
-    before = of_messages(call.heard.story)
-    for index, said in call.heard.replies.items():
+    found: list[TurnChoice] = []
+    before = message_digests(call.messages.story)
+    for index, said in call.messages.replies.items():
         if said:
-            found.append(Choice(index, before, of_messages([*call.heard.story, said])[-1]))
+            found.append(TurnChoice(index, before, message_digests([*call.messages.story, said])[-1]))
         else:
             report.drop(call.span, index, "empty", "nothing was said")
     return found
 
 
-def _path(node: Node[Call] | None) -> list[Node[Call]]:
+def _path(node: TurnNode[EpisodeCall] | None) -> list[TurnNode[EpisodeCall]]:
     """The nodes from the first call of a conversation to this one."""
-    found: list[Node[Call]] = []
+    found: list[TurnNode[EpisodeCall]] = []
     while node is not None:
         found.append(node)
         node = node.parent
@@ -110,14 +114,18 @@ def _path(node: Node[Call] | None) -> list[Node[Call]]:
 
 
 def _conversation(
-    episode: Episode, one: Try, judged: Judged, leaf: Node[Call], produced: Sequence[Node[Call]]
-) -> Conversation:
+    episode: Episode,
+    one: EpisodeAttempt,
+    judged: AttemptRewards,
+    leaf: TurnNode[EpisodeCall],
+    produced: Sequence[TurnNode[EpisodeCall]],
+) -> ChatConversation:
     call, turn = leaf.call, leaf.call.turn
     assert turn is not None
     said = next(one.message for one in turn.choices if one.index == leaf.choice)
     places = _places(turn.messages, produced)
-    messages = [wire for at, it in enumerate([*turn.messages, said]) for wire in written(it, int(at in places))]
-    return Conversation(
+    messages = [wire for at, it in enumerate([*turn.messages, said]) for wire in openai_messages(it, int(at in places))]
+    return ChatConversation(
         rollout=call.span.rollout,
         attempt=call.span.attempt,
         group=episode.group,
@@ -125,23 +133,23 @@ def _conversation(
         model=call.span.model or "",
         calls=tuple(node.call.span.sequence for node in produced),
         messages=messages,
-        tools=[offered(tool) for tool in turn.tools],
+        tools=[openai_tool(tool) for tool in turn.tools],
         reward=judged.reward,
         rewards=judged.dimensions,
         tool_errors=sum(span.kind == "tool" and span.status == "error" for span in one.spans),
     )
 
 
-def _places(sent: Sequence[Message], produced: Iterable[Node[Call]]) -> set[int]:
+def _places(sent: Sequence[Message], produced: Iterable[TurnNode[EpisodeCall]]) -> set[int]:
     """The places of these calls' answers among the messages that the leaf sent; its own answer comes after all of
     them.
     """
     # Messages without content have no fingerprint and are not compared.
     told = [*(at for at, message in enumerate(sent) if fingerprint(message)), len(sent)]
-    return {told[len(node.call.heard.story)] for node in produced}
+    return {told[len(node.call.messages.story)] for node in produced}
 
 
-def written(message: Message, weight: int | None = None) -> list[Wire]:
+def openai_messages(message: Message, weight: int | None = None) -> list[Wire]:
     """A message in OpenAI's form. Tool results become messages of their own, and come first."""
     results = [part for part in message.parts if part.type == "tool_call_response"]
     others = [part for part in message.parts if part.type != "tool_call_response"]
@@ -181,7 +189,7 @@ def _call(part: Part) -> Wire:
     return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.arguments or ""}}
 
 
-def offered(tool: Tool) -> Wire:
+def openai_tool(tool: Tool) -> Wire:
     """A tool in OpenAI's form."""
     about = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": {name: value for name, value in about.items() if value is not None}}

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import FLAT, LOCAL, Failure, RolloutTerms, Url, joined_terms, pairs, with_client
+from penstock.gateway.client.console import (
+    FLAT,
+    LOCAL,
+    CommandError,
+    RolloutTerms,
+    Url,
+    joined_terms,
+    pairs,
+    with_client,
+)
 from penstock.gateway.client.files import check_format, whole_file
 
 if TYPE_CHECKING:
@@ -47,7 +56,7 @@ class SampleOptions:
     """A reason that shall not keep a call out, such as no_reward; may be given several times."""
 
     def options(self) -> Options:
-        """The same options in the form that the adapters use. Raises `Failure`."""
+        """The same options in the form that the adapters use. Raises `CommandError`."""
         from penstock.adapters.options import Options
 
         return Options(
@@ -91,7 +100,7 @@ def samples(
     """
     terms = joined_terms(filter)
     if not margin >= 0:
-        raise Failure(f"--margin is {margin}: it must not be negative", 2)
+        raise CommandError(f"--margin is {margin}: it must not be negative", 2)
     _check_extras(form, format)
     check_format(format, output)
     options = sampling.options()
@@ -102,15 +111,15 @@ async def _write(
     client: Client, filter: str, form: Form, format: Format, options: Options, margin: float, output: Path | None
 ) -> None:
     from penstock.adapters.export import sink
-    from penstock.adapters.making import rows
-    from penstock.adapters.report import Report
-    from penstock.adapters.source import by_group, listed, load
+    from penstock.adapters.report import SampleReport
+    from penstock.adapters.source import by_group, list_rollouts, load
+    from penstock.adapters.training_rows import rows
 
-    report, gone = Report(), list[str]()
+    report, gone = SampleReport(), list[str]()
     with whole_file(output) as file:
         out = sink(file, form, format)
         try:
-            found = listed(client, filter)
+            found = list_rollouts(client, filter)
             wanted = await by_group(found) if form == "preferences" else found
             async with aclosing(load(client, wanted, gone.append)) as episodes:
                 async for row in rows(episodes, form, options, margin, report):
@@ -122,12 +131,13 @@ async def _write(
 
 
 def _check_extras(form: Form, format: Format) -> None:
-    """Raise `Failure` when numpy is missing for a form of tokens; chat and preferences need no extra as JSON lines."""
-    from penstock.adapters.making import TOKENS
+    """Raise `CommandError` when numpy is missing for a form of tokens; chat and preferences need no extra as JSON
+    lines."""
+    from penstock.adapters.training_rows import TOKENS
 
     if form in TOKENS and find_spec("numpy") is None:
         extras = "samples,parquet" if format == "parquet" and find_spec("pyarrow") is None else "samples"
-        raise Failure(
+        raise CommandError(
             f"--form {form} needs numpy: pip install 'penstock-gateway[{extras}]'; chat and preferences do without"
         )
 
@@ -142,7 +152,7 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise Failure(f"--weight: {text!r} of {name} is not a number", 2) from None
+        raise CommandError(f"--weight: {text!r} of {name} is not a number", 2) from None
 
 
 def _reasons(words: Sequence[str]) -> frozenset[str]:
@@ -150,5 +160,5 @@ def _reasons(words: Sequence[str]) -> frozenset[str]:
 
     unknown = next((word for word in words if word not in REASONS), None)
     if unknown is not None:
-        raise Failure(f"--allow: {unknown!r} is no reason; there are {', '.join(sorted(REASONS))}", 2)
+        raise CommandError(f"--allow: {unknown!r} is no reason; there are {', '.join(sorted(REASONS))}", 2)
     return frozenset(words)

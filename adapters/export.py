@@ -12,17 +12,17 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
-from penstock.adapters.chat import Conversation
-from penstock.adapters.preferences import Pair, row
+from penstock.adapters.chat import ChatConversation
+from penstock.adapters.preferences import PreferencePair, row
 from penstock.gateway.client import sinks
-from penstock.gateway.client.sinks import Format, Kind, Row, Sink
+from penstock.gateway.client.sinks import ColumnKind, Format, Row, Sink
 
 if TYPE_CHECKING:
     from penstock.adapters.samples import Sample
 
 Form = Literal["samples", "chat", "preferences", "triplets"]
 
-COLUMNS: Final[dict[Form, dict[str, Kind]]] = {
+COLUMNS: Final[dict[Form, dict[str, ColumnKind]]] = {
     "samples": {
         **{name: "text" for name in ("rollout", "attempt", "group", "agent", "model")},
         "prompt": "ids",
@@ -57,12 +57,12 @@ def of_samples(samples: Iterable[Sample]) -> Iterator[Row]:
         yield made | {"segments": [asdict(segment) for segment in sample.segments]}
 
 
-def of_conversations(conversations: Iterable[Conversation]) -> Iterator[Row]:
+def of_conversations(conversations: Iterable[ChatConversation]) -> Iterator[Row]:
     for conversation in conversations:
-        yield {field.name: getattr(conversation, field.name) for field in fields(Conversation)}
+        yield {field.name: getattr(conversation, field.name) for field in fields(ChatConversation)}
 
 
-def of_pairs(pairs: Iterable[Pair[Conversation]]) -> Iterator[Row]:
+def of_pairs(pairs: Iterable[PreferencePair[ChatConversation]]) -> Iterator[Row]:
     return map(row, pairs)
 
 

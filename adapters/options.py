@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Which = Literal["final", "succeeded", "last", "all"]
+AttemptChoice = Literal["final", "succeeded", "last", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Options:
     """Calls of this model only; None is the one that most calls of the rollout ask for."""
     agent: str | None = None
     """Calls of this agent only."""
-    attempt: Which = "final"
+    attempt: AttemptChoice = "final"
     """Which attempt counts: the newest that succeeded and else the newest (`final`), the newest that `succeeded`, the
     `last`, or `all`."""
     merge: bool = True

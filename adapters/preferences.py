@@ -6,7 +6,7 @@
 Both sides of a pair are whole rollouts of one group whose rewards differ by at least the margin. `best` pairs the best
 with the worst, `all` every two. This is the one definition, for files and for `penstock train dpo`: the two
 conversations need not begin alike, because users and tools answer each rollout differently. A group without a pair is
-reported with its reason, and `more` gives advice.
+reported with its reason, and `pairing_advice` gives advice.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from penstock.adapters.chat import Conversation, Wire
+from penstock.adapters.chat import ChatConversation, Wire
 from penstock.adapters.report import Unpaired
 
 if TYPE_CHECKING:
     from penstock.adapters.samples import Sample
 
-Which = Literal["best", "all"]
+PairChoice = Literal["best", "all"]
 
 
-class Rated(Protocol):
+class PreferenceItem(Protocol):
     """An item that can be preferred to another: a conversation or a trajectory."""
 
     @property
@@ -38,7 +38,7 @@ class Rated(Protocol):
     def reward(self) -> float | None: ...
 
 
-R = TypeVar("R", bound=Rated)
+R = TypeVar("R", bound=PreferenceItem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair(Generic[R]):
+class PreferencePair(Generic[R]):
     """A preferred and a rejected item of a group."""
 
     group: str
@@ -73,7 +73,9 @@ def of_rollouts(samples: Iterable[Sample]) -> list[Trajectory]:
     return [Trajectory(rollout, group, own[0].reward, tuple(own)) for (rollout, group), own in by.items()]
 
 
-def pairs(items: Iterable[R], margin: float = 0.0, which: Which = "best") -> tuple[list[Pair[R]], dict[str, Unpaired]]:
+def pairs(
+    items: Iterable[R], margin: float = 0.0, which: PairChoice = "best"
+) -> tuple[list[PreferencePair[R]], dict[str, Unpaired]]:
     """The pairs of each group, and the groups without one, with the reason. Items with equal rewards are never a pair,
     whatever the margin. Of several items of one rollout the first counts. Raises ValueError for a negative margin.
     """
@@ -82,7 +84,7 @@ def pairs(items: Iterable[R], margin: float = 0.0, which: Which = "best") -> tup
     groups: dict[str, dict[str, R]] = defaultdict(dict)
     for item in items:
         groups[item.group].setdefault(item.rollout, item)
-    found, left = list[Pair[R]](), dict[str, Unpaired]()
+    found, left = list[PreferencePair[R]](), dict[str, Unpaired]()
     for group, by_rollout in groups.items():
         made, why = _of_group(group, list(by_rollout.values()), margin, which)
         found += made
@@ -90,17 +92,21 @@ def pairs(items: Iterable[R], margin: float = 0.0, which: Which = "best") -> tup
     return found, left
 
 
-def _of_group(group: str, items: Sequence[R], margin: float, which: Which) -> tuple[list[Pair[R]], Unpaired | None]:
+def _of_group(
+    group: str, items: Sequence[R], margin: float, which: PairChoice
+) -> tuple[list[PreferencePair[R]], Unpaired | None]:
     rated = [(item.reward, item) for item in items if item.reward is not None and math.isfinite(item.reward)]
     if len(rated) < 2:
         return [], "alone" if len(items) < 2 else "no_reward"
     ordered = sorted(rated, key=lambda one: one[0], reverse=True)
     two = [(ordered[0], ordered[-1])] if which == "best" else combinations(ordered, 2)
-    made = [Pair(group, b, w, high - low) for (high, b), (low, w) in two if high > low and high - low >= margin]
+    made = [
+        PreferencePair(group, b, w, high - low) for (high, b), (low, w) in two if high > low and high - low >= margin
+    ]
     return made, None if made else "equal" if ordered[0][0] == ordered[-1][0] else "too_close"
 
 
-def more(left: Mapping[str, Unpaired], sizes: Mapping[str, int], margin: float) -> list[str]:
+def pairing_advice(left: Mapping[str, Unpaired], sizes: Mapping[str, int], margin: float) -> list[str]:
     """Advice to the user for more pairs. `left`: groups without a pair, with the reason. `sizes`: number of rollouts of
     each.
     """
@@ -123,7 +129,7 @@ def _about(sizes: Sequence[int]) -> str:
     return f"{mean:.3g}"
 
 
-def row(pair: Pair[Conversation]) -> dict[str, Any]:
+def row(pair: PreferencePair[ChatConversation]) -> dict[str, Any]:
     """A pair in the form of TRL and OpenAI: `prompt`, the messages that both begin with, and the continuation of each.
     If the shared beginning reaches an answer of both, the continuations begin with that answer. Else, when users or
     systems said different things first, they begin at the first difference, with any message; the prompt may then be
@@ -151,5 +157,5 @@ def _answers(messages: Sequence[Wire], at: int) -> bool:
     return messages[at]["role"] == "assistant"
 
 
-def _plain(conversation: Conversation) -> list[Wire]:
+def _plain(conversation: ChatConversation) -> list[Wire]:
     return [{key: value for key, value in wire.items() if key != "weight"} for wire in conversation.messages]

@@ -1,7 +1,8 @@
 """The report on every choice of every call: in a sample, or left out with a reason. Nothing is left out silently.
 
 A choice is either in exactly one sample (for conversations: has weight 1 in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.model.answers.Trouble`); `Own` has those that occur only when samples are made.
+are those of `penstock doctor` (`gateway.model.answers.Trouble`); `SamplingReason` has those that occur only when
+samples are made.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, get_args
 
+from penstock.gateway.model.finding_codes import FindingCode, SequenceStart
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.trouble import Begins, Trouble
-from penstock.gateway.model.wording import counted
+from penstock.gateway.model.validation_messages import pluralized
 
-Own = Literal[
+SamplingReason = Literal[
     "other_agent",
     "other_attempt",
     "empty",
@@ -22,11 +23,11 @@ Own = Literal[
     "prompt_too_long",
     "response_too_long",
 ]
-Reason = Trouble | Own
+Reason = FindingCode | SamplingReason
 """The reason why a choice is in no sample."""
-REASONS: Final = frozenset({*get_args(Trouble), *get_args(Own)})
+REASONS: Final = frozenset({*get_args(FindingCode), *get_args(SamplingReason)})
 
-Start = Literal[Begins, "too_long"]
+Start = Literal[SequenceStart, "too_long"]
 """The reason why a call begins a sample, and does not continue another."""
 
 Unpaired = Literal["alone", "no_reward", "equal", "too_close", "branch"]
@@ -39,7 +40,7 @@ Note = Literal["late_reward", "odd_reward", "turn_rewards_only"]
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Exclusion:
     """A choice, or a whole call, that is in no sample."""
 
     rollout: str
@@ -54,7 +55,7 @@ class Dropped:
 
 
 @dataclass(slots=True)
-class Report:
+class SampleReport:
     """Counts, and everything that was left out. `add` sums the reports of several rollouts."""
 
     rollouts: int = 0
@@ -77,7 +78,7 @@ class Report:
     """Groups and conversations that are in no pair."""
     hints: list[str] = field(default_factory=list[str])
     """Advice for more pairs."""
-    dropped: list[Dropped] = field(default_factory=list[Dropped])
+    dropped: list[Exclusion] = field(default_factory=list[Exclusion])
     """Choices and calls in no sample, of this report alone."""
     elsewhere: Counter[Reason] = field(default_factory=Counter[Reason])
     """Choices and calls in no sample, by reason, of reports that were added."""
@@ -89,9 +90,9 @@ class Report:
 
     def drop(self, span: Span, choice: int | None, reason: Reason, detail: str) -> None:
         """Record that a choice is left out, or a whole call."""
-        self.dropped.append(Dropped(span.rollout, span.attempt, span.sequence, choice, reason, detail))
+        self.dropped.append(Exclusion(span.rollout, span.attempt, span.sequence, choice, reason, detail))
 
-    def add(self, other: Report) -> None:
+    def add(self, other: SampleReport) -> None:
         """Add the counts of another report. Of what it left out only the reasons are counted, because a tape has no
         bound.
         """
@@ -103,12 +104,12 @@ class Report:
 
     def lines(self) -> list[str]:
         """The report for a person: one line of sums, and one for each kind of count."""
-        asked = f"{counted(self.rollouts, 'rollout')}, {counted(self.calls, 'call')}"
-        made = f"{counted(self.samples, 'row')} of {counted(self.choices, 'answer')}"
+        asked = f"{pluralized(self.rollouts, 'rollout')}, {pluralized(self.calls, 'call')}"
+        made = f"{pluralized(self.samples, 'row')} of {pluralized(self.choices, 'answer')}"
         counts = (("rows begin", self.starts), ("left out", self.reasons), ("rewards", self.notes))
-        counts = (*counts, (f"{counted(self.pairs, 'pair')}, not in one", self.unpaired))
+        counts = (*counts, (f"{pluralized(self.pairs, 'pair')}, not in one", self.unpaired))
         return [
-            f"{asked}: {made}, {counted(self.tokens, 'sampled token')}",
+            f"{asked}: {made}, {pluralized(self.tokens, 'sampled token')}",
             *(f"{title}: " + ", ".join(f"{name} {n:,}" for name, n in c.most_common()) for title, c in counts if c),
             *self.hints,
         ]

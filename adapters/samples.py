@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from penstock.adapters.choosing import counted, usable
-from penstock.adapters.judging import Judged
+from penstock.adapters.attempt_rewards import AttemptRewards
+from penstock.adapters.episode import Episode, EpisodeAttempt, EpisodeCall
 from penstock.adapters.options import Options
-from penstock.adapters.report import Reason, Report, Start
-from penstock.adapters.tokens import Ids, Output
-from penstock.adapters.turns import Call, Episode, Try
-from penstock.gateway.diagnosis.findings import CUT
-from penstock.gateway.diagnosis.rows import Lack, Rows, lacks
-from penstock.gateway.diagnosis.turn_tree import Node
-from penstock.gateway.dialects.token_ids import miscounted
+from penstock.adapters.report import Reason, SampleReport, Start
+from penstock.adapters.selection import select_attempts, select_calls
+from penstock.adapters.tokens import CompletionOutput, Ids
+from penstock.gateway.reading.diagnosis.findings import CUT
+from penstock.gateway.reading.diagnosis.rows import Lack, RowBuilder, lacks
+from penstock.gateway.reading.diagnosis.turn_tree import TurnNode
+from penstock.gateway.wire.dialects.token_ids import count_mismatch
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]
@@ -84,12 +84,14 @@ class Sample:
     """Dimensions of the reward."""
 
 
-def samples(episode: Episode, options: Options | None = None) -> tuple[list[Sample], Report]:
+def samples(episode: Episode, options: Options | None = None) -> tuple[list[Sample], SampleReport]:
     """The samples of an episode, agent by agent in the order of their first calls, and a report of everything else."""
     chosen = options or Options()
-    report = Report(rollouts=1, calls=sum(len(one.calls) for one in episode.tries))
+    report = SampleReport(rollouts=1, calls=sum(len(one.calls) for one in episode.attempts))
     made = [
-        sample for one in counted(episode, chosen.attempt, report) for sample in _attempt(episode, one, chosen, report)
+        sample
+        for one in select_attempts(episode, chosen.attempt, report)
+        for sample in _attempt(episode, one, chosen, report)
     ]
     report.samples = len(made)
     report.choices = sum(len(sample.segments) for sample in made)
@@ -97,25 +99,27 @@ def samples(episode: Episode, options: Options | None = None) -> tuple[list[Samp
     return made, report
 
 
-def _attempt(episode: Episode, one: Try, options: Options, report: Report) -> Iterator[Sample]:
-    judged, good = usable(episode, one, options, lambda call: call.outputs is not None, report)
-    rows: Rows[Call] = Rows(lambda call, choice: output_of(call, choice).spelt.prompt)
+def _attempt(episode: Episode, one: EpisodeAttempt, options: Options, report: SampleReport) -> Iterator[Sample]:
+    judged, good = select_calls(episode, one, options, lambda call: call.outputs is not None, report)
+    rows: RowBuilder[EpisodeCall] = RowBuilder(lambda call, choice: output_of(call, choice).trainable_tokens.prompt)
     for call in good:
-        rows.add(call, call.span.agent, call.heard, [one.spelt for one in _choices(call, options, report)])
-    for row in rows.made():
+        rows.add(
+            call, call.span.agent, call.messages, [one.trainable_tokens for one in _choices(call, options, report)]
+        )
+    for row in rows.build():
         for place, piece in enumerate(_pieces(row.nodes, options)):
             start: Start = "too_long" if place else row.begins
             yield from _checked(episode, judged, piece, start, options, report)
 
 
-def _choices(call: Call, options: Options, report: Report) -> list[Output]:
+def _choices(call: EpisodeCall, options: Options, report: SampleReport) -> list[CompletionOutput]:
     """The choices that have everything needed for training."""
     if not call.outputs:
         report.drop(call.span, None, "no_token_ids", f"no engine returns token ids for {call.span.dialect}")
     if "token_counts" not in options.allow and (why := _miscounted(call)) is not None:
         report.drop(call.span, None, "token_counts", why)
         return []
-    found: list[Output] = []
+    found: list[CompletionOutput] = []
     for output in call.outputs or ():
         trouble = _trouble(output, options)
         if trouble is None:
@@ -125,24 +129,24 @@ def _choices(call: Call, options: Options, report: Report) -> list[Output]:
     return found
 
 
-def _miscounted(call: Call) -> str | None:
+def _miscounted(call: EpisodeCall) -> str | None:
     outputs = list(call.outputs or ())
     generated = sum(len(output.ids) for output in outputs)
     asked = [len(output.prompt) for output in outputs]
-    unspelt = any(output.unspelt for output in outputs)
-    return miscounted(outputs[0].usage, asked, generated, unspelt) if generated else None
+    unspelt = any(output.partial_ids for output in outputs)
+    return count_mismatch(outputs[0].usage, asked, generated, unspelt) if generated else None
 
 
-def _trouble(output: Output, options: Options) -> tuple[Lack, str] | None:
+def _trouble(output: CompletionOutput, options: Options) -> tuple[Lack, str] | None:
     lack = lacks(output.given, len(output.ids), "no_logprobs" in options.allow or output.scored)
     said = f"not every one of its {len(output.ids):,} tokens has a log-probability that can be one"
     why: dict[Lack, str] = {"no_token_ids": "the engine returned no token ids", "empty": "nothing was generated"}
     return None if lack is None else (lack, why.get(lack, said))
 
 
-def _pieces(chain: Sequence[Node[Call]], options: Options) -> Iterator[list[Node[Call]]]:
+def _pieces(chain: Sequence[TurnNode[EpisodeCall]], options: Options) -> Iterator[list[TurnNode[EpisodeCall]]]:
     """Cut a chain into as few pieces as the length of a response allows; with `merge` False, one for each node."""
-    piece: list[Node[Call]] = []
+    piece: list[TurnNode[EpisodeCall]] = []
     for node in chain:
         if piece and (not options.merge or _over(_size(piece[0], node), options.longest_response)):
             yield piece
@@ -151,13 +155,13 @@ def _pieces(chain: Sequence[Node[Call]], options: Options) -> Iterator[list[Node
     yield piece
 
 
-def _size(first: Node[Call], last: Node[Call]) -> int:
+def _size(first: TurnNode[EpisodeCall], last: TurnNode[EpisodeCall]) -> int:
     """The tokens of a response that goes from the first node to the last."""
     begin, end = output_of(first.call, first.choice), output_of(last.call, last.choice)
     return len(end.prompt) + len(end.ids) - len(begin.prompt)
 
 
-def output_of(call: Call, choice: int) -> Output:
+def output_of(call: EpisodeCall, choice: int) -> CompletionOutput:
     """The tokens of an answer; raises StopIteration when the call has no such choice."""
     return next(output for output in call.outputs or () if output.choice == choice)
 
@@ -167,7 +171,12 @@ def _over(size: int, limit: int | None) -> bool:
 
 
 def _checked(
-    episode: Episode, judged: Judged, piece: Sequence[Node[Call]], start: Start, options: Options, report: Report
+    episode: Episode,
+    judged: AttemptRewards,
+    piece: Sequence[TurnNode[EpisodeCall]],
+    start: Start,
+    options: Options,
+    report: SampleReport,
 ) -> Iterator[Sample]:
     """The sample of a piece, unless it is too long or nothing in it would be trained on."""
     prompt, response = len(output_of(piece[0].call, piece[0].choice).prompt), _size(piece[0], piece[-1])
@@ -187,7 +196,9 @@ def _checked(
             report.drop(node.call.span, node.choice, *trouble)
 
 
-def _sample(episode: Episode, judged: Judged, piece: Sequence[Node[Call]], options: Options) -> Sample:
+def _sample(
+    episode: Episode, judged: AttemptRewards, piece: Sequence[TurnNode[EpisodeCall]], options: Options
+) -> Sample:
     outputs = [output_of(node.call, node.choice) for node in piece]
     begin, head = len(outputs[0].prompt), piece[0].call.span
     response = np.concatenate([outputs[-1].prompt[begin:], outputs[-1].ids])
@@ -215,7 +226,7 @@ def _sample(episode: Episode, judged: Judged, piece: Sequence[Node[Call]], optio
     )
 
 
-def _segment(node: Node[Call], output: Output, start: int, judged: Judged) -> Segment:
+def _segment(node: TurnNode[EpisodeCall], output: CompletionOutput, start: int, judged: AttemptRewards) -> Segment:
     call = node.call
     return Segment(
         sequence=call.span.sequence,

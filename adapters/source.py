@@ -18,15 +18,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.adapters.turns import Episode, read
+from penstock.adapters.episode import Episode, read_episode
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.exchanges import WholeRollout
-from penstock.gateway.model.base import Kind, Mode
+from penstock.gateway.model.base import Mode, SpanKind
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 
 AT_ONCE: Final = 100
 """The most rollouts of one request."""
-KINDS: Final[tuple[Kind, ...]] = ("llm", "tool", "reward")
+KINDS: Final[tuple[SpanKind, ...]] = ("llm", "tool", "reward")
 """Kinds of spans that episodes are made of."""
 PAGE: Final = 1000
 NOT_FOUND: Final = 404
@@ -71,7 +71,7 @@ async def changed(client: Client, since: int, query: Query | None = None) -> tup
     return [rollout for rollout in found if (query or Query()).wants(rollout)], since
 
 
-async def listed(client: Client, filter: str = "") -> AsyncGenerator[RolloutSummary]:
+async def list_rollouts(client: Client, filter: str = "") -> AsyncGenerator[RolloutSummary]:
     """Yield rollouts, newest first, without their tasks and metadata, which may be large and come again with the
     episodes.
     """
@@ -128,7 +128,7 @@ async def load(
 def episode_of(whole: WholeRollout) -> Episode:
     """The episode of a rollout that was loaded whole."""
     bodies = {(call.attempt, call.sequence): (call.request, call.response) for call in whole.calls}
-    return read(whole.rollout, whole.spans, lambda span: bodies.get((span.attempt, span.sequence)))
+    return read_episode(whole.rollout, whole.spans, lambda span: bodies.get((span.attempt, span.sequence)))
 
 
 async def _batches(

@@ -1,8 +1,8 @@
 """Token ids and log-probabilities of a recorded answer, as arrays. Pure; odd bytes never raise.
 
-`gateway.dialects.token_ids` defines where they are in an answer, and counts them for a diagnosis. Training needs the
-values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and their
-alternatives are skipped and never become objects. Ids are the engine's own and are never computed from text.
+`gateway.wire.dialects.token_ids` defines where they are in an answer, and counts them for a diagnosis. Training needs
+the values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and
+their alternatives are skipped and never become objects. Ids are the engine's own and are never computed from text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.gateway.diagnosis.rows import Spelt
-from penstock.gateway.dialects import sse
-from penstock.gateway.dialects.token_ids import HIGHEST, UNKNOWN, says
+from penstock.gateway.reading.diagnosis.rows import TrainableTokens
+from penstock.gateway.wire.dialects import sse
+from penstock.gateway.wire.dialects.token_ids import HIGHEST, UNKNOWN, has_content
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ class _Logprobs(msgspec.Struct, gc=False):
     token_logprobs: list[float | None] | None = None
 
 
-class _Choice(msgspec.Struct, gc=False):
+class _CompletionChoice(msgspec.Struct, gc=False):
     index: Index | None = None
     finish_reason: str | None = None
     prompt_token_ids: list[int] | None = None
@@ -46,28 +46,28 @@ class _Choice(msgspec.Struct, gc=False):
     text: msgspec.Raw = msgspec.Raw()
 
     @property
-    def unspelt(self) -> bool:
+    def lacks_ids(self) -> bool:
         """True if the choice has content but no token ids."""
         if self.token_ids:
             return False
         said = {"delta": self.delta, "message": self.message, "text": self.text}
-        return says({name: msgspec.json.decode(raw) for name, raw in said.items() if raw})
+        return has_content({name: msgspec.json.decode(raw) for name, raw in said.items() if raw})
 
 
-class _Answer(msgspec.Struct, gc=False):
+class _Completion(msgspec.Struct, gc=False):
     """A plain answer, or one event of a stream."""
 
     prompt_token_ids: list[int] | None = None
-    choices: list[_Choice] | None = None
+    choices: list[_CompletionChoice] | None = None
     usage: Any = None
 
 
-_answer = msgspec.json.Decoder(_Answer)
-_events = msgspec.json.Decoder(list[_Answer])
+_answer = msgspec.json.Decoder(_Completion)
+_events = msgspec.json.Decoder(list[_Completion])
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CompletionOutput:
     """One choice of an answer."""
 
     choice: int
@@ -84,13 +84,13 @@ class Output:
     """True if the engine gave token ids; the answer may be empty."""
     usage: Any = None
     """The engine's usage for all choices together, unparsed."""
-    unspelt: bool = False
+    partial_ids: bool = False
     """True if a part of the answer came without ids, and another part with them."""
 
     @property
-    def spelt(self) -> Spelt:
+    def trainable_tokens(self) -> TrainableTokens:
         """Its tokens in the form that is compared, without a copy."""
-        return Spelt(self.choice, _bytes(self.prompt), _bytes(self.ids))
+        return TrainableTokens(self.choice, _bytes(self.prompt), _bytes(self.ids))
 
     @property
     def scored(self) -> bool:
@@ -98,7 +98,7 @@ class Output:
         return not bool(np.isnan(self.logprobs).any())
 
 
-def read_outputs(response: bytes, stream: bool) -> tuple[Output, ...] | None:
+def read_outputs(response: bytes, stream: bool) -> tuple[CompletionOutput, ...] | None:
     """The choices of a decoded response body by index, plain or streamed; empty for formats other than chat completions
     and completions; None when the body does not match its format.
     """
@@ -111,13 +111,13 @@ def read_outputs(response: bytes, stream: bool) -> tuple[Output, ...] | None:
 
 def _listed(body: bytes) -> bytes:
     """The data of a stream's events as one JSON array: decoding it once is faster than decoding each event."""
-    return b"[" + b",".join(data for data in sse.first(body, len(body)) if data.strip() != b"[DONE]") + b"]"
+    return b"[" + b",".join(data for data in sse.first_data(body, len(body)) if data.strip() != b"[DONE]") + b"]"
 
 
-def _folded(answers: Iterable[_Answer]) -> tuple[Output, ...]:
+def _folded(answers: Iterable[_Completion]) -> tuple[CompletionOutput, ...]:
     prompt: list[int] | None = None
     usage: Any = None
-    pieces: dict[int, list[_Choice]] = {}
+    pieces: dict[int, list[_CompletionChoice]] = {}
     for answer in answers:
         prompt, usage = prompt or answer.prompt_token_ids, answer.usage or usage
         for at, choice in enumerate(answer.choices or ()):
@@ -126,11 +126,11 @@ def _folded(answers: Iterable[_Answer]) -> tuple[Output, ...]:
     return tuple(_output(index, pieces[index], whole, usage) for index in sorted(pieces))
 
 
-def _output(index: int, pieces: list[_Choice], prompt: Ids, usage: Any) -> Output:
+def _output(index: int, pieces: list[_CompletionChoice], prompt: Ids, usage: Any) -> CompletionOutput:
     own = next((piece.prompt_token_ids for piece in pieces if piece.prompt_token_ids), None)
     given = [piece.token_ids for piece in pieces if piece.token_ids is not None]
     ids = array([id for piece in given for id in piece])
-    return Output(
+    return CompletionOutput(
         choice=index,
         prompt=array(own) if own else prompt,
         ids=ids,
@@ -138,11 +138,11 @@ def _output(index: int, pieces: list[_Choice], prompt: Ids, usage: Any) -> Outpu
         finish=next((piece.finish_reason for piece in pieces if piece.finish_reason), None),
         given=bool(given) and bool(own or len(prompt)),
         usage=usage,
-        unspelt=bool(len(ids)) and any(piece.unspelt for piece in pieces),
+        partial_ids=bool(len(ids)) and any(piece.lacks_ids for piece in pieces),
     )
 
 
-def _logprobs(pieces: list[_Choice], size: int) -> Logprobs:
+def _logprobs(pieces: list[_CompletionChoice], size: int) -> Logprobs:
     """One log-probability for each token. If the engine gave more or fewer, all are nan, because it is unknown which
     belongs to which.
     """

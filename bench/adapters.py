@@ -32,17 +32,17 @@ from typing import Any
 
 from bench.procfs import cpu_seconds
 from bench.store import URL, entry
-from penstock.adapters.report import Report
+from penstock.adapters.episode import Bodies, Episode, read_episode
+from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Sample, samples
 from penstock.adapters.source import load
-from penstock.adapters.turns import Bodies, Episode, read
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.store.codec import Body
-from penstock.gateway.store.records import Entry
-from penstock.trainer.config import Advantage
+from penstock.gateway.tape.store.codec import StoredBody
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.trainer.config import AdvantageSettings
 from penstock.trainer.mathematics.advantage import credit
 from penstock.trainer.mathematics.batch import micro_batches
 
@@ -132,12 +132,12 @@ def episode(shape: Shape, number: int, bodies: list[Bodies]) -> Episode:
         Span(rollout=name, attempt="a1", sequence=at, dialect="chat", model=MODEL, stream=shape.stream)
         for at in range(1, len(bodies) + 1)
     ]
-    return read(rollout, spans, lambda span: bodies[span.sequence - 1])
+    return read_episode(rollout, spans, lambda span: bodies[span.sequence - 1])
 
 
 def in_memory(name: str, shape: Shape) -> None:
     """Measure bytes -> samples, some rollouts at a time so that the input needs no gigabytes."""
-    report, wall, cpu, size = Report(), 0.0, 0.0, 0
+    report, wall, cpu, size = SampleReport(), 0.0, 0.0, 0
     for first in range(0, shape.rollouts, 50):
         numbers = range(first, min(first + 50, shape.rollouts))
         made = [(number, list(conversation(shape, number))) for number in numbers]
@@ -149,7 +149,7 @@ def in_memory(name: str, shape: Shape) -> None:
     told(name, report, size, wall, cpu)
 
 
-def told(name: str, report: Report, size: int, wall: float, cpu: float, more: str = "") -> None:
+def told(name: str, report: SampleReport, size: int, wall: float, cpu: float, more: str = "") -> None:
     """Print a line of figures."""
     rate = report.calls / cpu
     rows = f"{report.calls:,} calls -> {report.samples:,} samples"
@@ -171,16 +171,16 @@ def record(data: Path, shape: Shape) -> int:
     return size
 
 
-def call(rollout: str, at: int, request: bytes, response: bytes) -> Entry:
+def call(rollout: str, at: int, request: bytes, response: bytes) -> SpanEntry:
     """Return a finished call as the recorder makes it."""
-    body = Body(URL, b"host: engine\r\n", request, b"content-type: application/json\r\n", response, b"", [])
+    body = StoredBody(URL, b"host: engine\r\n", request, b"content-type: application/json\r\n", response, b"", [])
     return entry(rollout, body, f"c{at}", Usage(), START_NS + at * 10**9, 100_000)
 
 
-def reward(rollout: str, at: int, value: float) -> Entry:
+def reward(rollout: str, at: int, value: float) -> SpanEntry:
     """Return the span of a rollout's reward."""
     start, given = START_NS + at * 10**9, Reward(value=value).attributes()
-    return Entry(
+    return SpanEntry(
         rollout, "a1", status="ok", start_ns=start, end_ns=start, kind="reward", name="reward", attributes=given
     )
 
@@ -202,7 +202,7 @@ async def serving(data: Path) -> AsyncGenerator[tuple[str, int]]:
 async def through_a_gateway(name: str, shape: Shape) -> None:
     """Measure a tape behind a gateway -> batches."""
     with tempfile.TemporaryDirectory() as folder:
-        size, report, taken = record(Path(folder) / "data", shape), Report(), Stages()
+        size, report, taken = record(Path(folder) / "data", shape), SampleReport(), Stages()
         key = os.environ.get("PENSTOCK_ADMIN_KEY")
         async with serving(Path(folder) / "data") as (url, pid), Client(url, key) as client:
             clock, process, theirs, made = time.perf_counter(), time.process_time(), cpu_seconds(pid), list[Sample]()
@@ -237,7 +237,7 @@ def batched(made: list[Sample], taken: Stages) -> int:
     """Turn samples into packed batches, as one step; return their tokens. The rollouts of the tape have no group: the
     baseline is taken over all."""
     with taken.stage("credit"):
-        credited = credit(made, Advantage(estimator="reinforce++"))
+        credited = credit(made, AdvantageSettings(estimator="reinforce++"))
     with taken.stage("batches"):
         batches = micro_batches(credited.examples, MICRO_BATCH, "packed")
     return sum(one.length for one in credited.examples) if batches else 0

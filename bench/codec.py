@@ -22,9 +22,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict
 
 from bench import corpus
-from penstock.gateway.dialects.loose_json import peek
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.store import codec
+from penstock.gateway.tape.store import codec
+from penstock.gateway.wire.dialects.loose_json import peek
 
 REPEATS = 5
 

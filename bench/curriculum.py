@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.store import HERE, Figure, report
 from penstock.trainer.data.curriculum import Curriculum
-from penstock.trainer.data.tasks import Task, drawn
+from penstock.trainer.data.tasks import RolloutTask, draw_tasks
 
 OUT = HERE / "out" / "curriculum.json"
 TASKS, GROUPS, SIZE, STEPS = 400, 16, 8, 80
@@ -47,16 +47,16 @@ def played(seed: int, chosen: bool, gain: float) -> Played:
     """Simulate a run. `chosen`: tasks are chosen by the rewards of their rollouts; else in turn."""
     random = np.random.default_rng((seed, 1))
     difficulty = np.random.default_rng(seed).normal(0.0, SPREAD, TASKS)
-    tasks = [Task(number, None) for number in range(TASKS)]
+    tasks = [RolloutTask(number, None) for number in range(TASKS)]
     curriculum, skill, differ, tried = Curriculum(tasks, seed), 0.0, 0, set[int]()
     for step in range(1, STEPS + 1):
         start = (step - 1) * GROUPS
-        taken = curriculum.drawn(step, 0, GROUPS) if chosen else drawn(tasks, start, GROUPS, seed)
+        taken = curriculum.draw(step, 0, GROUPS) if chosen else draw_tasks(tasks, start, GROUPS, seed)
         tried |= {task.number for task in taken}
-        curriculum.takes({str(place): task for place, task in enumerate(taken)})
+        curriculum.register_groups({str(place): task for place, task in enumerate(taken)})
         likely = 1 / (1 + np.exp([difficulty[task.number] - skill for task in taken]))
         rewards = (random.random((GROUPS, SIZE)) < likely[:, None]).astype(float)
-        curriculum.note({str(place): group for place, group in enumerate(rewards.tolist())})
+        curriculum.record_rewards({str(place): group for place, group in enumerate(rewards.tolist())})
         useful = int((rewards.min(axis=1) < rewards.max(axis=1)).sum())
         differ, skill = differ + useful, skill + gain * useful
     return Played(differ / (STEPS * GROUPS), skill, len(tried) / TASKS)

@@ -21,9 +21,9 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from penstock.gateway.cli.check import examine
+from penstock.console.commands.check import examine
 from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.store import Store
+from penstock.gateway.tape.store import Store
 
 PIECES: Final = 10
 """Events of a stream."""

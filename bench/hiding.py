@@ -14,9 +14,9 @@ import timeit
 from collections.abc import Callable
 
 from bench import corpus
-from penstock.gateway.http.redact import Redactor
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.store.codec import Body, pack_body
+from penstock.gateway.tape.store.codec import StoredBody, pack_body
+from penstock.gateway.wire.http.redaction import Redactor
 
 REPEATS = 5
 SIZES = {"1 KB": 1_000, "100 KB": 100_000, "10 MB": 10_000_000}
@@ -45,8 +45,8 @@ def body(rng: random.Random, size: int) -> bytes:
     return json.dumps({"model": "m", "messages": messages}).encode()[:size]
 
 
-def _asking(request: bytes) -> Body:
-    return Body("", b"", request, b"", b"", b"", [])
+def _asking(request: bytes) -> StoredBody:
+    return StoredBody("", b"", request, b"", b"", b"", [])
 
 
 def bodies(rng: random.Random) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from bench.store import HERE
 from examples.lookup_summary import answered
-from penstock.gateway.display.run_charts import drawing
-from penstock.gateway.display.svg import Chart, Line
+from penstock.console.views.run_charts import drawing
+from penstock.console.views.svg import Chart, LineSeries
 from penstock.gateway.model.run import Point
 
 HELD_OUT = "evaluation/held-out/reward"
@@ -89,7 +89,7 @@ def table(runs: Sequence[Learnt]) -> Iterator[str]:
 
 def chart(runs: Sequence[Learnt], metric: str, title: str) -> Chart:
     """Return a chart with a line for each run."""
-    lines = [Line(f"seed {run.seed}", run.curve(metric), style) for style, run in enumerate(runs, 1)]
+    lines = [LineSeries(f"seed {run.seed}", run.curve(metric), style) for style, run in enumerate(runs, 1)]
     said = " ".join(f"{line.name} goes from {line.points[0][1]:.2f} to {line.points[-1][1]:.2f}." for line in lines)
     return Chart(title, said, lines, "step", bounds=(0.0, 1.0), tick_y="{:.1f}".format)
 

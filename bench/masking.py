@@ -11,10 +11,10 @@ import re
 
 from bench import corpus
 from bench.hiding import SIZES, microseconds
-from penstock.gateway.masking.masker import Tally, masker
-from penstock.gateway.masking.rules import MaskingRule
 from penstock.gateway.model.attributes import MASKING_FAILED
-from penstock.gateway.model.known_secrets import NONE, About
+from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
+from penstock.gateway.wire.masking.masker import MaskingCounts, masker
+from penstock.gateway.wire.masking.rules import MaskingRule
 
 RULES = [
     MaskingRule(name="cards", pattern=r"\b(?:\d[ -]?){13,16}\b"),
@@ -64,12 +64,15 @@ def main() -> None:
             ("stream, found", stream, CARD),
         ):
             made, answer = make(rng, size, said), make is stream
-            about, number = About("text/event-stream" if answer else "application/json", answer), max(1, 20_000 // size)
+            about, number = (
+                BodyContext("text/event-stream" if answer else "application/json", answer),
+                max(1, 20_000 // size),
+            )
             line = f"{name:>8}{kind:>16}{len(made):>12,}"
             for rules in (RULES[:1], RULES):
-                one = masker(rules, NONE, Tally()).noting()
+                one = masker(rules, NO_SECRETS, MaskingCounts()).for_call()
                 taken = microseconds(lambda one=one, made=made, about=about: one.body(made, about), number)
-                assert (one.masked, MASKING_FAILED in one.noted) == (bool(said), False), one.noted
+                assert (one.masked, MASKING_FAILED in one.span_attributes) == (bool(said), False), one.span_attributes
                 line += f"{taken / 1000:>12.3f}"
             print(line)
 

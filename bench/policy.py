@@ -12,10 +12,10 @@ import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.gateway.policy.policy import Policy
-from penstock.gateway.policy.reading import tool_calls
-from penstock.gateway.policy.redaction import redacted
-from penstock.gateway.policy.rules import PolicyRule, Redaction
+from penstock.gateway.reading.policy.call_parser import tool_calls
+from penstock.gateway.reading.policy.policy import ToolPolicy
+from penstock.gateway.reading.policy.redaction import redacted
+from penstock.gateway.reading.policy.rules import PolicyRule, Redaction
 
 REPEATS = 5
 HINTS = {"readOnlyHint": False, "destructiveHint": False}
@@ -41,7 +41,7 @@ def message(size: int) -> bytes:
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield (name, a function that does it once)."""
-    policy = Policy(rules(), lambda server, tool: HINTS)
+    policy = ToolPolicy(rules(), lambda server, tool: HINTS)
     for size in (100, 1_000, 10_000, 100_000):
         body = message(size)
         (call,) = tool_calls(body)

@@ -19,16 +19,16 @@ from functools import partial
 from bench import trajectories
 from bench.families import FAMILIES, TEMPLATES, WORDS, Maker, filled, similar
 from bench.store import HERE, Figure, report
-from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admitted import Admitted
-from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.base import Facts
 from penstock.gateway.model.template import Template
-from penstock.gateway.prompts.anchors import Tree
-from penstock.gateway.prompts.induce import Sample, propose
-from penstock.gateway.prompts.match import LONG, match
-from penstock.gateway.prompts.recognise import Known, Recognised, Recogniser
-from penstock.gateway.prompts.rewrite import find, write
+from penstock.gateway.releases.prompts.anchors import TemplateTree
+from penstock.gateway.releases.prompts.induction import PromptSample, propose
+from penstock.gateway.releases.prompts.match import LONG, match
+from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
+from penstock.gateway.releases.prompts.rewrite import find_resources, write_versions
+from penstock.gateway.traffic.calls.address import CallAddress
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.base import Facts
 
 OUT = HERE / "out" / "prompts.json"
 SEEDS = 50
@@ -50,16 +50,16 @@ def measure_found() -> Iterator[Figure]:
     messages = told = crossed = returned = prompts = 0
     for seed in range(SEEDS):
         maker = Maker(seed)
-        found = propose([Sample(maker.message(family)) for _ in range(20) for family in FAMILIES])
+        found = propose([PromptSample(maker.message(family)) for _ in range(20) for family in FAMILIES])
         prompts += len(found)
-        recogniser = Recogniser(Known(str(at), it.template) for at, it in enumerate(found))
+        recogniser = Recogniser(RegisteredText(str(at), it.template) for at, it in enumerate(found))
         whose: dict[str, str] = {}
         for family in FAMILIES:
             for _ in range(HELD_OUT):
                 text = maker.message(family)
                 it = recogniser.recognise(text)
                 messages += 1
-                if isinstance(it, Recognised):
+                if isinstance(it, TextMatch):
                     told += 1
                     returned += it.known.template.render(it.slots) == text
                     crossed += whose.setdefault(it.known.resource, family) != family
@@ -74,13 +74,13 @@ def measure_similar() -> Iterator[Figure]:
     rng = random.Random(5)
     told = crossed = messages = 0
     for seed in range(5):
-        known = [Known(str(number), template) for number, template in enumerate(similar(SIMILAR, seed))]
+        known = [RegisteredText(str(number), template) for number, template in enumerate(similar(SIMILAR, seed))]
         recogniser = Recogniser(known)
         for it in known * 20:
             found = recogniser.recognise(filled(it.template, rng))
             messages += 1
-            told += isinstance(found, Recognised)
-            crossed += isinstance(found, Recognised) and found.known != it
+            told += isinstance(found, TextMatch)
+            crossed += isinstance(found, TextMatch) and found.known != it
     yield Figure("50 similar templates: recognised", 100 * told / messages, "%", at_least=99)
     yield Figure("50 similar templates: as another", crossed, "messages", at_most=0)
 
@@ -88,7 +88,7 @@ def measure_similar() -> Iterator[Figure]:
 def measure_hostile() -> Iterator[Figure]:
     """Measure the time at n, 2 n and 4 n characters; linear time doubles twice."""
     templates = similar(SIMILAR, 1, 2_000)
-    tree = Tree(templates)
+    tree = TemplateTree(templates)
     pieces = {
         "anchors in slots": (TEMPLATES["support"], "\nDate: \n\n## Notes\n\n\n## Rules\n"),
         "halves of an anchor": (Template(("Begin ", "a" * 90 + "b", " end"), ("x", "y")), "a"),
@@ -104,7 +104,7 @@ def measure_hostile() -> Iterator[Figure]:
         yield Figure(f"hostile, {name}: four times the text", took[2] / took[0], "times the time", at_most=6)
 
 
-def _together(tree: Tree, text: str) -> list[Template]:
+def _together(tree: TemplateTree, text: str) -> list[Template]:
     return list(tree.possible(text))
 
 
@@ -125,7 +125,7 @@ def measure_cost() -> Iterator[Figure]:
             templates = similar(registered, 1, prompt // 6)
             candidate = Template.parse("Changed. " + templates[0].source)
             body = request(templates[0], size, value)
-            known = [Known(str(number), template) for number, template in enumerate(templates)]
+            known = [RegisteredText(str(number), template) for number, template in enumerate(templates)]
             first, again, same = (
                 cost(_rewriting(body, known, version, forgetting)) * 1e6
                 for version, forgetting in ((candidate, True), (candidate, False), (templates[0], False))
@@ -139,7 +139,7 @@ def measure_unused() -> Iterator[Figure]:
     """Measure calls that use no resource: the reading on the way and while recording, together."""
     for name, size, prompt in (("1 KB", 1_000, 500), ("100 KB", 100_000, 4_000)):
         [sent], [other] = similar(1, 1, prompt // 6), similar(1, 2, prompt // 6)
-        body, known = request(sent, size, "today"), Recogniser([Known("0", other)])
+        body, known = request(sent, size, "today"), Recogniser([RegisteredText("0", other)])
         for what, model, recogniser in (("nothing", False, None), ("a model", True, None), ("a prompt", False, known)):
             took = cost(partial(_passing, body, model, recogniser)) * 1e6
             yield Figure(f"{name} that uses nothing, {what} registered", took, "CPU-us")
@@ -147,14 +147,14 @@ def measure_unused() -> Iterator[Figure]:
 
 def _passing(body: bytes, model: bool, recogniser: Recogniser | None) -> Facts:
     """Do the work of `releases.switch` and `record` for a call."""
-    call = Admitted(Address("r"), by_name("chat"), "/v1/chat/completions", body)
+    call = CallRequest(CallAddress("r"), by_name("chat"), "/v1/chat/completions", body)
     if recogniser is not None:
-        found = find(body, call.dialect, recogniser)
+        found = find_resources(body, call.dialect, recogniser)
         assert not found.uses
-        call.asked = found.asked
+        call.peeked = found.asked
     if model:
         assert call.model == "gpt-4o"
-    return call.dialect.facts(body, ANSWER, False, call.asked)
+    return call.dialect.facts(body, ANSWER, False, call.peeked)
 
 
 def request(template: Template, size: int, date: str) -> bytes:
@@ -168,13 +168,13 @@ def request(template: Template, size: int, date: str) -> bytes:
     return json.dumps({"model": "gpt-4o", "messages": messages}).encode()
 
 
-def _rewriting(body: bytes, known: list[Known], version: Template, forgetting: bool) -> Callable[[], object]:
+def _rewriting(body: bytes, known: list[RegisteredText], version: Template, forgetting: bool) -> Callable[[], object]:
     dialect, recogniser = by_name("chat"), Recogniser(known)
 
     def rewritten() -> object:
         if forgetting:
             recogniser.forget()
-        done = write(body, find(body, dialect, recogniser), {"0": version})
+        done = write_versions(body, find_resources(body, dialect, recogniser), {"0": version})
         assert done.uses
         return done
 
@@ -198,7 +198,7 @@ def measure_discovery() -> Iterator[Figure]:
     """Measure the time of induction, and the prompt of real agents."""
     rng = random.Random(6)
     [long] = similar(1, 2, 10_000)
-    samples = [Sample(filled(long, rng)) for _ in range(200)]
+    samples = [PromptSample(filled(long, rng)) for _ in range(200)]
     began = time.process_time()
     found = propose(samples)
     took = time.process_time() - began
@@ -207,7 +207,7 @@ def measure_discovery() -> Iterator[Figure]:
     if trajectories.DATA.exists():
         asked = [(number, request) for number, agent in enumerate(trajectories.agents()) for request, _ in agent]
         texts = [(number, json.loads(request)["messages"][0]["content"]) for number, request in asked]
-        real = propose(Sample(text, rollout=str(number)) for number, text in texts)
+        real = propose(PromptSample(text, rollout=str(number)) for number, text in texts)
         yield Figure(f"trajectories: prompts in {len(texts)} calls", len(real), "", at_most=1, at_least=1)
         yield Figure("trajectories: coverage", 100 * real[0].coverage, "%", at_least=100)
 

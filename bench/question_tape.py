@@ -22,11 +22,11 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
-from penstock.gateway.queue.operations import QueueOperations
-from penstock.gateway.store import Store
-from penstock.gateway.store.operation import Task
-from penstock.gateway.store.records import Entry
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.work.queue.operations import QueueOperations
 
 AT_ONCE: Final = 128
 """Rollouts that run at the same time; a commit has a call of each."""
@@ -71,7 +71,7 @@ class _Rollout:
         )
         self.calls = list(self._calls(json.loads(messages), rng))
 
-    def _calls(self, messages: list[Any], rng: random.Random) -> Iterator[Entry]:
+    def _calls(self, messages: list[Any], rng: random.Random) -> Iterator[SpanEntry]:
         name, model, arm = rng.choice(AGENTS), rng.choice(MODELS), rng.choice(["stable"] * 9 + ["candidate"])
         swapped: dict[str, str] = {}
         for message in messages:
@@ -128,7 +128,7 @@ def _run(store: Store, batch: list[_Rollout]) -> None:
             last = one.calls[-1].end_ns if one.calls else None
             _ = queue.finish((one.name, "a1"), None, status, Outcome(), given, last or one.began)
 
-    _ = store.write([Task(begin)])
+    _ = store.write([QueuedOperation(begin)])
     for turn in range(max(len(one.calls) for one in batch)):
         _ = store.write([one.calls[turn] for one in batch if turn < len(one.calls)])
-    _ = store.write([Task(end)])
+    _ = store.write([QueuedOperation(end)])

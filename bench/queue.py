@@ -220,8 +220,8 @@ def close(sockets: Sequence[Socket]) -> None:
 PROFILED = """
 import cProfile, sys, time
 from pathlib import Path
-from penstock.gateway.store import recorder
-from penstock.gateway.process import run as serve
+from penstock.gateway.tape.store import recorder
+from penstock.gateway.process.main import run as serve
 folder, run = Path(sys.argv[1]), recorder.Recorder._run
 folder.mkdir(parents=True, exist_ok=True)
 def profiled(self):

@@ -6,27 +6,35 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.release_users import Way
-from penstock.gateway.model.policy import SRM_ALPHA, EarlyGuard, Guard, Guards, Holdback, Policy, Stage
+from penstock.gateway.model.release_policy import (
+    SRM_ALPHA,
+    CanaryStage,
+    EarlyGuard,
+    Guard,
+    Guards,
+    Holdback,
+    ReleasePolicy,
+)
 
 HORIZON = 6000
 RATE = 0.7
 
 OFF = Guards(early_error=EarlyGuard(alpha=0), error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
 NO_HOLDBACK = Holdback(rollouts=0)
-PLAIN = Policy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
-HALF = PLAIN.model_copy(update={"stages": [Stage(split=0.5)]})
-ERRORS = Policy(hold_split=True, horizon=HORIZON)
-WHOLE = Policy(horizon=HORIZON, holdback=NO_HOLDBACK)
+PLAIN = ReleasePolicy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
+HALF = PLAIN.model_copy(update={"stages": [CanaryStage(split=0.5)]})
+ERRORS = ReleasePolicy(hold_split=True, horizon=HORIZON)
+WHOLE = ReleasePolicy(horizon=HORIZON, holdback=NO_HOLDBACK)
 WORST = WHOLE.model_copy(update={"missing": "worst"})
-HELD_BACK = Policy(horizon=HORIZON)
-HELD_BACK_MORE = Policy(horizon=HORIZON, holdback=Holdback(share=0.1, rollouts=2000))
+HELD_BACK = ReleasePolicy(horizon=HORIZON)
+HELD_BACK_MORE = ReleasePolicy(horizon=HORIZON, holdback=Holdback(share=0.1, rollouts=2000))
 
 
 @dataclass(frozen=True)
 class Scenario:
     """The properties of a simulated release and its rollouts."""
 
-    policy: Policy = PLAIN
+    policy: ReleasePolicy = PLAIN
     srm_alpha: float = SRM_ALPHA
     rates: tuple[float, float] = (RATE, RATE)
     """Mean reward of (stable, candidate)."""
@@ -75,11 +83,11 @@ FEWER = 0.2
 """Part of the releases that is simulated where no target depends on the figure."""
 
 
-def _worse(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
+def _worse(share: float, policy: ReleasePolicy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
     return Scenario(policy.model_copy(update=changes), rates=(RATE, RATE * (1 - share)), part=part)
 
 
-def _drop(share: float, policy: Policy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
+def _drop(share: float, policy: ReleasePolicy = PLAIN, part: float = 1.0, **changes: Any) -> Scenario:
     """Return a scenario without the alarm about the split, which holds about one sound release in 200."""
     return replace(_worse(share, policy, part, **changes), srm_alpha=1e-9)
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal, NamedTuple
 
-from penstock.gateway.canary.decision import Canary
-from penstock.gateway.canary.evidence import Observation
-from penstock.gateway.canary.unit import MOST
-from penstock.gateway.model.policy import EARLY, Policy, Step
+from penstock.gateway.model.release_policy import EARLY, RampStep, ReleasePolicy
+from penstock.gateway.releases.canary.decision import Canary
+from penstock.gateway.releases.canary.evidence import CanaryObservation
+from penstock.gateway.releases.canary.unit import MOST
 
 ALIKE: Final = 0.3
 ACTIVE: Final = 50
@@ -45,7 +45,7 @@ class User:
     skill: float
     left: int
     arm: int
-    stage: Step
+    stage: RampStep
     began: int
     rewards: list[float] = field(default_factory=list[float])
     errors: list[float] = field(default_factory=list[float])
@@ -59,7 +59,7 @@ class Users:
         self._active: list[User] = []
         self._known = 0
 
-    def next(self, stage: Step, now: int) -> User:
+    def next(self, stage: RampStep, now: int) -> User:
         """Return the user of the next rollout; a new one is assigned in this stage. `now`: number of earlier
         rollouts."""
         if len(self._active) < ACTIVE:
@@ -82,7 +82,12 @@ class Users:
 
 
 def play(
-    canary: Canary, policy: Policy, way: Way, rates: tuple[float, float], errors: tuple[float, float], rng: Random
+    canary: Canary,
+    policy: ReleasePolicy,
+    way: Way,
+    rates: tuple[float, float],
+    errors: tuple[float, float],
+    rng: Random,
 ) -> Spent:
     """Simulate one release to its end."""
     users, rollouts, exposed = Users(rates, errors, rng), 0, 0
@@ -107,15 +112,15 @@ def play(
                     break
         else:
             guards = {"error": user.errors[-1], "violation": 1.0}
-            canary.step(Observation(rollouts, at.name, arm, at.split, user.rewards[-1], guards))
+            canary.step(CanaryObservation(rollouts, at.name, arm, at.split, user.rewards[-1], guards))
     return Spent(rollouts, exposed)
 
 
-def _over(waiting: deque[User], now: int) -> Iterator[Observation]:
+def _over(waiting: deque[User], now: int) -> Iterator[CanaryObservation]:
     """Remove the users at the head whose window is over, and yield each as one observation."""
     while waiting and now >= waiting[0].began + WINDOW:
         one = waiting.popleft()
         reward, error = (sum(values) / len(values) for values in (one.rewards, one.errors))
-        yield Observation(
+        yield CanaryObservation(
             one.number, one.stage.name, one.arm, one.stage.split, reward, {"error": error, "violation": 1.0}
         )

@@ -31,9 +31,9 @@ from bench import release_peers, release_plots, release_users
 from bench.release_peers import Peer
 from bench.release_scenarios import CAUGHT, DROPS, HORIZON, PROMISED, RATE, SCENARIOS, Scenario
 from bench.store import Figure, report
-from penstock.gateway.canary.decision import Canary
-from penstock.gateway.canary.evidence import Observation
-from penstock.gateway.model.policy import EARLY, Step
+from penstock.gateway.model.release_policy import EARLY, RampStep
+from penstock.gateway.releases.canary.decision import Canary
+from penstock.gateway.releases.canary.evidence import CanaryObservation
 
 OUT = Path(__file__).parent / "out" / "releases.json"
 CHUNK = 25
@@ -65,7 +65,7 @@ class World:
         self._skill = [rng.betavariate(RATE, 1 - RATE) / RATE for _ in range(scenario.tasks)]
         self._tables = [_binomial(rate, scenario.checks) for rate in scenario.rates]
 
-    def rollout(self, number: int, stage: Step) -> Observation:
+    def rollout(self, number: int, stage: RampStep) -> CanaryObservation:
         """Return the next rollout, assigned in `stage`."""
         scenario, chance = self._scenario, self._rng.random
         arm = 1 if chance() < stage.split else 0
@@ -73,7 +73,7 @@ class World:
         if scenario.tasks:
             task = int(chance() * scenario.tasks)
             reward = 1.0 if chance() < scenario.rates[arm] * self._skill[task] else 0.0
-            return Observation(number, stage.name, arm, stage.split, reward, guards, f"task-{task}")
+            return CanaryObservation(number, stage.name, arm, stage.split, reward, guards, f"task-{task}")
         if scenario.checks > 1:
             reward = bisect(self._tables[arm], chance()) / scenario.checks
         else:
@@ -82,10 +82,10 @@ class World:
                 rate *= 1 - scenario.worse_by
             reward = 1.0 if chance() < rate else 0.0
         if scenario.silent and reward == 0.0 and chance() < scenario.silent:
-            return Observation(number, stage.name, arm, stage.split, None, guards)
-        return Observation(number, stage.name, arm, stage.split, reward, guards)
+            return CanaryObservation(number, stage.name, arm, stage.split, None, guards)
+        return CanaryObservation(number, stage.name, arm, stage.split, reward, guards)
 
-    def duration(self, one: Observation) -> float:
+    def duration(self, one: CanaryObservation) -> float:
         """Return the rollout's duration, in rollouts that start during it."""
         hurried = one.arm and one.reward == 0.0
         return self._rng.expovariate((self._scenario.haste if hurried else 1.0) / self._scenario.running)
@@ -154,7 +154,7 @@ def _overlapping(canary: Canary, world: World, scenario: Scenario) -> None:
     """Simulate overlapping rollouts: one starts at every tick; one that takes more than eight mean durations is
     missing."""
     deadline, tick, stages = 8 * scenario.running, 0, scenario.policy.ramp
-    ready: list[tuple[float, int, Observation]] = []
+    ready: list[tuple[float, int, CanaryObservation]] = []
     while not canary.ended:
         one = world.rollout(tick, stages[canary.stage])
         took = world.duration(one)
@@ -167,7 +167,9 @@ def _overlapping(canary: Canary, world: World, scenario: Scenario) -> None:
             canary.step(replace(one, number=canary.evidence.number + 1))
 
 
-def _may_be_looked_at(first: tuple[float, int, Observation], tick: int, deadline: float, by_completion: bool) -> bool:
+def _may_be_looked_at(
+    first: tuple[float, int, CanaryObservation], tick: int, deadline: float, by_completion: bool
+) -> bool:
     return first[0] <= tick if by_completion else first[1] + deadline <= tick
 
 

@@ -37,8 +37,8 @@ from bench.store import HERE, Figure, report
 from examples import lookup
 from penstock.adapters.samples import Options
 from penstock.gateway.client.client import Client
-from penstock.trainer.data.collect import Collector
-from penstock.trainer.data.tasks import Task
+from penstock.trainer.data.collector import RolloutCollector
+from penstock.trainer.data.tasks import RolloutTask
 
 OUT = HERE / "out" / "rollouts.json"
 GROUPS, SIZE = 12, 8
@@ -169,7 +169,7 @@ def loop_seconds() -> float:
 async def steps(url: str, gateway: int, runner: int, count: int) -> Steps:
     """Take one step that does not count, and then the measured ones."""
     async with Client(url) as client:
-        collector = Collector(client, "bench", Options(model="policy"))
+        collector = RolloutCollector(client, "bench", Options(model="policy"))
         following = asyncio.ensure_future(collector.run())
         await step(collector, 0)
         loop = loop_seconds()
@@ -185,9 +185,9 @@ async def steps(url: str, gateway: int, runner: int, count: int) -> Steps:
     return Steps(count * GROUPS * SIZE, spent[3], spent[0], spent[1], spent[2], loop)
 
 
-async def step(collector: Collector, number: int) -> None:
+async def step(collector: RolloutCollector, number: int) -> None:
     """Take one step as the trainer does."""
-    asked = [Task(place, it) for place, it in enumerate(lookup.tasks(1.0)[:GROUPS])]
+    asked = [RolloutTask(place, it) for place, it in enumerate(lookup.tasks(1.0)[:GROUPS])]
     order = await collector.order("train", str(number), number, asked, SIZE, 60.0)
     found = await collector.gather(order, 120.0)
     assert len(found.samples) == GROUPS * SIZE, (len(found.samples), found.report, found.ended)

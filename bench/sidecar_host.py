@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 PAUSE = 0.02
 ANSWER = {
@@ -66,7 +66,7 @@ class Host:
 
 async def main() -> None:
     """Serve on a free port until killed."""
-    authority = Authority.here(["localhost"])
+    authority = CertificateStore.create_in_process(["localhost"])
     (Path(sys.argv[1]) / "host-ca.pem").write_text(authority.pem)
     server = await asyncio.start_server(Host().serve, "127.0.0.1", 0, ssl=authority.context("localhost"))
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -37,14 +37,14 @@ from bench.training import Moment, calls_by_step, followed, started, unless_ende
 from examples import lookup
 from examples.lookup_rl import GATEWAY, ROOT, free_ports, prepare, ready
 from penstock.adapters.samples import Sample, Segment
-from penstock.adapters.tokens import Output, read_outputs
+from penstock.adapters.tokens import CompletionOutput, read_outputs
 from penstock.gateway.client.client import Client
-from penstock.trainer.config import Config, load
-from penstock.trainer.data.tasks import Task, drawn, read_tasks
-from penstock.trainer.engines.choose import make_engine
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.config import TrainConfig, load
+from penstock.trainer.data.tasks import RolloutTask, draw_tasks, read_tasks
+from penstock.trainer.engines.engine_factory import make_engine
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import learn
-from penstock.trainer.serving.vllm import Server, adapters, arguments
+from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 
 OUT = HERE / "out" / "step.json"
 FLAGS: Final = [
@@ -103,7 +103,9 @@ class Asking(httpx2.HTTPTransport):
 class Direct:
     """The direct loop, without Penstock."""
 
-    def __init__(self, config: Config, engine: Engine, tasks: Sequence[Task], vllm: str, home: Path) -> None:
+    def __init__(
+        self, config: TrainConfig, engine: TrainingEngine, tasks: Sequence[RolloutTask], vllm: str, home: Path
+    ) -> None:
         self._config, self._engine, self._tasks, self._vllm, self._home = config, engine, tasks, vllm, home
         self._asking = Asking(limits=httpx2.Limits(max_connections=AGENTS))
         http = httpx2.Client(transport=self._asking, timeout=300)
@@ -119,7 +121,7 @@ class Direct:
 
     def _once(self) -> None:
         wanted, place = self._config.rollouts, self._step * self._config.rollouts.groups
-        asked = drawn(self._tasks, place, wanted.groups, self._config.run.seed)
+        asked = draw_tasks(self._tasks, place, wanted.groups, self._config.run.seed)
         each = [(group, number) for group in range(len(asked)) for number in range(wanted.group_size)]
 
         def made_of(one: tuple[int, int]) -> list[Sample]:
@@ -150,7 +152,7 @@ class Direct:
         return list(samples_of(f"{group}-{number}", str(group), calls, reward))
 
 
-def samples_of(rollout: str, group: str, calls: Sequence[Output], reward: float) -> Iterator[Sample]:
+def samples_of(rollout: str, group: str, calls: Sequence[CompletionOutput], reward: float) -> Iterator[Sample]:
     """Yield one sample, if each prompt begins with the conversation before; else one for each call."""
     whole = [*calls]
     for before, after in pairwise(calls):
@@ -184,8 +186,8 @@ async def measured(home: Path, python: Path, count: int) -> tuple[list[float], l
     (home / "penstock.toml").write_text(GATEWAY.format(home=home, port=port, vllm=serves))
     config = load(home / "train.toml")
     tasks = read_tasks("rollouts.tasks", home / "train.jsonl")
-    more = [*adapters(16, 7), *FLAGS]
-    server = Server(python, arguments(home / "model", "base", vllm, more), vllm, home / "vllm.log", cpu=True)
+    more = [*adapter_arguments(16, 7), *FLAGS]
+    server = VllmServer(python, server_arguments(home / "model", "base", vllm, more), vllm, home / "vllm.log", cpu=True)
     try:
         await server.start()
         direct = Direct(config, make_engine(config), tasks, vllm, home)

@@ -27,9 +27,9 @@ from bench import corpus, replay, trajectories
 from bench.trajectories import Agent, response_id, wire_answer
 from penstock.gateway.app import open_store
 from penstock.gateway.model.span import Usage
-from penstock.gateway.store import Store
-from penstock.gateway.store.codec import Body
-from penstock.gateway.store.records import Entry
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.codec import StoredBody
+from penstock.gateway.tape.store.records import SpanEntry
 
 HERE = Path(__file__).parent
 OUT = HERE / "out" / "store.json"
@@ -81,26 +81,26 @@ class Figure:
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
-def recorded(agents: list[Agent]) -> list[list[Entry]]:
+def recorded(agents: list[Agent]) -> list[list[SpanEntry]]:
     """Return the calls of each agent as the recorder hands them over."""
     rng = random.Random(5)
     return [[answered(f"tau-{number}", *call, rng) for call in agent] for number, agent in enumerate(agents)]
 
 
-def answered(rollout: str, request: bytes, message: Any, rng: random.Random) -> Entry:
+def answered(rollout: str, request: bytes, message: Any, rng: random.Random) -> SpanEntry:
     """Return a call and its answer, with random ids like a provider's."""
     name = response_id(rng)
     usage = Usage(input_tokens=len(request) // 4, output_tokens=rng.randrange(20, 400), cached_tokens=0)
     response, took = wire_answer(request, message, name, rng), rng.randrange(300_000, 4_000_000)
     clock = rng.randrange(60), rng.randrange(60)
     headers = RESPONSE_HEADERS % (*clock, len(response), took // 1000, rng.randbytes(12).hex().encode())
-    body = Body(URL, REQUEST_HEADERS % len(request), request, headers, response, b"", [took, len(response)])
+    body = StoredBody(URL, REQUEST_HEADERS % len(request), request, headers, response, b"", [took, len(response)])
     return entry(rollout, body, name, usage, START_NS + rng.randrange(10**15), took)
 
 
-def entry(rollout: str, body: Body, name: str, usage: Usage, start_ns: int, took_us: int) -> Entry:
+def entry(rollout: str, body: StoredBody, name: str, usage: Usage, start_ns: int, took_us: int) -> SpanEntry:
     """Return a finished call as the recorder makes it."""
-    return Entry(
+    return SpanEntry(
         rollout,
         "a1",
         status="ok",
@@ -123,11 +123,11 @@ def entry(rollout: str, body: Body, name: str, usage: Usage, start_ns: int, took
     )
 
 
-def short_calls(count: int) -> list[Entry]:
+def short_calls(count: int) -> list[SpanEntry]:
     """Return single questions of about 1 KB, six to a rollout."""
     rng = random.Random(6)
     text = "\n".join(corpus.paragraphs())
-    made: list[Entry] = []
+    made: list[SpanEntry] = []
     for number in range(count):
         at = rng.randrange(len(text) - 2000)
         asked = {"messages": [{"role": "user", "content": text[at : at + 900]}], "model": "gpt-4o"}
@@ -136,13 +136,13 @@ def short_calls(count: int) -> list[Entry]:
     return made
 
 
-def raw_bytes(calls: Iterable[Entry]) -> int:
+def raw_bytes(calls: Iterable[SpanEntry]) -> int:
     """Return the bytes on the wire."""
     bodies = [call.body for call in calls if call.body is not None]
     return sum(len(b.request) + len(b.response) + len(b.request_headers) + len(b.response_headers) for b in bodies)
 
 
-def in_turn(agents: list[list[Entry]]) -> list[Entry]:
+def in_turn(agents: list[list[SpanEntry]]) -> list[SpanEntry]:
     """Return the calls of all agents interleaved: the first call of each, then the second of each."""
     longest = max(map(len, agents))
     return [calls[turn] for turn in range(longest) for calls in agents if turn < len(calls)]
@@ -158,7 +158,7 @@ def measure_replays(agents: list[Agent]) -> Iterator[Figure]:
         yield Figure(f"trajectories through a gateway, answers {name}: of raw", 100 * used / raw, "%", at_most=5)
 
 
-def measure_bytes(agents: list[list[Entry]]) -> Iterator[Figure]:
+def measure_bytes(agents: list[list[SpanEntry]]) -> Iterator[Figure]:
     """Write one call to a commit, with and without an announcement while it ran."""
     calls = in_turn(agents)
     raw = raw_bytes(calls)
@@ -176,13 +176,15 @@ def measure_bytes(agents: list[list[Entry]]) -> Iterator[Figure]:
             yield Figure(f"trajectories, {how}one call a commit: worst read", worst_read(store, calls), "ms", at_most=5)
 
 
-def write_alone(store: Store, call: Entry, announced: bool) -> float:
+def write_alone(store: Store, call: SpanEntry, announced: bool) -> float:
     """Write one call; return seconds of CPU."""
     began = time.process_time()
     if announced:
         answer, call.status = call.body, "open"
         call.body = (
-            None if answer is None else Body(answer.url, answer.request_headers, answer.request, b"", b"", b"", [])
+            None
+            if answer is None
+            else StoredBody(answer.url, answer.request_headers, answer.request, b"", b"", b"", [])
         )
         store.write([call])
         call.body, call.status = answer, "ok"
@@ -190,19 +192,19 @@ def write_alone(store: Store, call: Entry, announced: bool) -> float:
     return time.process_time() - began
 
 
-def forget(calls: list[Entry]) -> None:
+def forget(calls: list[SpanEntry]) -> None:
     """Reset the calls so that they can be written to another tape."""
     for call in calls:
         call.sequence = 0
 
 
-def worst_read(store: Store, calls: list[Entry]) -> float:
+def worst_read(store: Store, calls: list[SpanEntry]) -> float:
     """Return milliseconds that the slowest call took to read back, the better of two tries; asserts that it is
     unchanged."""
     return max(min(read_back(store, call), read_back(store, call)) for call in calls) * 1000
 
 
-def read_back(store: Store, call: Entry) -> float:
+def read_back(store: Store, call: SpanEntry) -> float:
     began = time.perf_counter()
     span = store.span(call.rollout, call.attempt, call.sequence)
     exchange = None if span is None else store.exchange(span)
@@ -213,7 +215,7 @@ def read_back(store: Store, call: Entry) -> float:
     return took
 
 
-def measure_batches(name: str, calls: list[Entry]) -> Iterator[Figure]:
+def measure_batches(name: str, calls: list[SpanEntry]) -> Iterator[Figure]:
     """Write many calls to a commit; times are the best of three, because others use the machine too."""
     walls, cpus = zip(*(write_batches(calls) for _ in range(3)), strict=True)
     yield Figure(f"{name}, {BATCH} a commit: CPU", min(cpus) / len(calls) * 1e6, "us/call", at_most=20)
@@ -225,7 +227,7 @@ def measure_batches(name: str, calls: list[Entry]) -> Iterator[Figure]:
         yield Figure(f"{name}, {BATCH} a commit: worst read", worst_read(store, calls), "ms", at_most=5)
 
 
-def measure_bookkeeping(calls: list[Entry]) -> Iterator[Figure]:
+def measure_bookkeeping(calls: list[SpanEntry]) -> Iterator[Figure]:
     """Measure rollouts of one call, body and all: with random names, which leave pages half full, and with the
     gateway's own, which grow."""
     rng = random.Random(8)
@@ -239,7 +241,7 @@ def measure_bookkeeping(calls: list[Entry]) -> Iterator[Figure]:
             yield Figure(f"rollouts of one call, {kind}: on disk", store.figures()["used_bytes"] / len(calls), "bytes")
 
 
-def write_batches(calls: list[Entry]) -> tuple[float, float]:
+def write_batches(calls: list[SpanEntry]) -> tuple[float, float]:
     """Write all calls to a new tape; return seconds of wall time and of CPU."""
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder)) as store:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -247,7 +249,7 @@ def write_batches(calls: list[Entry]) -> tuple[float, float]:
         return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def write_to(store: Store, calls: list[Entry]) -> None:
+def write_to(store: Store, calls: list[SpanEntry]) -> None:
     forget(calls)
     for at in range(0, len(calls), BATCH):
         store.write(calls[at : at + BATCH])
@@ -283,9 +285,9 @@ def measure_million() -> Iterator[Figure]:
             )
 
 
-def copy_of(model: Entry, number: int) -> Entry:
+def copy_of(model: SpanEntry, number: int) -> SpanEntry:
     """Return a head without a body."""
-    made = Entry(f"m-{number % 2000}", "a1", status="ok", start_ns=model.start_ns + number, end_ns=model.end_ns)
+    made = SpanEntry(f"m-{number % 2000}", "a1", status="ok", start_ns=model.start_ns + number, end_ns=model.end_ns)
     made.dialect, made.path, made.model, made.upstream = model.dialect, model.path, model.model, model.upstream
     made.usage, made.response_id, made.http_status = model.usage, f"chatcmpl-{number:029}", 200
     made.request_bytes, made.response_bytes, made.first_byte_ns = 900, 300, model.first_byte_ns

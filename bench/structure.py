@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("gateway", "sidecar", "adapters", "trainer", "tui")
+PACKAGES = ("gateway", "console", "sidecar", "adapters", "trainer", "tui")
 LINES, FUNCTION_LINES, PARAMETERS = 700, 60, 8
 SHORT_LINES, SHORT_WORDS = 60, 4
 VAGUE = ("What", "How", "Whether", "Whose", "Where", "Who", "Which", "Of", "As", "Those")
@@ -135,19 +136,19 @@ def layers() -> list[list[str]]:
     """Return the rooms of the gateway by layer, the highest first, as in the import contract."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (found,) = (one["layers"] for one in contracts if one.get("containers") == ["penstock.gateway"])
-    return [[f"gateway.{name.strip()}" for name in line.split("|")] for line in found]
+    return [[f"gateway.{name.strip()}" for name in re.split("[|:]", line)] for line in found]
 
 
 def settings() -> dict[str, int]:
     """Return the number of keys of penstock.toml, a release's policy, train.toml and apo.toml (tables do not count,
     their keys do), and of options of `penstock run`."""
-    from penstock.gateway.config import Config as Gateway
-    from penstock.gateway.model.policy import Policy
+    from penstock.gateway.config import GatewayConfig as Gateway
+    from penstock.gateway.model.release_policy import ReleasePolicy
     from penstock.sidecar.options import RunOptions
-    from penstock.trainer.apo.config import Config as Apo
-    from penstock.trainer.config import Config as Trainer
+    from penstock.trainer.apo.config import ApoConfig as Apo
+    from penstock.trainer.config import TrainConfig as Trainer
 
-    files = {"penstock.toml": Gateway, "policy": Policy, "train.toml": Trainer, "apo.toml": Apo}
+    files = {"penstock.toml": Gateway, "policy": ReleasePolicy, "train.toml": Trainer, "apo.toml": Apo}
     options = {"gateway", *(one.name for one in fields(RunOptions))}
     return {name: len(list(_keys(model))) for name, model in files.items()} | {"penstock run": len(options)}
 

@@ -2,11 +2,11 @@
 bench.switching`.
 
 *Cost*: CPU that the search for released resources adds to a call, by the registered resources; the call uses none of
-them. It is measured in `Pins.look`, less an empty function: beside a whole call it would be lost in the noise. *First*
-is a text that was not seen before, *again* one that was. *Rollback*: a gateway process with agents at a steady pace,
-whose rollouts are three calls long; again and again a release is rolled back, and the provider notes when the last call
-with the candidate's text arrived after the answer of the control API. Provider and agents share a process, so that its
-times are late rather than early. Figures are written to bench/out/switching.json.
+them. It is measured in `PinTable.look`, less an empty function: beside a whole call it would be lost in the noise.
+*First* is a text that was not seen before, *again* one that was. *Rollback*: a gateway process with agents at a steady
+pace, whose rollouts are three calls long; again and again a release is rolled back, and the provider notes when the
+last call with the candidate's text arrived after the answer of the control API. Provider and agents share a process,
+so that its times are late rather than early. Figures are written to bench/out/switching.json.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from bench.families import similar
 from bench.prompts import SIMILAR, cost, request
 from bench.replay import gateway, serving
 from bench.store import HERE, Figure, report
-from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admitted import Admitted
 from penstock.gateway.client.client import Client
-from penstock.gateway.dialects import by_name
-from penstock.gateway.http.redact import Redactor
-from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.audit import Said
-from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import Assignment, NewRelease, Pin, Release
-from penstock.gateway.model.resource import NewVersion, Resource, Stable
+from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
+from penstock.gateway.model.resource import NewVersion, Resource, StableVersion
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.template import Template
-from penstock.gateway.releases.catalog import Pins
-from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.traffic.calls.address import CallAddress
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.versions import PinTable
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.http.redaction import Redactor
 
 OUT = HERE / "out" / "switching.json"
 PACE = 200
@@ -60,8 +60,8 @@ class Registered:
     def __init__(self, resources: list[Resource]) -> None:
         self._resources = resources
 
-    def resources(self) -> dict[str, tuple[Stable, list[Resource]]]:
-        return {one.name: (Stable(version=one.version), [one]) for one in self._resources}
+    def resources(self) -> dict[str, tuple[StableVersion, list[Resource]]]:
+        return {one.name: (StableVersion(version=one.version), [one]) for one in self._resources}
 
     def releases(self) -> list[Release]:
         return []
@@ -83,16 +83,16 @@ def resource(name: str, kind: Any, content: dict[str, Any]) -> Resource:
 
 def looked(resources: list[Resource], size: int, first: bool) -> Callable[[], object]:
     """Return a function that does `Call`'s check if a call uses any of these resources."""
-    pins = Pins(
+    pins = PinTable(
         Registered(resources), cast(Recorder, None), Metrics(), Redactor(), asyncio.Future, lambda rollout, pins: None
     )
     asyncio.run(pins.reload())
-    call = Admitted(Address("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"))
+    call = CallRequest(CallAddress("r1"), by_name("chat"), "/v1/chat/completions", request(OTHER, size, "today"))
 
     def look() -> object:
         if first:
             pins.catalog.recogniser.forget()
-        found = None if pins.catalog.empty else pins.look(call, None)
+        found = None if pins.catalog.empty else pins.find(call, None)
         assert found is None
         if len(pins.notes.calls) > SECOND:
             # A thread adds up the notes on calls once a second.
@@ -154,12 +154,12 @@ async def agents(url: str, session: aiohttp.ClientSession) -> None:
 async def rolled_back(client: Client, provider: Provider) -> list[float]:
     """Roll a release back; return the seconds after the answer at which calls still got the candidate."""
     skip: Any = {"checked": "skip", "replayed": "skip", "shadowed": "skip"}
-    policy = Policy(stages=[Stage(split=0.5)], margin_absolute=0.1, **skip)
+    policy = ReleasePolicy(stages=[CanaryStage(split=0.5)], margin_absolute=0.1, **skip)
     provider.candidate.clear()
     release = await client.start_release("travel", NewRelease(candidate="v2", policy=policy))
     while len(provider.candidate) < PACE // 4:  # noqa: ASYNC110 - as many as the pace brings
         await asyncio.sleep(0.01)
-    await client.decide(release.id, "rollback", Said(who="bench"))
+    await client.decide(release.id, "rollback", ActionRequest(who="bench"))
     answered = time.monotonic()
     await asyncio.sleep(AFTER_S)
     return [at - answered for at in provider.candidate if at > answered]

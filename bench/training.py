@@ -48,8 +48,8 @@ from examples.lookup import TOOLS
 from examples.lookup_rl import GATEWAY, ROOT, TRAIN, free_ports, prepare, ready
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import Point
-from penstock.trainer.serving.child_process import Child, spawn
-from penstock.trainer.serving.vllm import Server, adapters, arguments
+from penstock.trainer.serving.child_process import ChildProcess, spawn
+from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 
 OUT = HERE / "out" / "training.json"
 FRESH: Final = 2
@@ -155,7 +155,7 @@ async def timed(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> 
 
 
 @asynccontextmanager
-async def started(command: list[str], log: Path | None) -> AsyncGenerator[Child]:
+async def started(command: list[str], log: Path | None) -> AsyncGenerator[ChildProcess]:
     """Run a process for the context."""
     made = await spawn([sys.executable, *command], os.environ, log)
     try:
@@ -176,9 +176,9 @@ async def measured(home: Path, python: Path, steps: int, pairs: int) -> tuple[li
     # The server is ours, so that it is still there when the run is over.
     mine = re.sub(r"\[inference\].*?\n\n", f'[inference]\nurls = ["{vllm}"]\n\n', asked, flags=re.DOTALL)
     (home / "train.toml").write_text(mine)
-    server = Server(
+    server = VllmServer(
         python,
-        arguments(home / "model", "base", vllm, [*adapters(16, SLOTS), *flags]),
+        server_arguments(home / "model", "base", vllm, [*adapter_arguments(16, SLOTS), *flags]),
         vllm,
         home / "vllm.log",
         cpu=True,
@@ -197,7 +197,7 @@ async def measured(home: Path, python: Path, steps: int, pairs: int) -> tuple[li
             )
             (home / "train.toml").write_text(more)
             async with started(train, home / "trainer.log") as trainer:
-                if await trainer.ended():
+                if await trainer.wait():
                     sys.exit(trainer.tail())
             points = [point async for point in client.points("lookup", since_step=steps + 1)]
             return found, points, await added_by_gateway(url, vllm, pairs)
@@ -205,9 +205,9 @@ async def measured(home: Path, python: Path, steps: int, pairs: int) -> tuple[li
         await server.stop()
 
 
-async def unless_ended(trainer: Child, following: Coroutine[Any, Any, list[Moment]]) -> list[Moment]:
+async def unless_ended(trainer: ChildProcess, following: Coroutine[Any, Any, list[Moment]]) -> list[Moment]:
     """Return the moments; exit with the trainer's log if it has failed."""
-    moments, ended = asyncio.ensure_future(following), asyncio.ensure_future(trainer.ended())
+    moments, ended = asyncio.ensure_future(following), asyncio.ensure_future(trainer.wait())
     await asyncio.wait([moments, ended], return_when=asyncio.FIRST_COMPLETED)
     if ended.done() and ended.result():
         sys.exit(trainer.tail())

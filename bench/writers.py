@@ -18,9 +18,9 @@ from time import process_time
 from typing import Final
 
 from penstock.gateway.app import open_store
-from penstock.gateway.store import Store
-from penstock.gateway.store.codec import Body
-from penstock.gateway.store.records import Entry
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.codec import StoredBody
+from penstock.gateway.tape.store.records import SpanEntry
 
 SYSTEM: Final = (
     b"You help people to change flights. Be brief, be kind, and say what a change costs before it is made. " * 40
@@ -29,16 +29,16 @@ TURNS: Final = 16
 """Calls of a rollout."""
 
 
-def batches(process: int, calls: int, batch: int) -> list[list[Entry]]:
+def batches(process: int, calls: int, batch: int) -> list[list[SpanEntry]]:
     """Return calls, with as many rollouts at a time as one batch has calls."""
-    made: list[list[Entry]] = []
+    made: list[list[SpanEntry]] = []
     for number in range(calls // batch):
         generation, turn = divmod(number, TURNS)
         made.append([_call(f"r{process}-{generation}-{at}", turn) for at in range(batch)])
     return made
 
 
-def _call(rollout: str, turn: int) -> Entry:
+def _call(rollout: str, turn: int) -> SpanEntry:
     said = b"".join(
         b'{"role":"user","content":"%s: question %d about flight %d"},{"role":"assistant","content":"answer %d"},'
         % (rollout.encode(), at, at * 7919 % 1000, at * 104729 % 10**6)
@@ -46,8 +46,8 @@ def _call(rollout: str, turn: int) -> Entry:
     )
     request = b'{"model":"m","messages":[{"role":"system","content":"%s"},%s]}' % (SYSTEM, said)
     response = b'{"choices":[{"message":{"role":"assistant","content":"answer %d"}}]}' % (turn * 104729 % 10**6)
-    body = Body("https://api.example/v1/chat/completions", b"", request, b"", response, b"", [900, len(response)])
-    return Entry(
+    body = StoredBody("https://api.example/v1/chat/completions", b"", request, b"", response, b"", [900, len(response)])
+    return SpanEntry(
         rollout, "a1", status="ok", start_ns=1_700_000_000_000_000_000 + turn, end_ns=1_700_000_001_000_000_000 + turn,
         dialect="chat", path="/v1/chat/completions", http_status=200, model="m", body=body,
         request_bytes=len(request), response_bytes=len(response),

@@ -23,9 +23,9 @@ from textwrap import wrap
 from typing import Final
 
 from examples import shop, shop_model
-from penstock.gateway.cli.watch import whenever
+from examples.demo.demo import DemoError, environment, gateway, run_cli, say
+from penstock.console.commands.watch import poll_on_change
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.demo import DemoError, environment, gateway, run_cli, say
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion
 
@@ -163,7 +163,7 @@ async def customers(url: str, client: Client, release: str) -> None:
         specs = [RolloutSpec(id=f"customer-{at}", input=tasks[at % len(tasks)], mode="online") for at in names]
         await client.enqueue(specs)
         print(f"  {await quietly(url, ['run', '--mode', 'online', *serve])}", flush=True)
-        looks = whenever(client, lambda: client.release(release), lambda _: 0.2)
+        looks = poll_on_change(client, lambda: client.release(release), lambda _: 0.2)
         async with asyncio.timeout(PATIENCE), aclosing(looks):
             async for view in looks:
                 if not view.release.live or not view.waiting:

@@ -27,20 +27,20 @@ from typing import Any, Final
 from aiohttp import web
 from transformers import PreTrainedTokenizerFast
 
+from examples.demo.model import DemoAnswer, Json, chat, last_text
 from examples.fast_slow_agent import PARTS, PROMPT
 from examples.fast_slow_model import VAGUE, WORDINGS, lessons, order, write_model, write_tokenizer
 from examples.lookup_model import teach
 from examples.lookup_rl import ROOT, free_ports, ready
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Json, chat, said
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import RolloutConfig
 from penstock.trainer.data.chat_template import tokenise
 from penstock.trainer.runs.pair_cells import Rewards, by_task, difference, mean
-from penstock.trainer.runs.pair_cells import said as told
+from penstock.trainer.runs.pair_cells import format_mean as told
 from penstock.trainer.serving.child_process import spawn
-from penstock.trainer.serving.vllm import Server, adapters, arguments
+from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 
 THINKER: Final = "thinker"
 """Name of the model that reflects."""
@@ -218,7 +218,7 @@ async def penstock(*words: str) -> None:
     """A command, to its end."""
     child = await spawn([*PENSTOCK, *words], os.environ, None)
     try:
-        if code := await child.ended():
+        if code := await child.wait():
             sys.exit(code)
     finally:
         await child.stop()
@@ -229,8 +229,8 @@ async def serving(home: Path, python: Path, port: int) -> AsyncGenerator[None]:
     """A vLLM for both runs, with room for the adapters of both."""
     url = f"http://127.0.0.1:{port}/v1"
     flags = ["--dtype=float32", "--enforce-eager", "--max-model-len=512", "--max-num-seqs=32"]
-    words = arguments(home / "model", "base", url, [*adapters(16, 10), *flags])
-    server = Server(python, words, url, home / "vllm.log", cpu=True)
+    words = server_arguments(home / "model", "base", url, [*adapter_arguments(16, 10), *flags])
+    server = VllmServer(python, words, url, home / "vllm.log", cpu=True)
     try:
         await server.start()
         yield
@@ -248,10 +248,10 @@ async def thinking() -> AsyncGenerator[str]:
 
     async def complete(request: web.Request) -> web.Response:
         asked = await request.json()
-        question = said(asked["messages"], "user")
+        question = last_text(asked["messages"], "user")
         times[question] += 1
         found = reflect(question, random.Random(f"{question}-{times[question]}"))
-        return web.json_response(chat(asked, Answer(json.dumps({"hypotheses": found}))))
+        return web.json_response(chat(asked, DemoAnswer(json.dumps({"hypotheses": found}))))
 
     app = web.Application(client_max_size=1 << 26)
     app.add_routes([web.post("/v1/chat/completions", complete)])

@@ -26,10 +26,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging
 
 from examples.lookup import CITIES, QUESTIONS, TOOLS, TOPICS, fact
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.chat_template import tokenise
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.mathematics.examples import Example
+from penstock.trainer.engines.local import TrainingEngine
+from penstock.trainer.mathematics.examples import TokenExample
 from penstock.trainer.mathematics.sft import train, updates
 from penstock.trainer.runs.display import display
 
@@ -172,7 +172,7 @@ def does_as_shown(directory: Path) -> float:
     return fmean(right)
 
 
-def likeliest(model: Qwen2ForCausalLM, examples: Sequence[Example]) -> list[list[bool]]:
+def likeliest(model: Qwen2ForCausalLM, examples: Sequence[TokenExample]) -> list[list[bool]]:
     """For each turn of each example, whether every token is the likeliest after those before it."""
     rows = [torch.from_numpy(np.concatenate([one.prompt, one.response]).astype(np.int64)) for one in examples]
     # What pads the end of a row is after all that is looked at.
@@ -193,7 +193,7 @@ def turns_of(mask: NDArray[np.bool_]) -> NDArray[np.intp]:
     return np.flatnonzero(mask[1:] & ~mask[:-1]) + 1
 
 
-def teach(source: Path, made: Path, examples: Sequence[Example], seed: int) -> None:
+def teach(source: Path, made: Path, examples: Sequence[TokenExample], seed: int) -> None:
     """A model that has gone through the lessons once more."""
     tree = {
         "run": {"seed": seed, "steps": 1},
@@ -202,9 +202,9 @@ def teach(source: Path, made: Path, examples: Sequence[Example], seed: int) -> N
         "engine": {"batch_tokens": 2048},
         "data": {"batch": 32},
     }
-    config = Config.model_validate(tree)
+    config = TrainConfig.model_validate(tree)
     planned = updates(examples, config)
-    engine = Engine(config, updates=planned)
+    engine = TrainingEngine(config, updates=planned)
     with display(planned) as shown:
         shown.phase(0, "learns the lessons")
         for number, report in enumerate(train(engine, examples), 1):

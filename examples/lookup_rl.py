@@ -150,7 +150,7 @@ async def demo(home: Path, python: Path, seed: int, steps: int) -> Results:
         command = [sys.executable, "-m", "penstock", "train", "grpo", str(home / "train.toml"), "--gateway", url]
         trainer = await spawn(command, os.environ, None)
         try:
-            done = await trainer.ended()
+            done = await trainer.wait()
         finally:
             await trainer.stop()
         if done:
@@ -204,7 +204,7 @@ async def results(url: str, home: Path) -> Results:
     plot = [*runs, "plot", "lookup", "--gateway", url, "--out", str(home / "run.html")]
     points = [*runs, "export", "lookup", "--to", "jsonl", "--gateway", url, "--output", str(home / "run.jsonl")]
     for command in (plot, points):
-        if await (await spawn(command, os.environ, home / "gateway.log")).ended():
+        if await (await spawn(command, os.environ, home / "gateway.log")).wait():
             sys.exit(f"`{' '.join(command)}` has failed: see {home / 'gateway.log'}")
     shares = {step: value for step, value in zip(curve.first_step, curve.mean, strict=True) if value is not None}
     questions = (home / "held-out.jsonl").read_text(encoding="utf-8").splitlines()

@@ -4,10 +4,10 @@ from statistics import mean
 
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig
-from penstock.trainer.apo.custom import Custom
+from penstock.trainer.apo.custom import CustomRun
 
 
-async def best_of(run: Custom) -> None:
+async def best_of(run: CustomRun) -> None:
     """Searches `count` paraphrases of the prompt `prompt`, which the model `model` writes."""
     name, model, count = run.config["prompt"], run.config["model"], run.config["count"]
     text = await run.text(name)

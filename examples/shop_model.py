@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from examples.demo.model import DemoAnswer, Json, chat, last_text
 from examples.shop import ORDERS, facts
-from penstock.gateway.demo.model import Answer, Json, chat, said
 
 THINKER = "thinker"
 """Name of the model that reflects."""
@@ -43,15 +43,15 @@ class Models:
     def __init__(self) -> None:
         self._times: Counter[str] = Counter()
 
-    def answer(self, asked: Json) -> Answer:
+    def answer(self, asked: Json) -> DemoAnswer:
         """What is said to a request."""
         key = json.dumps(asked["messages"])
         self._times[key] += 1
         draw = random.Random(f"{key}-{self._times[key]}")
-        question = said(asked["messages"], "user")
+        question = last_text(asked["messages"], "user")
         if asked["model"] == THINKER:
-            return Answer(json.dumps({"hypotheses": reflect(question, draw)}))
-        return Answer(serve(said(asked["messages"], "system"), question, draw))
+            return DemoAnswer(json.dumps({"hypotheses": reflect(question, draw)}))
+        return DemoAnswer(serve(last_text(asked["messages"], "system"), question, draw))
 
 
 def serve(prompt: str, question: str, draw: random.Random) -> str:

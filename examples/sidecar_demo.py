@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from penstock.gateway.demo.demo import DemoError, address, run_cli, say
-from penstock.gateway.demo.model import chat, chat_events, decide
+from examples.demo.demo import DemoError, address, run_cli, say
+from examples.demo.model import chat, chat_events, decide
 from penstock.sidecar.intercept import trust
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 HOST = "api.openai.com"
 AGENT = "examples/openai_agent.py"
@@ -53,7 +53,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask
 
 
 @asynccontextmanager
-async def internet(authority: Authority, asked: Asked) -> AsyncGenerator[str]:
+async def internet(authority: CertificateStore, asked: Asked) -> AsyncGenerator[str]:
     """A proxy that leads to the host; yields its URL."""
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,7 +103,7 @@ async def run(*command: str, env: dict[str, str]) -> None:
 
 async def demo() -> None:
     """The whole demo."""
-    authority, asked = Authority.here([HOST]), Asked()
+    authority, asked = CertificateStore.create_in_process([HOST]), Asked()
     say(f"Starting a host that stands in for {HOST}, and a gateway, which takes some seconds.")
     with TemporaryDirectory(prefix="penstock-demo-") as folder:
         home = Path(folder)

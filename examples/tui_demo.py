@@ -1,6 +1,6 @@
 """Makes the recording that `penstock tui --demo` plays: `python -m examples.tui_demo FILE`.
 
-It looks at every screen of a showcase gateway (`gateway.demo.showcase`), at their rows and panes, while agents go on
+It looks at every screen of a showcase gateway (`demo.showcase`), at their rows and panes, while agents go on
 calling, and keeps the answers, as `penstock tui --record` does.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from examples.demo.showcase import Showcase, run_traffic, showcase
 from penstock.gateway.client.client import ClientError
-from penstock.gateway.demo.showcase import Showcase, goes_on, showcase
-from penstock.tui.recording import Recorder, RecordingClient
-from penstock.tui.screens.registry import STANDING, made
-from penstock.tui.view import View
+from penstock.tui.screens.registry import STANDING, make_view
+from penstock.tui.session_recording import RecordingClient, SessionRecorder
+from penstock.tui.view import ScreenView
 
 LIVE_S: Final = 20.0
 """How long it is watched while agents go on calling; s."""
@@ -33,20 +33,20 @@ COMPARED: Final = (
 )  # fmt: skip
 
 
-async def look_at(view: View[Any, Any], client: RecordingClient, rows: int = ROWS) -> None:
+async def look_at(view: ScreenView[Any, Any], client: RecordingClient, rows: int = ROWS) -> None:
     """A screen with its rows and panes."""
-    data = await view.look(client)
+    data = await view.load(client)
     table = view.table(data, time.time_ns())
     if table is None:
         return
     await view.fill(client, data, table.ids[:100])
     for id in table.ids[:rows]:
         view.pane = None
-        closer = await view.look_closer(client, data, id)
+        closer = await view.load_details(client, data, id)
         for pane in view.panes(data, id, closer, time.time_ns()):
             # The panes as they are asked for one at a time.
             view.pane = pane.title
-            await view.look_closer(client, data, id)
+            await view.load_details(client, data, id)
 
 
 async def watch(client: RecordingClient) -> None:
@@ -59,19 +59,19 @@ async def watch(client: RecordingClient) -> None:
             turn += 1
             if turn % 6 == 0:
                 for words in MOVING:
-                    await look_at(made(words), client, rows=1)
+                    await look_at(make_view(words), client, rows=1)
             if time.monotonic() > end:
                 return
 
 
 async def record(shown: Showcase, path: Path) -> None:
     """All of it."""
-    recorder = Recorder(path, time.time_ns())
+    recorder = SessionRecorder(path, time.time_ns())
     async with RecordingClient(recorder, shown.url, None, compressed=False) as client:
         await asyncio.gather(client.whoami(), client.filter_fields())
         for words in (*STANDING, *(("rollout", id) for id in OPENED), *COMPARED):
-            await look_at(made(words), client)
-        agents = asyncio.ensure_future(goes_on(shown))
+            await look_at(make_view(words), client)
+        agents = asyncio.ensure_future(run_traffic(shown))
         try:
             await watch(client)
         finally:

@@ -4,8 +4,8 @@ Start: tape, recorder, upstreams, control plane, listener; readiness goes on las
 `limits.drain_delay` no new connections; running calls finish within `limits.drain_seconds`; calls that are left are
 broken off and recorded as interrupted; the recorder writes its queue, and the tape is closed.
 
-If one process takes over from another (`server.handover`), the old one first ends the services that only one process
-may run (`server.duties`).
+If one process takes over from another (`process.handover`), the old one first ends the services that only one process
+may run (`process.leader_services`).
 """
 
 from __future__ import annotations
@@ -21,81 +21,81 @@ import aiohttp
 from aiohttp import web
 
 from penstock.gateway.api import routes, upstreams
+from penstock.gateway.api.builtin_server import host_builtin_server
 from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.operations import Operations
-from penstock.gateway.budgets.priced import prices_of
-from penstock.gateway.budgets.service import Budgets
-from penstock.gateway.calls import call_log
-from penstock.gateway.calls.admission import Admission
-from penstock.gateway.calls.batch_results import BatchResults
-from penstock.gateway.config import Config, admin_key, audit_key, read_key
-from penstock.gateway.definitions.service import Definitions
-from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.redact import Redactor
-from penstock.gateway.http.request_parser import HEADER_BYTES
-from penstock.gateway.index.link import Link
-from penstock.gateway.index.sql.runner import Queries
-from penstock.gateway.masking.masker import Tally, masker
-from penstock.gateway.mcp.all_features import all_features
-from penstock.gateway.mcp.audit import Audit
-from penstock.gateway.mcp.features import Mcp
-from penstock.gateway.mcp.hosted.bridge import Bridge
-from penstock.gateway.mcp.hosted.ends import Ends
-from penstock.gateway.mcp.own_server import host_own
-from penstock.gateway.mcp.servers import Servers
-from penstock.gateway.mcp.sessions import Sessions
-from penstock.gateway.mcp.wrapped.ingest import Wrapped
-from penstock.gateway.mcp.wrapped.ingest import add_to as add_wrapped
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.api.wrapped_frames import FrameReceiver
+from penstock.gateway.api.wrapped_frames import add_to as add_wrapped
+from penstock.gateway.config import GatewayConfig, admin_key, audit_key, read_key
+from penstock.gateway.followers.index.link import IndexLink
+from penstock.gateway.followers.index.sql.runner import SqlRunner
+from penstock.gateway.followers.otlp.ingest import RECEIVER, TelemetryReceiver
+from penstock.gateway.followers.webhooks.service import WebhookService
 from penstock.gateway.model.known_secrets import own_secrets
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import BUILTIN
-from penstock.gateway.otlp.ingest import INGEST, Ingest
-from penstock.gateway.policy.policy import Policy
-from penstock.gateway.policy.questions import Questions
-from penstock.gateway.proxy.exact.session_store import Exact
-from penstock.gateway.proxy.features import features
-from penstock.gateway.proxy.shared import Shared
-from penstock.gateway.proxy.translation.translator import make_translator
-from penstock.gateway.queue.dispatcher import Dispatcher
-from penstock.gateway.releases.adapter_keeper import AdapterKeeper
-from penstock.gateway.releases.catalog import Pins
-from penstock.gateway.releases.check import Checking
-from penstock.gateway.releases.coverage.watch import Watch
-from penstock.gateway.releases.driver import Driver
-from penstock.gateway.releases.jobs import Jobs
+from penstock.gateway.process import config_warnings
+from penstock.gateway.process.control_plane import ControlPlane, LeaderPlane
+from penstock.gateway.process.dispatch import Dispatch
+from penstock.gateway.process.handover import ALONE, HandoverGrant, HandoverOffer
+from penstock.gateway.process.health import HealthState
+from penstock.gateway.process.leader_services import LeaderServices
+from penstock.gateway.process.listeners import Listeners, listen
+from penstock.gateway.process.other_writers import OtherWriters
+from penstock.gateway.process.peer_requests import PeerDispatch
+from penstock.gateway.process.shutdown import cut_off, stop_all, wait_for_any
+from penstock.gateway.process.startup import make_auth, open_store
+from penstock.gateway.process.tls import server_tls
+from penstock.gateway.process.worker_peers import WorkerPeers, WorkerServices
+from penstock.gateway.process.workers import ParentChannel
+from penstock.gateway.reading.policy.policy import ToolPolicy
+from penstock.gateway.reading.policy.questions import QuestionQueue
+from penstock.gateway.releases.coverage.monitor import CoverageMonitor
+from penstock.gateway.releases.driver import Driver, DriverCallbacks
+from penstock.gateway.releases.jobs import StageJobs
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.rehearsal.live import Rehearsals
-from penstock.gateway.releases.rehearsal.stage import Replays
-from penstock.gateway.releases.replay.sender import Context
-from penstock.gateway.releases.shadow.stage import Shadow
-from penstock.gateway.retention.service import Retention
-from penstock.gateway.runs.service import RunService
-from penstock.gateway.server import cautions
-from penstock.gateway.server.bridge import ControlPlane, LeaderPlane
-from penstock.gateway.server.dispatch import Dispatch
-from penstock.gateway.server.duties import Duties
-from penstock.gateway.server.ending import cut_off, ended, first
-from penstock.gateway.server.handover import ALONE, Offer, Taken
-from penstock.gateway.server.health import State
-from penstock.gateway.server.inside import Inside
-from penstock.gateway.server.listening import Listening, listen
-from penstock.gateway.server.opening import make_auth, open_store
-from penstock.gateway.server.others import Others
-from penstock.gateway.server.teamwork import Parts, Teamwork
-from penstock.gateway.server.tls import server_tls
-from penstock.gateway.server.workers import Leaving
-from penstock.gateway.store.audit_log import AuditLog
-from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.recorder import Recorder
-from penstock.gateway.upstreams.checks import Checks
-from penstock.gateway.upstreams.pool import Pool
-from penstock.gateway.upstreams.routes import Routes
-from penstock.gateway.upstreams.wanted import WantedHosts
-from penstock.gateway.webhooks.service import Webhooks
+from penstock.gateway.tape.retention.service import RetentionService
+from penstock.gateway.tape.store.audit_log import AuditLog
+from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.tools.hosted.bridge import Bridge
+from penstock.gateway.tools.hosted.process_exits import TapeProcessJournal
+from penstock.gateway.tools.middleware import McpContext
+from penstock.gateway.tools.middleware_stack import build_mcp_middleware
+from penstock.gateway.tools.policy_audit import PolicyAudit
+from penstock.gateway.tools.servers import ServerRegistry
+from penstock.gateway.tools.sessions import SessionTable
+from penstock.gateway.traffic.budgets.price_check import prices_of
+from penstock.gateway.traffic.budgets.service import Budgets
+from penstock.gateway.traffic.calls import call_log
+from penstock.gateway.traffic.calls.admission import Admission
+from penstock.gateway.traffic.calls.batch_results import BatchResultService
+from penstock.gateway.traffic.proxy.exact.session_store import ExactSessionStore
+from penstock.gateway.traffic.proxy.middleware import build_middleware
+from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
+from penstock.gateway.traffic.proxy.translation.translator import make_translator
+from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
+from penstock.gateway.traffic.trials.check import CheckJob
+from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.traffic.trials.rehearsal.stage import ReplayJob
+from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
+from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
+from penstock.gateway.traffic.upstreams.direct_hosts import DirectHosts
+from penstock.gateway.traffic.upstreams.health_checks import HealthChecker
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.routes import RouteTable
+from penstock.gateway.traffic.versions import PinTable
+from penstock.gateway.wire.http.client_connection import ClientConnection
+from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request_parser import HEADER_BYTES
+from penstock.gateway.wire.masking.masker import MaskingCounts, masker
+from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.runs.service import RunService
 
 if TYPE_CHECKING:
-    from penstock.gateway.otlp.exporter import Exporter
+    from penstock.gateway.followers.otlp.exporter import Exporter
 
 _TICK_SECONDS = 0.1
 _LOOK_EVERY = 10
@@ -106,7 +106,7 @@ _CONTROL_SECONDS = 1.0
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
-    def __init__(self, config: Config, taken: Taken | None = None) -> None:
+    def __init__(self, config: GatewayConfig, taken: HandoverGrant | None = None) -> None:
         """Opens the tape; raises `TapeError` or `ConfigError` if it cannot start. `taken`: the handover from another
         process."""
         config.refuse_open_door()
@@ -117,53 +117,53 @@ class Gateway:
         own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
         self._taken, self._place = taken, ALONE if taken is None else taken.place
         if not self._place.number:
-            cautions.warn(config, self._prices)
+            config_warnings.warn(config, self._prices)
         share = self._place.share
-        self.pools = {upstream.name: Pool(upstream, own, share) for upstream in config.upstreams()}
-        own_keys, tally = own_secrets(config.secrets()), Tally(self.metrics.masked, self.metrics.masking_failures)
+        self.pools = {upstream.name: ConnectionPool(upstream, own, share) for upstream in config.upstreams()}
+        own_keys = own_secrets(config.secrets())
+        tally = MaskingCounts(self.metrics.masked, self.metrics.masking_failures)
         self._redactor = Redactor(own_keys, masker(config.masking, own_keys, tally))
-        self.questions = Questions()
-        self._work = Teamwork(self._place)
+        self.questions = QuestionQueue()
+        self._work = WorkerPeers(self._place)
         lock = None if taken is None else taken.lock
         self.store = open_store(config.data, secrets=self._redactor.tape, lock=lock)
-        self.feed = Feed(self.store.cursor())
+        self.feed = ChangeFeed(self.store.cursor())
         self.auth = make_auth(self.store, config)
-        tell = call_log.teller(config.log, self.metrics)
-        self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.written)
-        self.state = State(self.recorder)
+        tell = call_log.call_logger(config.log, self.metrics)
+        self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.flush_peers)
+        self.state = HealthState(self.recorder)
         # Monotonic times are added to this, so that the tape's clock never runs backwards while the process lives.
         self._epoch_ns = self._place.epoch_ns or time.time_ns() - time.monotonic_ns()
-        self.dispatcher = Dispatcher(
-            self.recorder, self.metrics, self._now_ns, config.trust_agent_rewards, config.quiet_seconds
-        )
-        ends = Ends(self.dispatcher, self.store, self._now_ns)
+        trusted, quiet_s = config.trust_agent_rewards, config.quiet_seconds
+        self.dispatcher = Dispatcher(self.recorder, self.metrics, self._now_ns, trusted, quiet_s)
+        ends = TapeProcessJournal(self.dispatcher, self.store, self._now_ns)
         self.bridge = Bridge(config.mcp.servers.items(), self._redactor.own, ends)
-        self.mcp = Mcp(Servers(config, own, self.bridge), Sessions())
-        self._wanted = WantedHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
+        self.mcp = McpContext(ServerRegistry(config, own, self.bridge), SessionTable())
+        self._wanted = DirectHosts([*config.upstreams(), *self.mcp.servers.hosts], own)
         self._make_releases()
-        self.audit = Audit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
+        self.audit = PolicyAudit(self.store, self.recorder, self.dispatcher, self.releases, self._now_ns)
         prices = config.prices or BUILTIN
-        self.index = Link(config.data, config.index.when, lambda: self.feed.cursor, prices=prices, log=config.log)
-        self.webhooks = Webhooks(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
-        self.retention = Retention(
+        self.index = IndexLink(config.data, config.index.when, lambda: self.feed.cursor, prices=prices, log=config.log)
+        self.webhooks = WebhookService(config.webhook, self.store, self.recorder, self.feed, self.metrics, self._now_ns)
+        self.retention = RetentionService(
             config.retention, config.tape.keep_bytes, self.store, self.recorder, self.metrics, self._now_ns,
-            self._work.busy, self._work.forget,
+            self._work.active_rollouts, self._work.forget,
         )  # fmt: skip
         self.budgets = Budgets(
             config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns, self._work
         )
         self._make_control()
-        self._duties = Duties(
+        self._duties = LeaderServices(
             self.recorder, self.dispatcher, self.webhooks, self.releases, self.adapter_keeper, self.retention,
             self.index, self._make_exporter(),
         )  # fmt: skip
         self._session: aiohttp.ClientSession | None = None
-        self._listening: Listening
+        self._listening: Listeners
         self._ticker: asyncio.TimerHandle
         self._ticks = 0
-        followed = self.releases.others_wrote if self._work.leads else self.pins.reload
-        self._others = Others(self.store, self.recorder, self.dispatcher, followed)
-        self.offer: Offer | Leaving
+        followed = self.releases.other_writer_committed if self._work.is_leader else self.pins.reload
+        self._others = OtherWriters(self.store, self.recorder, self.dispatcher, followed)
+        self.offer: HandoverOffer | ParentChannel
         """The way to hand over to another process."""
         self._calls_ended, self._clients_gone = asyncio.Event(), asyncio.Event()
 
@@ -171,45 +171,47 @@ class Gateway:
         """Make the parts that decide which version a call gets, and that try versions."""
         known = {upstream.name: upstream for upstream in self.config.upstreams()}
         self.adapter_keeper = AdapterKeeper(self.store, known, self._ask_upstreams, self._now_ns)
-        repaired, gave = self._work.repaired(self.adapter_keeper), self._work.gave
-        self.pins = Pins(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired, gave)
-        checking = Checking(ReleaseReader(self.store).resource, known, self._ask_upstreams)
-        self._checks = Checks(self.pools.values(), self._ask_upstreams, self.metrics.upstream_checks)
-        self._routes = Routes(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})
-        context = Context(
+        repaired, gave = self._work.adapter_repair(self.adapter_keeper), self._work.notify_assigned
+        self.pins = PinTable(ReleaseReader(self.store), self.recorder, self.metrics, self._redactor, repaired, gave)
+        checking = CheckJob(ReleaseReader(self.store).resource, known, self._ask_upstreams)
+        self._checks = HealthChecker(self.pools.values(), self._ask_upstreams, self.metrics.upstream_checks)
+        self._routes = RouteTable(self.config.route, self.pools, {upstream.name for upstream in self.config.upstream})
+        context = ReleaseContext(
             self.store, self.pins, self.recorder, self.pools, self._routes, self._ask_upstreams, self._now_ns,
             self._redactor,
         )  # fmt: skip
-        self._exact = Exact(self._ask_upstreams, self.store, self.recorder, self.metrics)
-        self.shadow = Shadow(context)
+        self._exact = ExactSessionStore(self._ask_upstreams, self.store, self.recorder, self.metrics)
+        self.shadow = ShadowJob(context)
         self.rehearsals = Rehearsals(context)
-        jobs = Jobs(checking, Replays(context, self.rehearsals, self.feed), self.shadow)
-        self.releases = Driver(
-            context, self.feed, jobs, self.rehearsals, known, self.adapter_keeper.changed,
-            self._work.follow_releases,
-        )  # fmt: skip
-        fell, hidden = self.releases.uncovered, self._redactor.tape
-        self.coverage = Watch(self.pins, self.recorder, self.metrics, self._now_ns, fell, hidden)
+        jobs = StageJobs(checking, ReplayJob(context, self.rehearsals, self.feed), self.shadow)
+        callbacks = DriverCallbacks(self.pins.reload, self._work.follow_releases, self._release_changed)
+        self.releases = Driver(self.store, self.recorder, self._now_ns, self.feed, jobs, known, callbacks)
+        fell, hidden = self.releases.on_coverage_fall, self._redactor.tape
+        self.coverage = CoverageMonitor(self.pins, self.recorder, self.metrics, self._now_ns, fell, hidden)
+
+    def _release_changed(self) -> None:
+        self.rehearsals.changed()
+        self.adapter_keeper.changed()
 
     def _make_control(self) -> None:
         """Make the control API, and the parts behind it that no call waits for."""
         count, counted = self.budgets.correct_batch, self.budgets.forget_sums
-        self.batches = BatchResults(self.store, self.recorder, self.metrics, self._now_ns, count, counted)
+        self.batches = BatchResultService(self.store, self.recorder, self.metrics, self._now_ns, count, counted)
         runs = RunService(self.store, self.recorder, self._now_ns)
         servers = self.config.mcp.servers
-        self.definitions = Definitions(self.store, self.recorder, self.metrics, self._now_ns, servers)
+        self.definitions = DefinitionService(self.store, self.recorder, self.metrics, self._now_ns, servers)
         self.audit_log = AuditLog(self.store, self.recorder, self._now_ns)
         context = Control(
-            self.store, self.dispatcher, self.releases, runs, self.feed, self._work, self.auth, self.metrics,
-            self.state, self.definitions, self.audit_log, self.webhooks, self.questions, Policy(self.config.policy),
-            self.retention, self.index, Queries(self.index, self.config.data / "index", self.config.index.sql),
-            self._prices, self.config.route, self.budgets,
+            self.store, self.dispatcher, self.releases, self.rehearsals, runs, self.feed, self._work, self.auth,
+            self.metrics, self.state, self.definitions, self.audit_log, self.webhooks, self.questions,
+            ToolPolicy(self.config.policy), self.retention, self.index, SqlRunner(self.index, self.config.data /
+            "index", self.config.index.sql), self._prices, self.config.route, self.budgets,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
-        application = routes.make_control(context)
-        application[INGEST] = Ingest(self.dispatcher, self.store, self.metrics)
+        application = routes.make_application(context)
+        application[RECEIVER] = TelemetryReceiver(self.dispatcher, self.store, self.metrics)
         recorded = self.config.limits.recorded_bytes
-        add_wrapped(application, Wrapped(self.recorder, self._redactor, self.definitions, recorded))
+        add_wrapped(application, FrameReceiver(self.recorder, self._redactor, self.definitions, recorded))
         self._runner = web.AppRunner(
             application,
             handler_cancellation=True,
@@ -233,7 +235,7 @@ class Gateway:
         if self.config.otlp.endpoint is None:
             return None
         # Importing protobuf costs a tenth of a second and some megabytes.
-        from penstock.gateway.otlp.exporter import Exporter
+        from penstock.gateway.followers.otlp.exporter import Exporter
 
         servers = {one.name: one.base_url for one in self.config.upstreams()}
         servers |= {name: one.url for name, one in self.config.mcp.servers.items() if one.url is not None}
@@ -241,7 +243,7 @@ class Gateway:
 
     def _committed(self, cursor: int, records: Sequence[bytes]) -> None:
         self.feed.committed(cursor, records)
-        self._work.wrote()
+        self._work.notify_write()
 
     def _now_ns(self) -> int:
         """The time of the tape's clock, in nanoseconds."""
@@ -254,7 +256,7 @@ class Gateway:
         self._listening = await listen(self.config, lambda: ClientConnection(self._port), self._tls, self._taken)
         if self._taken is not None:
             await self._taken.ready()
-        if self._work.leads:
+        if self._work.is_leader:
             await self._duties.begin()
         else:
             await self.pins.reload()  # as the leader's services do; waiting clients are served at once
@@ -263,25 +265,25 @@ class Gateway:
         self.offer = self._made_offer()
         self._tick()
         self.state.started = True
-        if self._work.leads:
-            host_own(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.own_url)
+        if self._work.is_leader:
+            host_builtin_server(self.mcp.servers, self.bridge, self.config, self.auth, self._listening.own_url)
         return self._listening.address
 
-    def _made_offer(self) -> Offer | Leaving:
+    def _made_offer(self) -> HandoverOffer | ParentChannel:
         if self._taken is not None and self._place is not ALONE:
-            return Leaving(self._taken.channel, self._let_go)
+            return ParentChannel(self._taken.channel, self._let_go)
         lock = self.store.lock
         assert lock is not None
-        return Offer(self.config.data, lock, self._listening.held, self._let_go)
+        return HandoverOffer(self.config.data, lock, self._listening.listen_sockets, self._let_go)
 
     async def _work_together(self) -> None:
         """Connect with the other workers of this gateway."""
-        view, wrote = upstreams.view, self._others.soon
-        parts = Parts(
-            self.store, self.recorder, self.pins, self.pools, self.metrics, self.budgets, lambda: self.proxy.busy,
-            wrote, view,
+        view, wrote = upstreams.view, self._others.poll_now
+        parts = WorkerServices(
+            self.store, self.recorder, self.pins, self.pools, self.metrics, self.budgets,
+            lambda: self.proxy.active_rollouts, wrote, view,
         )  # fmt: skip
-        inside = Inside(self._port, self.mcp, self._wanted)
+        inside = PeerDispatch(self._port, self.mcp, self._wanted)
         self._inside = inside.clients
         await self._work.start(parts, lambda: ClientConnection(inside))
 
@@ -291,7 +293,7 @@ class Gateway:
         server = self._runner.server
         assert server is not None
         plane = ControlPlane(server, self.operations)
-        self.proxy: Shared = Shared(
+        self.proxy: ProxyContext = ProxyContext(
             config=self.config,
             pools=self.pools,
             routes=self._routes,
@@ -301,14 +303,14 @@ class Gateway:
             redactor=self._redactor,
             pins=self.pins,
             rehearsals=self.rehearsals,
-            features=features(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
+            middleware=build_middleware(self._translator, self._redactor.own, self._exact, self.shadow, self.metrics),
             epoch_ns=self._epoch_ns,
             strict=self.config.tape.record == "strict",
             budgets=self.budgets.or_none,
-            look_for_results=self.batches.look,
+            notify_batch_results=self.batches.notify,
         )
-        self.mcp.features = all_features(self.proxy, self.definitions, self.questions, self.audit)
-        self._first = None if self._work.leads else LeaderPlane(self.config.data)
+        self.mcp.features = build_mcp_middleware(self.proxy, self.definitions, self.questions, self.audit)
+        self._first = None if self._work.is_leader else LeaderPlane(self.config.data)
         self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted, self._first)
         self.recorder.start()
         self._checks.start()
@@ -324,7 +326,7 @@ class Gateway:
         self._port.leave()
         self._work.leave()
         # This may take a moment, and new connections must not wait for it.
-        await ended(self.budgets.share, partial(self._duties.end, last=False))
+        await stop_all(self.budgets.move_to_tape, partial(self._duties.end, last=False))
         self._listening.accept_no_more()
         await end_followers(self._runner.app)
         # A call that has ended for its client must be on the tape before the other process can be asked about it.
@@ -338,15 +340,15 @@ class Gateway:
         self.questions.sweep(self._now_ns())
         self.mcp.servers.measure(self.metrics)
         self._ticks += 1
-        self._others.look(count=self._ticks % _LOOK_EVERY == 0)
+        self._others.poll(count=self._ticks % _LOOK_EVERY == 0)
         if self._ticks % _LOOK_EVERY == 0:
             self.mcp.servers.expire(now)
             self._wanted.expire(now)
             self.mcp.sessions.sweep(now)
             self._work.tick()
-            self.index.tend(not self._duties.begun)
+            self.index.ensure_running(not self._duties.begun)
             if self._tls is not None:
-                self._tls.look()
+                self._tls.check_files()
         # Idle clients are many, so they are checked less often.
         for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
             client.expire(now, self.config.limits.client_timeout)
@@ -364,28 +366,28 @@ class Gateway:
         self.state.draining = True
         self._port.leave()
         if taken:
-            await first((self._clients_gone, hurry), limits.drain_seconds)
+            await wait_for_any((self._clients_gone, hurry), limits.drain_seconds)
         else:
-            await first((hurry,), limits.drain_delay)
+            await wait_for_any((hurry,), limits.drain_delay)
         self._listening.close()
         for client in list(self._port.clients):
             client.drain()
         self.questions.close()
-        await first((self._calls_ended, hurry), 0.0 if taken else limits.drain_seconds)
+        await wait_for_any((self._calls_ended, hurry), 0.0 if taken else limits.drain_seconds)
         cut_off(self.proxy.running)
         # Other workers may need the leader until they end.
-        await first((self._work.alone, hurry), limits.drain_seconds)
+        await wait_for_any((self._work.no_peers, hurry), limits.drain_seconds)
         if self._first is not None:
             await self._first.finish(_CONTROL_SECONDS)
         self.mcp.sessions.close()
-        await ended(
+        await stop_all(
             partial(self.audit.finish, _CONTROL_SECONDS), self.bridge.stop, self._checks.stop, self.budgets.stop,
             self.batches.stop, self.coverage.stop, self.offer.close, partial(self._duties.end, last=True),
             self._others.stop, self.definitions.close, self._work.stop,
         )  # fmt: skip
         # This releases answers that wait for the tape.
         await self.recorder.close()
-        await self.operations.finish(_CONTROL_SECONDS)
+        await self.operations.drain(_CONTROL_SECONDS)
         self._ticker.cancel()
         if self._tls is not None:
             await self._tls.stop()

@@ -14,20 +14,20 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from penstock.gateway.dialects import FAMILIES
-from penstock.gateway.masking import rules as masking_rules
 from penstock.gateway.model.baggage import TOKEN
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.budget import Budget
 from penstock.gateway.model.local_names import LocalNames
-from penstock.gateway.model.log_settings import Log
+from penstock.gateway.model.log_settings import LogSettings
 from penstock.gateway.model.retention import RetentionRule
-from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, Mcp, http_url
-from penstock.gateway.model.tls_settings import NO_TLS, Tls
+from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, McpSettings, http_url
+from penstock.gateway.model.tls_settings import NO_TLS, TlsSettings
 from penstock.gateway.model.toml import ConfigError, Section, names_differ, read, validated
 from penstock.gateway.model.webhook_settings import Webhook
-from penstock.gateway.policy.rules import PolicyRule, check_names
-from penstock.gateway.upstream_settings import Route, Upstream
+from penstock.gateway.reading.policy.rules import PolicyRule, check_names
+from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
+from penstock.gateway.wire.dialects import FAMILIES
+from penstock.gateway.wire.masking import rules as masking_rules
 
 
 def admin_key() -> str | None:
@@ -53,7 +53,7 @@ def _own_key(variable: str) -> str | None:
     return key
 
 
-class Key(Section):
+class KeySettings(Section):
     """`[[key]]`: a named key for the control API, or for calls. `penstock key` makes one."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
@@ -68,7 +68,7 @@ _KEY_NAME = re.compile("(?i)key|token|secret|password")
 """Names of variables whose values are kept off the tape."""
 
 
-class Limits(Section):
+class LimitSettings(Section):
     """`[limits]`: bounds that protect the gateway; there is none on concurrency."""
 
     request_bytes: int = Field(default=256 << 20, gt=0)
@@ -85,7 +85,7 @@ class Limits(Section):
     """Seconds that running calls are given to finish when it stops or hands over to another process."""
 
 
-class Tape(Section):
+class TapeSettings(Section):
     """`[tape]`: the recording."""
 
     record: Literal["batched", "strict"] = "batched"
@@ -107,7 +107,7 @@ class Tape(Section):
         return default | value if isinstance(value, dict) else value
 
 
-class Index(Section):
+class IndexSettings(Section):
     """`[index]`: columns and texts beside the tape, by which filters, searches and SQL find rows without a scan."""
 
     when: Literal["large", "always", "never"] = "large"
@@ -117,7 +117,7 @@ class Index(Section):
     the gateway can; `off` is no SQL."""
 
 
-class Otlp(Section):
+class OtlpSettings(Section):
     """`[otlp]`: OpenTelemetry, in at `/v1/traces`, `/v1/logs` and `/v1/metrics`, and out to a collector."""
 
     endpoint: str | None = None
@@ -156,7 +156,7 @@ class Otlp(Section):
         return made
 
 
-class Config(Section):
+class GatewayConfig(Section):
     """The whole file; everything has a default."""
 
     host: str = "127.0.0.1"
@@ -180,16 +180,16 @@ class Config(Section):
     """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
     reload_on_change: bool = False
     """Whether a change of this file reloads the settings, as SIGHUP does."""
-    tls: Tls = NO_TLS
-    limits: Limits = Limits()
-    log: Log = Log()
-    tape: Tape = Tape()
-    index: Index = Index()
-    otlp: Otlp = Otlp()
-    key: list[Key] = Field(default=[])
-    upstream: list[Upstream] = Field(default=[])
-    route: list[Route] = Field(default=[])
-    mcp: Mcp = Mcp()
+    tls: TlsSettings = NO_TLS
+    limits: LimitSettings = LimitSettings()
+    log: LogSettings = LogSettings()
+    tape: TapeSettings = TapeSettings()
+    index: IndexSettings = IndexSettings()
+    otlp: OtlpSettings = OtlpSettings()
+    key: list[KeySettings] = Field(default=[])
+    upstream: list[UpstreamSettings] = Field(default=[])
+    route: list[RouteSettings] = Field(default=[])
+    mcp: McpSettings = McpSettings()
     policy: list[PolicyRule] = Field(default=[])
     webhook: list[Webhook] = Field(default=[])
     retention: list[RetentionRule] = Field(default=[])
@@ -218,7 +218,7 @@ class Config(Section):
 
     @field_validator("key")
     @classmethod
-    def _keys_differ(cls, value: list[Key]) -> list[Key]:
+    def _keys_differ(cls, value: list[KeySettings]) -> list[KeySettings]:
         names = [one.name for one in value]
         taken = {"admin", "read", *(name for name in names if names.count(name) > 1)}
         if wrong := [name for name in names if name in taken]:
@@ -240,7 +240,7 @@ class Config(Section):
         return value
 
     @model_validator(mode="after")
-    def _names_exist(self) -> Config:
+    def _names_exist(self) -> GatewayConfig:
         names = [upstream.name for upstream in self.upstreams()]
         names_differ([upstream.name for upstream in self.upstream], "upstreams")
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -258,7 +258,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _engines_give_tokens(self) -> Config:
+    def _engines_give_tokens(self) -> GatewayConfig:
         others = {upstream.name: what for upstream in self.upstreams() if (what := _no_engine(upstream))}
         for route in (route for route in self.route if route.train):
             for name in set(route.upstream) & others.keys():
@@ -269,7 +269,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _chat_is_spoken(self) -> Config:
+    def _chat_is_spoken(self) -> GatewayConfig:
         others = {upstream.name: upstream.dialect for upstream in self.upstreams() if not upstream.family.engines}
         for route in (route for route in self.route if route.translate):
             for name in set(route.upstream) & others.keys():
@@ -279,7 +279,7 @@ class Config(Section):
                 )
         return self
 
-    def upstreams(self) -> list[Upstream]:
+    def upstreams(self) -> list[UpstreamSettings]:
         """The configured upstreams, and the public endpoint of each dialect that has one and is not configured."""
         families = {upstream.dialect for upstream in self.upstream}
         return [*self.upstream, *(known for known in _PUBLIC if known.dialect not in families)]
@@ -331,7 +331,7 @@ class Config(Section):
             )
 
 
-def _no_engine(upstream: Upstream) -> str | None:
+def _no_engine(upstream: UpstreamSettings) -> str | None:
     """The dialect or public host of an upstream that cannot give token ids; None if it is an engine."""
     if not upstream.family.engines:
         return f"dialect {upstream.dialect!r}"
@@ -340,17 +340,17 @@ def _no_engine(upstream: Upstream) -> str | None:
 
 
 _PUBLIC = tuple(
-    Upstream(name=name, base_url=family.base_url, dialect=name)
+    UpstreamSettings(name=name, base_url=family.base_url, dialect=name)
     for name, family in FAMILIES.items()
     if family.base_url is not None
 )
 
 
-def load(path: Path | None, /, **overrides: Any) -> Config:
+def load(path: Path | None, /, **overrides: Any) -> GatewayConfig:
     """Return the configuration in `path`, overridden by the given settings that are not None.
 
     Raises `ConfigError` naming every wrong key.
     """
     tree = {} if path is None else read(path)
     given = {key: value for key, value in overrides.items() if value is not None}
-    return validated(Config, tree | given, "the settings" if path is None else str(path), given)
+    return validated(GatewayConfig, tree | given, "the settings" if path is None else str(path), given)

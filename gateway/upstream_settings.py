@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.gateway.dialects import FAMILIES
-from penstock.gateway.dialects.family import OPENAI, Family
 from penstock.gateway.model.server_settings import environment_key, http_url
 from penstock.gateway.model.toml import Section
+from penstock.gateway.wire.dialects import FAMILIES
+from penstock.gateway.wire.dialects.family import OPENAI, Family
 
 
-class Upstream(Section):
+class UpstreamSettings(Section):
     """`[[upstream]]`: a model endpoint."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
@@ -91,7 +91,7 @@ class Upstream(Section):
         return environment_key(f"upstream {self.name!r}", self.proxy_auth_env, "proxy_auth_env")
 
 
-class Route(Section):
+class RouteSettings(Section):
     """`[[route]]`: which upstreams serve a model. The first match counts."""
 
     known_by: ClassVar[str] = "model"
@@ -123,7 +123,7 @@ class Route(Section):
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _names_its_own(self) -> Route:
+    def _names_its_own(self) -> RouteSettings:
         for key, named in (("alias", self.alias), ("weights", self.weights)):
             if isinstance(named, dict) and (others := named.keys() - self.upstream):
                 raise ValueError(f"{key}: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")

@@ -1,6 +1,6 @@
 """`python -m penstock` is `penstock`."""
 
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 
 if __name__ == "__main__":
     main()

@@ -23,19 +23,19 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
 from penstock.gateway.model.rollout import Judgement, Outcome
 from penstock.gateway.model.span import Span
-from penstock.sidecar.agent.output import Outputs, Stream
-from penstock.sidecar.agent.process import Agent, Ending
-from penstock.sidecar.agent.templates import TemplateError
-from penstock.sidecar.engines.local import Engine
-from penstock.sidecar.faults import fault
+from penstock.sidecar.agent.output import AgentOutput, Stream
+from penstock.sidecar.agent.process import AgentHandle, ExitStatus
+from penstock.sidecar.agent.templates import TaskTemplateError
+from penstock.sidecar.engines.local import AgentEngine
+from penstock.sidecar.faults import find_fault
 from penstock.sidecar.journal import Journal
-from penstock.sidecar.progress import Lines
-from penstock.sidecar.result import Result
-from penstock.sidecar.retry import patiently, unless
-from penstock.sidecar.rewarding import Judge, RewardError, printed
-from penstock.sidecar.settings import Settings
+from penstock.sidecar.progress import LineProgress
+from penstock.sidecar.result import AttemptResult
+from penstock.sidecar.retry import cancel_on, retry_until_answered
+from penstock.sidecar.reward_judge import RewardError, RewardJudge, parse_printed_reward
+from penstock.sidecar.settings import RunnerSettings
 
-Why = Literal["timeout", "lost", "returned"]
+StopCause = Literal["timeout", "lost", "returned"]
 CONFLICT = 409
 LAST_EVENTS_S = 5.0
 """The longest time that a cancelled attempt may take to send its remaining output; s."""
@@ -47,22 +47,22 @@ class AttemptRun:
     def __init__(
         self,
         claim: Claim,
-        settings: Settings,
+        settings: RunnerSettings,
         client: Client,
-        engine: Engine,
-        judge: Judge,
-        progress: Lines,
+        engine: AgentEngine,
+        judge: RewardJudge,
+        progress: LineProgress,
         excused: bool = True,
     ) -> None:
         """`excused`: an end that is the fault of the surroundings (the gateway, the engine) does not count as a try."""
         self.claim = claim
         self._excused, self._gateway_away = excused and settings.release is None, False
-        self.agent: Agent | None = None
+        self.agent: AgentHandle | None = None
         self._settings, self._client, self._engine = settings, client, engine
         self._judge, self._progress = judge, progress
         self._journal = Journal(self._send, settings.keep_output)
-        self._outputs = Outputs(self._line)
-        self._why: Why | None = None
+        self._outputs = AgentOutput(self._line)
+        self._why: StopCause | None = None
         self._fault: str | None = None
         """The fault of the surroundings, in words; None when the agent itself failed, or when nothing is known yet."""
         self._reason: str | None = None
@@ -108,7 +108,7 @@ class AttemptRun:
         self._wants_events = False
         self._end("returned", "the runner had to leave")
 
-    def _end(self, why: Why, reason: str) -> None:
+    def _end(self, why: StopCause, reason: str) -> None:
         if self._why in (None, "timeout"):
             self._why, self._reason = why, reason
         if why != "timeout":
@@ -118,16 +118,16 @@ class AttemptRun:
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> Result:
+    async def run(self) -> AttemptResult:
         """Run the attempt. On return the gateway knows its end, unless the attempt was lost or returned."""
         began, sender = time.monotonic(), asyncio.ensure_future(self._journal.run())
         try:
             ending = await self._run_agent()
             outcome = self._outcome(ending)
             self._journal.event("exit", _exit(ending))
-            rewards = await unless(self._over, self._rewards(outcome))
+            rewards = await cancel_on(self._over, self._rewards(outcome))
             self._journal.close()
-            attempt = None if rewards is None else await unless(self._over, self._finish(outcome, rewards, sender))
+            attempt = None if rewards is None else await cancel_on(self._over, self._finish(outcome, rewards, sender))
             if attempt is None and self._wants_events:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_EVENTS_S):
@@ -138,20 +138,20 @@ class AttemptRun:
             if self._lease is not None:
                 self._lease.cancel()
 
-    async def _run_agent(self) -> Ending:
+    async def _run_agent(self) -> ExitStatus:
         try:
             async with self._engine.running(self.claim, self._outputs.feed) as agent:
                 self.agent = agent
                 if self._over.is_set():
                     agent.terminate()
                 return await self._timed(agent)
-        except (TemplateError, OSError, ValueError) as e:
-            return Ending(error=str(e))
+        except (TaskTemplateError, OSError, ValueError) as e:
+            return ExitStatus(error=str(e))
         finally:
             self.agent = None
             self._journal.release()
 
-    async def _timed(self, agent: Agent) -> Ending:
+    async def _timed(self, agent: AgentHandle) -> ExitStatus:
         limit = self._limit()
         if limit is None:
             return await agent.wait()
@@ -166,7 +166,7 @@ class AttemptRun:
         limits = (self._settings.agents.timeout_s, self.claim.rollout.config.timeout_s)
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _outcome(self, ending: Ending) -> Outcome:
+    def _outcome(self, ending: ExitStatus) -> Outcome:
         made = Outcome(exit_code=ending.exit_code, signal=ending.signal, duration_ns=ending.duration_ns)
         made.output = self._outputs.result
         if self._why is not None:
@@ -194,11 +194,11 @@ class AttemptRun:
             # The release reports the result of a rehearsal.
             return found
         try:
-            found += printed(outcome.output, self._judge.named)
-            if self._judge.named and self._status(outcome) == "succeeded":
+            found += parse_printed_reward(outcome.output, self._judge.configured)
+            if self._judge.configured and self._status(outcome) == "succeeded":
                 transcript = None
                 if self._judge.reads_calls:
-                    transcript = await patiently(lambda: self._client.transcript(*self.key, outcome))
+                    transcript = await retry_until_answered(lambda: self._client.transcript(*self.key, outcome))
                 found += await self._judge.judge(self.claim.rollout.input, outcome.output, transcript)
         except RewardError as e:
             self._no_reward(str(e))
@@ -230,7 +230,7 @@ class AttemptRun:
                 events=events,
                 rewards=given,
             )
-            return await patiently(lambda: self._client.finish(*self.key, asked), self._away)
+            return await retry_until_answered(lambda: self._client.finish(*self.key, asked), self._away)
         except ClientError as e:
             self._why, self._reason = "lost", str(e)
             if e.status == CONFLICT:
@@ -244,7 +244,7 @@ class AttemptRun:
 
     async def _look_around(self, outcome: Outcome) -> None:
         """Find out whether the surroundings caused the failure."""
-        self._fault = fault(await patiently(self._calls, self._away), self._gateway_away)
+        self._fault = find_fault(await retry_until_answered(self._calls, self._away), self._gateway_away)
         if self._fault is not None:
             outcome.reason = f"{self._fault}: {outcome.reason or 'the agent failed'}"[:2000]
 
@@ -253,12 +253,12 @@ class AttemptRun:
 
     def _away(self, reason: str) -> None:
         self._gateway_away = True
-        self._progress.away(reason)
+        self._progress.report_away(reason)
 
     async def _send(self, events: list[Event]) -> bool:
         try:
             if events:
-                _ = await patiently(lambda: self._client.add_events(*self.key, events), self._away)
+                _ = await retry_until_answered(lambda: self._client.add_events(*self.key, events), self._away)
         except ClientError:
             return False
         return True
@@ -267,28 +267,28 @@ class AttemptRun:
         self._journal.line(stream, text)
         self._progress.line(self.claim, stream, text)
 
-    def _result(self, answer: FinishAnswer | None, outcome: Outcome, seconds: float) -> Result:
+    def _result(self, answer: FinishAnswer | None, outcome: Outcome, seconds: float) -> AttemptResult:
         key, lines = (*self.key, self._settings.name), self._outputs.last_lines
         if answer is None:
             why = self._why if self._why in ("lost", "returned") else "lost"
-            return Result(*key, why, seconds, None, self._reason, last_lines=lines)
+            return AttemptResult(*key, why, seconds, None, self._reason, last_lines=lines)
         known = answer.attempt
-        return Result(
+        return AttemptResult(
             *key, self._status(outcome), seconds, known.reward, outcome.reason, outcome, known.totals.calls, lines
         )
 
 
-async def hand_back(client: Client, result: Result, away: Callable[[str], None]) -> bool:
+async def hand_back(client: Client, result: AttemptResult, away: Callable[[str], None]) -> bool:
     """Report a failed attempt as no try; False when the gateway refuses."""
     asked = FinishRequest(worker=result.worker, status="environment", outcome=result.outcome or Outcome())
     try:
-        _ = await patiently(lambda: client.finish(result.rollout, result.attempt, asked), away)
+        _ = await retry_until_answered(lambda: client.finish(result.rollout, result.attempt, asked), away)
     except ClientError:
         return False
     return True
 
 
-def _exit(ending: Ending) -> dict[str, Scalar]:
+def _exit(ending: ExitStatus) -> dict[str, Scalar]:
     """Attributes of the event `exit`: how the agent ended."""
     said: dict[str, Scalar] = {"exit_code": ending.exit_code, "signal": ending.signal, "error": ending.error}
     said["duration_s"] = ending.duration_ns / 1e9

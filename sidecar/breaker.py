@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from penstock.sidecar.result import Result
+from penstock.sidecar.result import AttemptResult
 
 EQUAL = 5
 """Tasks that must fail alike. Fewer may do so by chance, because an agent refuses some tasks in one way; more would
@@ -24,17 +24,17 @@ NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+")
 """Parts that differ between equal messages: times, ports, process ids, addresses, ids of containers."""
 
 
-class Breaker:
+class FailureBreaker:
     """Judges the results of one runner, of all its workers."""
 
     def __init__(self, keep_going: bool = False) -> None:
         """With `keep_going` it never trips."""
-        self.tripped: Result | None = None
+        self.tripped: AttemptResult | None = None
         """The failure that tripped it; None until then."""
         self._keep_going = keep_going
-        self._alike: defaultdict[str, list[Result]] = defaultdict(list)
+        self._alike: defaultdict[str, list[AttemptResult]] = defaultdict(list)
 
-    def note(self, result: Result) -> list[Result]:
+    def record(self, result: AttemptResult) -> list[AttemptResult]:
         """Record a result; return the attempts to hand back now."""
         if self.tripped is None and (result.end == "succeeded" or result.calls):
             self._alike.clear()
@@ -49,7 +49,7 @@ class Breaker:
         self.tripped = result
         return self._alike.pop(kind)
 
-    def why(self) -> str:
+    def explanation(self) -> str:
         """A message for the user: what happened and what to do."""
         assert self.tripped is not None
         said = "\n".join(f"  {line}" for line in self.tripped.last_lines)
@@ -61,7 +61,7 @@ class Breaker:
         )
 
 
-def signature(result: Result) -> str:
+def signature(result: AttemptResult) -> str:
     """A text that is the same for equal failures."""
     outcome = result.outcome
     how = (None, None) if outcome is None else (outcome.exit_code, outcome.signal)

@@ -11,16 +11,16 @@ import math
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url
+from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url
 from penstock.sidecar.options import Command, RunOptions
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from penstock.sidecar.engines.local import Engine
-    from penstock.sidecar.progress import Tally
-    from penstock.sidecar.settings import Agents, Settings
+    from penstock.sidecar.engines.local import AgentEngine
+    from penstock.sidecar.progress import AttemptTally
+    from penstock.sidecar.settings import AgentSettings, RunnerSettings
 
 DEFAULT = RunOptions()
 
@@ -48,11 +48,11 @@ def run(*command: Command, gateway: Url = LOCAL, options: Annotated[RunOptions, 
             return
         tally = _run(settings, options)
     except (RunnerError, ClientError) as e:
-        raise Failure(str(e), e.code if isinstance(e, RunnerError) else 1) from None
+        raise CommandError(str(e), e.code if isinstance(e, RunnerError) else 1) from None
     _report(tally)
 
 
-def check(settings: Settings, on: str) -> None:
+def check(settings: RunnerSettings, on: str) -> None:
     """Raise `UsageError` for invalid options, before anything is claimed. `preflight` checks the agents themselves."""
     from penstock.sidecar.settings import UsageError
 
@@ -83,7 +83,7 @@ def check(settings: Settings, on: str) -> None:
         raise UsageError(f"--reward-on-failure: {settings.reward_on_failure} is not a finite number, such as 0 or -1")
 
 
-def _check_shared(agents: Agents, on: str) -> None:
+def _check_shared(agents: AgentSettings, on: str) -> None:
     """Raise `UsageError` for options that attempts in a shared process cannot have."""
     from penstock.sidecar.settings import UsageError
 
@@ -98,27 +98,27 @@ def _check_shared(agents: Agents, on: str) -> None:
         )
 
 
-def _try(settings: Settings, on: str, tasks: Path) -> None:
+def _try(settings: RunnerSettings, on: str, tasks: Path) -> None:
     """Check what can be checked without an attempt, and print what is doubtful."""
     import asyncio
 
-    from penstock.sidecar.engines.local import Here
-    from penstock.sidecar.trying import first_task, tried
+    from penstock.sidecar.dry_run import dry_run_judge, first_task
+    from penstock.sidecar.engines.local import LocalEngine
 
     task = first_task(tasks)
 
     async def look() -> str | None:
         if on == "here":
-            async with Here(settings):
+            async with LocalEngine(settings):
                 pass
-        return await tried(settings.judging, task)
+        return await dry_run_judge(settings.judging, task)
 
     _check_extra(on)
     doubt = asyncio.run(look())
     print(doubt if doubt is not None else "nothing is wrong that can be seen", file=sys.stderr if doubt else sys.stdout)
 
 
-def _run(settings: Settings, options: RunOptions) -> Tally:
+def _run(settings: RunnerSettings, options: RunOptions) -> AttemptTally:
     import asyncio
 
     _check_extra(options.on)
@@ -129,10 +129,10 @@ def _run(settings: Settings, options: RunOptions) -> Tally:
     if options.on == "kubernetes":
         from penstock.sidecar.engines import kubernetes
 
-        return asyncio.run(here(settings, kubernetes.engine(settings, options.job_template)))
-    from penstock.sidecar.engines.local import Here
+        return asyncio.run(run_locally(settings, kubernetes.engine(settings, options.job_template)))
+    from penstock.sidecar.engines.local import LocalEngine
 
-    return asyncio.run(here(settings, Here(settings)))
+    return asyncio.run(run_locally(settings, LocalEngine(settings)))
 
 
 def _check_extra(on: str) -> None:
@@ -144,23 +144,23 @@ def _check_extra(on: str) -> None:
         raise UsageError(f"--on {on} needs more packages: pip install 'penstock-gateway[{on}]'")
 
 
-async def here(settings: Settings, made: AbstractAsyncContextManager[Engine]) -> Tally:
+async def run_locally(settings: RunnerSettings, made: AbstractAsyncContextManager[AgentEngine]) -> AttemptTally:
     """Run a runner in this process until it leaves; return its tally."""
     from penstock.sidecar.progress import progress
-    from penstock.sidecar.runner import Runner, heeding
+    from penstock.sidecar.runner import Runner, signal_handlers
 
     with progress(settings.echo, settings.most) as shown:
         async with made as engine:
             runner = Runner(settings, engine, shown)
-            with heeding(runner, shown):
+            with signal_handlers(runner, shown):
                 return await runner.run()
 
 
-def _report(tally: Tally) -> None:
+def _report(tally: AttemptTally) -> None:
     print(tally, flush=True)
     if tally.ends["returned"]:
         sys.exit(130)
     if tally.stopped is not None:
-        raise Failure("stopped: the agents cannot work here; the reason stands above", 3)
+        raise CommandError("stopped: the agents cannot work here; the reason stands above", 3)
     if tally.total and not tally.ends["succeeded"]:
-        raise Failure(f"no attempt succeeded: {tally.reason or 'no reason is known'}")
+        raise CommandError(f"no attempt succeeded: {tally.reason or 'no reason is known'}")

@@ -26,7 +26,7 @@ AWAY: Final = frozenset({"connect", "connect_timeout", "upstream_closed", "pause
 """Errors of a call whose upstream is absent, or unavailable for now."""
 
 
-def fault(calls: Sequence[Span], gateway_away: bool) -> str | None:
+def find_fault(calls: Sequence[Span], gateway_away: bool) -> str | None:
     """The fault of the surroundings, in words; None when the agent itself failed. `calls`: the calls of the attempt."""
     if gateway_away:
         return "the gateway was away"

@@ -11,11 +11,11 @@ import time
 from contextlib import suppress
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.queue import HeartbeatRequest, Held, QueueState
+from penstock.gateway.model.queue import HeartbeatRequest, HeldAttempt, QueueState
 from penstock.sidecar.agent.usage import Meter
 from penstock.sidecar.attempt import AttemptRun
-from penstock.sidecar.progress import Lines
-from penstock.sidecar.settings import Settings
+from penstock.sidecar.progress import LineProgress
+from penstock.sidecar.settings import RunnerSettings
 
 SHORTEST_S = 0.5
 """The shortest time between two beats, however many agents are started; s."""
@@ -23,10 +23,10 @@ RETURNED_LEASE_S = 1.0
 """The shortest possible lease, so that a returned attempt is soon handed out again; s."""
 
 
-class Heart:
+class HeartbeatSender:
     """Sends the heartbeats for all attempts of a runner."""
 
-    def __init__(self, client: Client, settings: Settings, progress: Lines) -> None:
+    def __init__(self, client: Client, settings: RunnerSettings, progress: LineProgress) -> None:
         self._client, self._settings, self._progress = client, settings, progress
         self._held: dict[tuple[str, str], AttemptRun] = {}
         self._meter = Meter()
@@ -85,7 +85,7 @@ class Heart:
 
     async def give_back(self, work: AttemptRun) -> None:
         """Return an attempt whose agent is dead: shorten its lease. If that fails, the lease runs out by itself."""
-        held = [Held(rollout=work.key[0], attempt=work.key[1])]
+        held = [HeldAttempt(rollout=work.key[0], attempt=work.key[1])]
         await self._say(HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False))
 
     async def say_goodbye(self) -> None:
@@ -101,5 +101,5 @@ class Heart:
     async def _request(self, works: list[AttemptRun], lease_s: float) -> HeartbeatRequest:
         agents = [work.agent for work in works if work.agent is not None]
         figures = await self._meter.read([agent.pid for agent in agents if agent.pid is not None])
-        held = [Held(rollout=work.key[0], attempt=work.key[1], running=work.agent is not None) for work in works]
+        held = [HeldAttempt(rollout=work.key[0], attempt=work.key[1], running=work.agent is not None) for work in works]
         return HeartbeatRequest(attempts=held, lease_s=lease_s, figures=figures)

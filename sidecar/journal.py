@@ -29,7 +29,7 @@ Send = Callable[[list[Event]], Awaitable[bool]]
 
 
 @dataclass(slots=True)
-class _Text:
+class _OutputLine:
     stream: Stream
     time_ns: int
     text: str
@@ -40,9 +40,9 @@ class Journal:
 
     def __init__(self, send: Send, keep: int) -> None:
         self._send = send
-        self._waiting: deque[_Text | Event] = deque()
+        self._waiting: deque[_OutputLine | Event] = deque()
         self._head, self._half = keep - keep // 2, keep // 2
-        self._tail: deque[_Text] = deque()
+        self._tail: deque[_OutputLine] = deque()
         self._tail_size = self._dropped = self._pieces = 0
         self._news, self._closed = asyncio.Event(), asyncio.Event()
         self._refused = False
@@ -50,7 +50,7 @@ class Journal:
     def line(self, stream: Stream, text: str) -> None:
         """Add a line of output."""
         for at in range(0, len(text) or 1, LARGEST_EVENT):
-            piece = _Text(stream, time.time_ns(), text[at : at + LARGEST_EVENT])
+            piece = _OutputLine(stream, time.time_ns(), text[at : at + LARGEST_EVENT])
             size = len(piece.text) + 1
             if not self._tail and not self._dropped and size <= self._head:
                 self._head -= size
@@ -62,7 +62,7 @@ class Journal:
         """Add an event that is not output."""
         self._put(Event(name=name, time_ns=time.time_ns(), attributes=attributes))
 
-    def _keep_last(self, piece: _Text, size: int) -> None:
+    def _keep_last(self, piece: _OutputLine, size: int) -> None:
         self._tail.append(piece)
         self._tail_size += size
         while self._tail_size > self._half:
@@ -70,7 +70,7 @@ class Journal:
             self._tail_size -= gone
             self._dropped += gone
 
-    def _put(self, item: _Text | Event) -> None:
+    def _put(self, item: _OutputLine | Event) -> None:
         self._waiting.append(item)
         self._news.set()
 
@@ -130,7 +130,7 @@ class Journal:
         if isinstance(first, Event):
             return first
         texts, size = [first.text], len(first.text)
-        while self._waiting and isinstance(after := self._waiting[0], _Text) and after.stream == first.stream:
+        while self._waiting and isinstance(after := self._waiting[0], _OutputLine) and after.stream == first.stream:
             size += len(after.text) + 1
             if size > LARGEST_EVENT:
                 break

@@ -16,8 +16,8 @@ from penstock.gateway.client.console import control_key
 
 if TYPE_CHECKING:
     from penstock.gateway.model.base import Mode
-    from penstock.sidecar.intercept.policy import Policy
-    from penstock.sidecar.settings import Settings
+    from penstock.sidecar.intercept.policy import InterceptPolicy
+    from penstock.sidecar.settings import RunnerSettings
 
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
 Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -90,14 +90,22 @@ class RunOptions:
     job_template: Path | None = None
     """Kubernetes Job, as YAML or JSON, that attempts are put into."""
 
-    def settings(self, gateway: str, command: tuple[str, ...]) -> Settings:
+    def settings(self, gateway: str, command: tuple[str, ...]) -> RunnerSettings:
         """The settings of a runner with these options. Raises `UsageError`."""
-        from penstock.sidecar.settings import Agents, Judging, Settings, UsageError, seconds, size, variable
+        from penstock.sidecar.settings import (
+            AgentSettings,
+            JudgeSettings,
+            RunnerSettings,
+            UsageError,
+            seconds,
+            size,
+            variable,
+        )
 
         if gateway.startswith("unix:"):
             raise UsageError(f"agents reach no gateway at {gateway!r}: give its http:// or https:// URL")
         lease_s = seconds("--lease", self.lease)
-        agents = Agents(
+        agents = AgentSettings(
             command=command,
             callable=self.callable,
             preload=self.preload,
@@ -112,12 +120,12 @@ class RunOptions:
             grace_s=min(5.0, lease_s / 2) if self.grace is None else seconds("--grace", self.grace),
             policy=self._policy(),
         )
-        return Settings(
+        return RunnerSettings(
             gateway=gateway.rstrip("/"),
             name=_worker_name(self.name),
             key=control_key(),
             agents=agents,
-            judging=Judging(self.reward, self.reward_command, seconds("--reward-timeout", self.reward_timeout)),
+            judging=JudgeSettings(self.reward, self.reward_command, seconds("--reward-timeout", self.reward_timeout)),
             workers=self.workers * self.concurrency,
             most=self.max,
             watch=self.watch,
@@ -129,9 +137,9 @@ class RunOptions:
             keep_going=self.keep_going,
         )
 
-    def _policy(self) -> Policy | None:
-        from penstock.sidecar.intercept import beyond
-        from penstock.sidecar.intercept.policy import Policy, intercepted
+    def _policy(self) -> InterceptPolicy | None:
+        from penstock.sidecar.intercept import upstream_proxy
+        from penstock.sidecar.intercept.policy import InterceptPolicy, intercepted_hosts
         from penstock.sidecar.settings import UsageError
 
         if not self.sidecar:
@@ -139,8 +147,8 @@ class RunOptions:
                 raise UsageError("--intercept and --on-unknown are for --sidecar: add it, or leave them out")
             return None
         try:
-            beyond.check()
-            return Policy(intercepted(self.intercept or ()), self.on_unknown)
+            upstream_proxy.check_environment()
+            return InterceptPolicy(intercepted_hosts(self.intercept or ()), self.on_unknown)
         except ValueError as error:
             raise UsageError(str(error)) from None
 
@@ -164,7 +172,7 @@ class RehearseOptions:
     lease: str = "30s"
     """How long a run stays this command's when nothing is heard of it."""
 
-    def settings(self, gateway: str, command: tuple[str, ...], release: str) -> Settings:
+    def settings(self, gateway: str, command: tuple[str, ...], release: str) -> RunnerSettings:
         """The settings of a runner with these options. Raises `UsageError`."""
         given = {option.name: getattr(self, option.name) for option in fields(self)}
         # The release itself counts failed runs, and decides when to end.

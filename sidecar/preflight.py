@@ -16,20 +16,20 @@ from pathlib import Path
 
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, Rollout
-from penstock.sidecar.agent.environment import LEADING_NOWHERE, environment, plan
-from penstock.sidecar.settings import Agents, Settings, UsageError
+from penstock.sidecar.agent.environment import UNREACHABLE_URLS, environment, launch_plan
+from penstock.sidecar.settings import AgentSettings, RunnerSettings, UsageError
 
 ANSWER_S = 30.0
 """The longest time that a container engine may take to answer; s."""
 IMPORT_S = 120.0
 """The longest time that an import is waited for; s. A slower one is taken as good."""
-STAND_IN = Claim(
+PLACEHOLDER_CLAIM = Claim(
     rollout=Rollout(id="preflight"), attempt=Attempt(rollout="preflight", id="a1"), address="/preflight", token="none"
 )
 """The claim that stands for an attempt before there is one."""
 
 
-async def check(settings: Settings, tool: str | None) -> None:
+async def check(settings: RunnerSettings, tool: str | None) -> None:
     """Raise `UsageError` for agents that cannot work on this machine. `tool`: the command that runs containers, when
     the agents have an image.
     """
@@ -42,7 +42,7 @@ async def check(settings: Settings, tool: str | None) -> None:
         _command(agents.command[0], agents.cwd)
 
 
-def bare(agents: Agents) -> Agents:
+def without_templates(agents: AgentSettings) -> AgentSettings:
     """The agents without the arguments made of a task; their variables keep templates as literal text."""
     env = tuple((name, value.replace("{", "{{").replace("}", "}}")) for name, value in agents.env)
     return replace(agents, args=(), env=env)
@@ -63,9 +63,9 @@ def _command(command: str, cwd: Path | None) -> None:
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-async def _function(name: str, settings: Settings) -> None:
-    made = plan(STAND_IN, settings.gateway, bare(settings.agents), Path("input.json"))
-    env = environment(os.environ, made.own, settings.key) | LEADING_NOWHERE
+async def _function(name: str, settings: RunnerSettings) -> None:
+    made = launch_plan(PLACEHOLDER_CLAIM, settings.gateway, without_templates(settings.agents), Path("input.json"))
+    env = environment(os.environ, made.own, settings.key) | UNREACHABLE_URLS
     argv = (sys.executable, "-m", "penstock.sidecar.agent.callables", "--check", name)
     code, said = await _ask(argv, IMPORT_S, env, settings.agents.cwd)
     if code == 1:
@@ -75,7 +75,7 @@ async def _function(name: str, settings: Settings) -> None:
 # -- containers --------------------------------------------------------------------------------------------------------
 
 
-async def _image(tool: str, agents: Agents) -> None:
+async def _image(tool: str, agents: AgentSettings) -> None:
     """Check that the container engine answers and has the image or can pull it. Otherwise all attempts would try at
     once.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress as Bar
 
-    from penstock.sidecar.result import Result
+    from penstock.sidecar.result import AttemptResult
 
 FIRST = "asking for work"
 """Shown before the first attempt has begun."""
@@ -27,7 +27,7 @@ BACK = ("returned", "environment")
 
 
 @dataclass(slots=True)
-class Tally:
+class AttemptTally:
     """Counts of attempts by their ends, and the sum of their rewards."""
 
     ends: Counter[str] = field(default_factory=Counter[str])
@@ -38,7 +38,7 @@ class Tally:
     stopped: str | None = None
     """The reason why the runner stopped, when its agents could not work."""
 
-    def add(self, result: Result) -> None:
+    def add(self, result: AttemptResult) -> None:
         """Count an attempt that has ended."""
         self.ends[result.end] += 1
         if result.reward is not None:
@@ -47,7 +47,7 @@ class Tally:
         if result.end != "succeeded" and self.reason is None:
             self.reason = result.reason
 
-    def hand_back(self, result: Result) -> None:
+    def hand_back(self, result: AttemptResult) -> None:
         """Count a failed attempt as handed back."""
         self.ends["failed"] -= 1
         self.ends["environment"] += 1
@@ -73,7 +73,7 @@ class Tally:
         return ", ".join(parts) + mean
 
 
-class Lines:
+class LineProgress:
     """Plain lines on stderr, one for each attempt that has ended."""
 
     def __init__(self, echo: bool) -> None:
@@ -86,18 +86,18 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         """Do nothing: plain lines stay."""
 
-    def begun(self, claim: Claim, waiting: int) -> None:
+    def on_begin(self, claim: Claim, waiting: int) -> None:
         """Called when an attempt begins. Prints nothing."""
         self._away = False
 
-    def ended(self, result: Result, tally: Tally) -> None:
+    def on_end(self, result: AttemptResult, tally: AttemptTally) -> None:
         """Print name, end, time, reward and reason of an attempt."""
         self._away = False
         reward = "" if result.reward is None else f", reward {result.reward:g}"
         reason = f": {' '.join(result.reason.split())}" if result.reason and result.end != "succeeded" else ""
         self.say(f"{result.name} {SAID.get(result.end, result.end)} after {result.seconds:.1f} s{reward}{reason}")
 
-    def handed_back(self, tally: Tally) -> None:
+    def on_hand_back(self, tally: AttemptTally) -> None:
         """Called when an attempt that had ended was handed back. Prints nothing."""
 
     def line(self, claim: Claim, stream: Stream, text: str) -> None:
@@ -105,7 +105,7 @@ class Lines:
         if self._echo:
             self._show(f"{claim.rollout.id}/{claim.attempt.id} | {text}", stream)
 
-    def away(self, reason: str) -> None:
+    def report_away(self, reason: str) -> None:
         """Print the reason once for each time that the gateway is away."""
         if not self._away:
             self._away = True
@@ -128,7 +128,7 @@ class Lines:
         print(text, file=out, flush=True)
 
 
-class Terminal(Lines):
+class TerminalProgress(LineProgress):
     """A progress bar with the tally below it; messages are printed above. Use as a context manager."""
 
     def __init__(self, echo: bool, most: int | None, clock: Callable[[], float] | None = None) -> None:
@@ -152,21 +152,21 @@ class Terminal(Lines):
         self._bar.update(self._task, description="")
         self._bar.stop()
 
-    def begun(self, claim: Claim, waiting: int) -> None:
+    def on_begin(self, claim: Claim, waiting: int) -> None:
         """The bar's length is the number of rollouts that are done, running or waiting."""
-        super().begun(claim, waiting)
+        super().on_begin(claim, waiting)
         self._running, self._waiting = self._running + 1, waiting
         self._draw(None if self._done else f"{self._running} running")
 
-    def ended(self, result: Result, tally: Tally) -> None:
+    def on_end(self, result: AttemptResult, tally: AttemptTally) -> None:
         """Advance the bar, unless the rollout waits again; print an attempt that did not succeed above it."""
         self._running, self._done = self._running - 1, tally.done
         self._waiting += result.end in BACK
         if result.end != "succeeded":
-            super().ended(result, tally)
+            super().on_end(result, tally)
         self._draw(str(tally))
 
-    def handed_back(self, tally: Tally) -> None:
+    def on_hand_back(self, tally: AttemptTally) -> None:
         """Move the bar back by one rollout."""
         self._done, self._waiting = tally.done, self._waiting + 1
         self._draw(str(tally))
@@ -188,7 +188,7 @@ def _bar(clock: Callable[[], float] | None) -> Bar:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
     from rich.text import Text
 
-    class Below(Progress):
+    class StackedProgress(Progress):
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.tasks:
                 yield self.make_tasks_table([task])
@@ -197,9 +197,9 @@ def _bar(clock: Callable[[], float] | None) -> Bar:
 
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    return Below(*columns, console=console, redirect_stdout=False, get_time=clock)
+    return StackedProgress(*columns, console=console, redirect_stdout=False, get_time=clock)
 
 
-def progress(echo: bool, most: int | None) -> Lines:
+def progress(echo: bool, most: int | None) -> LineProgress:
     """A bar when stderr is a terminal, else plain lines."""
-    return Terminal(echo, most) if sys.stderr.isatty() else Lines(echo)
+    return TerminalProgress(echo, most) if sys.stderr.isatty() else LineProgress(echo)

@@ -14,7 +14,7 @@ s.
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class AttemptResult:
     """The result of an attempt, for the tally."""
 
     rollout: str

@@ -1,5 +1,5 @@
-"""Two ways to wait: for a gateway that may be away, because a restart must not cost an agent's work (`patiently`), and
-for a step unless an event comes first (`unless`).
+"""Two ways to wait: for a gateway that may be away, because a restart must not cost an agent's work
+(`retry_until_answered`), and for a step unless an event comes first (`cancel_on`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AWAY = frozenset({None, 502, 503, 504})
 T = TypeVar("T")
 
 
-async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None] = lambda _: None) -> T:
+async def retry_until_answered(ask: Callable[[], Awaitable[T]], away: Callable[[str], None] = lambda _: None) -> T:
     """Ask until the gateway answers, however long it is away; raise the `ClientError` of a refusal. The request must be
     safe to send twice. `away` is called with the reason of every failure.
     """
@@ -34,7 +34,7 @@ async def patiently(ask: Callable[[], Awaitable[T]], away: Callable[[str], None]
         pause = min(pause * 2, LONGEST_PAUSE_S)
 
 
-async def unless(event: asyncio.Event, step: Coroutine[Any, Any, T]) -> T | None:
+async def cancel_on(event: asyncio.Event, step: Coroutine[Any, Any, T]) -> T | None:
     """The step's result; None when the event comes first: then the step is cancelled, or not even begun."""
     if event.is_set():
         step.close()

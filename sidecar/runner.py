@@ -18,15 +18,15 @@ from functools import partial
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
 from penstock.sidecar.attempt import AttemptRun, hand_back
-from penstock.sidecar.breaker import Breaker
-from penstock.sidecar.engines.local import Engine
+from penstock.sidecar.breaker import FailureBreaker
+from penstock.sidecar.engines.local import AgentEngine
 from penstock.sidecar.faults import MOST, pause_s
-from penstock.sidecar.heartbeat import Heart
-from penstock.sidecar.progress import Lines, Tally
-from penstock.sidecar.result import Result
-from penstock.sidecar.retry import patiently, unless
-from penstock.sidecar.rewarding import Judge
-from penstock.sidecar.settings import Settings
+from penstock.sidecar.heartbeat import HeartbeatSender
+from penstock.sidecar.progress import AttemptTally, LineProgress
+from penstock.sidecar.result import AttemptResult
+from penstock.sidecar.retry import cancel_on, retry_until_answered
+from penstock.sidecar.reward_judge import RewardJudge
+from penstock.sidecar.settings import RunnerSettings
 
 WATCH_S, LAST_S = 55.0, 0.5
 """The time that a claim waits for work: when the runner stays (`watch`), and when it leaves as soon as there is none;
@@ -39,14 +39,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Runner:
     """Claims attempts from the queue and runs an agent for each."""
 
-    def __init__(self, settings: Settings, engine: Engine, progress: Lines) -> None:
+    def __init__(self, settings: RunnerSettings, engine: AgentEngine, progress: LineProgress) -> None:
         """Raises `UsageError` when the settings name a judge that does not exist."""
-        self.tally = Tally()
+        self.tally = AttemptTally()
         self._settings, self._engine, self._progress = settings, engine, progress
-        self._judge = Judge(settings.judging)
+        self._judge = RewardJudge(settings.judging)
         self._works: dict[asyncio.Task[None], AttemptRun] = {}
         self._claimed = 0
-        self._breaker = Breaker(settings.keep_going)
+        self._breaker = FailureBreaker(settings.keep_going)
         self._faults: Counter[str] = Counter()
         """Number of times that each rollout was handed back because of its agent's surroundings."""
         self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -62,13 +62,13 @@ class Runner:
         for work in self._works.values():
             work.give_back()
 
-    async def run(self) -> Tally:
+    async def run(self) -> AttemptTally:
         """Run attempts until there are no more; return the tally. Raises `ClientError` when the gateway refuses the
         runner.
         """
         async with Client(self._settings.gateway, self._settings.key) as client:
             _ = await client.queue()  # a wrong address or key shows at once
-            heart = Heart(client, self._settings, self._progress)
+            heart = HeartbeatSender(client, self._settings, self._progress)
             beating = asyncio.ensure_future(heart.run())
             try:
                 await self._take(client, heart)
@@ -86,9 +86,9 @@ class Runner:
         if self._works:
             _ = await asyncio.wait(self._works)
 
-    async def _take(self, client: Client, heart: Heart) -> None:
+    async def _take(self, client: Client, heart: HeartbeatSender) -> None:
         while (count := await self._room()) > 0 and (self._settings.release or heart.queue != "draining"):
-            answer = await unless(self._stopping, self._claim(client, count))
+            answer = await cancel_on(self._stopping, self._claim(client, count))
             for claim in [] if answer is None else answer.claims:
                 self._begin(claim, answer.waiting if answer else 0, client, heart)
             if answer is None or answer.queue == "draining":
@@ -104,7 +104,7 @@ class Runner:
             if count > 0 or left <= 0:
                 return count
             self._freed.clear()
-            _ = await unless(self._stopping, self._freed.wait())
+            _ = await cancel_on(self._stopping, self._freed.wait())
         return 0
 
     async def _claim(self, client: Client, count: int) -> ClaimAnswer:
@@ -118,22 +118,22 @@ class Runner:
         )
         release = self._settings.release
         ask = client.claim if release is None else partial(client.claim_rehearsals, release)
-        return await patiently(lambda: ask(asked), self._progress.away)
+        return await retry_until_answered(lambda: ask(asked), self._progress.report_away)
 
     async def _exhausted(self, client: Client) -> bool:
         """True if no rollout can return to the queue."""
         if self._works:
             return False
-        queue = await patiently(client.queue, self._progress.away)
+        queue = await retry_until_answered(client.queue, self._progress.report_away)
         waiting = sum(count for mode, count in queue.waiting.items() if mode in (self._settings.modes or queue.waiting))
         if queue.state == "open" and not waiting and not queue.claimed:
             return True
-        _ = await unless(self._stopping, asyncio.sleep(LAST_S))
+        _ = await cancel_on(self._stopping, asyncio.sleep(LAST_S))
         return False
 
-    def _begin(self, claim: Claim, waiting: int, client: Client, heart: Heart) -> None:
+    def _begin(self, claim: Claim, waiting: int, client: Client, heart: HeartbeatSender) -> None:
         self._claimed += 1
-        self._progress.begun(claim, waiting)
+        self._progress.on_begin(claim, waiting)
         excused = self._faults[claim.rollout.id] < MOST
         work = AttemptRun(claim, self._settings, client, self._engine, self._judge, self._progress, excused)
         task = asyncio.ensure_future(self._work(work, client, heart))
@@ -144,46 +144,46 @@ class Runner:
         _ = self._works.pop(task, None)
         self._freed.set()
 
-    async def _work(self, work: AttemptRun, client: Client, heart: Heart) -> None:
+    async def _work(self, work: AttemptRun, client: Client, heart: HeartbeatSender) -> None:
         heart.add(work)
         try:
             result = await work.run()
         except Exception as e:
             # The lease of this attempt ends by itself; the other workers go on.
             reason = f"the runner failed: {type(e).__name__}: {e}"
-            result = Result(*work.key, self._settings.name, "lost", 0.0, None, reason)
+            result = AttemptResult(*work.key, self._settings.name, "lost", 0.0, None, reason)
         finally:
             heart.drop(work)
         if result.end == "returned":
             await heart.give_back(work)
         self.tally.add(result)
-        self._progress.ended(result, self.tally)
+        self._progress.on_end(result, self.tally)
         if result.end == "environment":
             self._faults[result.rollout] += 1
             # Surroundings that failed are tried again, with a longer pause each time.
-            _ = await unless(self._stopping, asyncio.sleep(pause_s(self._faults[result.rollout])))
+            _ = await cancel_on(self._stopping, asyncio.sleep(pause_s(self._faults[result.rollout])))
             return
         _ = self._faults.pop(result.rollout, None)
         await self._mind(result, client)
 
-    async def _mind(self, result: Result, client: Client) -> None:
+    async def _mind(self, result: AttemptResult, client: Client) -> None:
         """Stop when agents cannot work, and hand back attempts that do not count as tries."""
-        found = self._breaker.note(result)
+        found = self._breaker.record(result)
         if self._breaker.tripped is result:
             self.stop()
-            self.tally.stopped = self._breaker.why()
+            self.tally.stopped = self._breaker.explanation()
             self._progress.say(self.tally.stopped)
         for one in found:
-            handed = await unless(self._abandoned, hand_back(client, one, self._progress.away))
+            handed = await cancel_on(self._abandoned, hand_back(client, one, self._progress.report_away))
             if handed:
                 self.tally.hand_back(one)
-                self._progress.handed_back(self.tally)
+                self._progress.on_hand_back(self.tally)
             else:
                 self._progress.say(f"{one.name} could not be handed back: it counts as failed")
 
 
 @contextmanager
-def heeding(runner: Runner, progress: Lines) -> Generator[None]:
+def signal_handlers(runner: Runner, progress: LineProgress) -> Generator[None]:
     """Pass signals on to the runner inside the `with` block: the first lets agents finish, the second kills them."""
     loop, asked = asyncio.get_running_loop(), False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.gateway.model import times
 from penstock.gateway.model.base import Mode
-from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.policy import InterceptPolicy
 
 SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -32,7 +32,7 @@ class UsageError(RunnerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Agents:
+class AgentSettings:
     """The agents to run: the command or function of each attempt, and its surroundings."""
 
     command: tuple[str, ...] = ()
@@ -59,12 +59,12 @@ class Agents:
     """Longest run of an agent; s. A rollout's own `timeout_s` counts too."""
     grace_s: float = 5.0
     """Time between TERM and KILL; s."""
-    policy: Policy | None = None
+    policy: InterceptPolicy | None = None
     """With a policy, each agent gets its own front and no base URLs; None: base URLs and no front."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class JudgeSettings:
     """The judge that gives rewards besides the agent itself; without function and command there is none."""
 
     function: str | None = None
@@ -76,7 +76,7 @@ class Judging:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RunnerSettings:
     """All settings of a runner."""
 
     gateway: str
@@ -85,9 +85,9 @@ class Settings:
     """The worker's name."""
     key: str | None = field(default=None, repr=False)
     """Admin key of the gateway."""
-    agents: Agents = Agents()
+    agents: AgentSettings = AgentSettings()
     """The agents to run."""
-    judging: Judging = Judging()
+    judging: JudgeSettings = JudgeSettings()
     """The judge of the attempts."""
     workers: int = 1
     """Number of agents at a time."""

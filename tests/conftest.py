@@ -37,8 +37,8 @@ settings.register_profile("ci", deadline=None, derandomize=True, max_examples=40
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 NEEDS = {
-    "deltalake": ["gateway/lake"],
-    "duckdb": ["gateway/index", "gateway/api/test_sql.py"],
+    "deltalake": ["gateway/followers/lake"],
+    "duckdb": ["gateway/followers/index", "gateway/api/test_sql.py"],
     "hadolint": ["deploy"],
     "kubernetes": ["sidecar/engines/test_kubernetes.py"],
     "ray": ["sidecar/engines/test_ray.py"],

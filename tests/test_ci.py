@@ -40,7 +40,9 @@ GRAPH: Mapping[str, frozenset[str]] = {
     for name, imported in {
         "tests.gateway.test_tape": "penstock.gateway.tape tests.fakes.tape",
         "tests.gateway.helper": "penstock.gateway.unseen",
-        "tests.providers.test_agents": "penstock.gateway.proxy.translation.answer tests.fakes.odd json",
+        "tests.providers.test_agents": (
+            "penstock.gateway.traffic.proxy.translation.answer_converter tests.fakes.odd json"
+        ),
         "tests.clients.test_same_client": "tests.fakes.odd tests.fakes.tape",
         "tests.clients.test_trained_agents": "tests.fakes.tape",
         "tests.trainer.test_credit": "penstock.trainer.credit",
@@ -51,7 +53,7 @@ GRAPH: Mapping[str, frozenset[str]] = {
         "tests.fakes.odd": "",
         "examples.lookup_rl": "examples.lookup penstock.trainer.credit",
         "examples.lookup": "",
-        "penstock.gateway.proxy.translation.answer": "penstock.gateway.pieces penstock.gateway.tape",
+        "penstock.gateway.traffic.proxy.translation.answer_converter": "penstock.gateway.pieces penstock.gateway.tape",
         "penstock.gateway.pieces": "penstock.gateway.bytes penstock.gateway.pieces",
         "penstock.gateway.bytes": "json",
         "penstock.gateway.tape": "penstock.gateway.below",
@@ -78,7 +80,7 @@ def reached(*changed: str) -> list[str]:
     ("changed", "suites"),
     [
         ("tests/providers/test_agents.py", ["providers"]),
-        ("gateway/proxy/translation/answer.py", ["providers"]),
+        ("gateway/traffic/proxy/translation/answer_converter.py", ["providers"]),
         # At any depth, in a ring too.
         ("gateway/bytes.py", ["providers"]),
         # Tests that always run have it, and what it stands on.
@@ -106,7 +108,7 @@ def reached(*changed: str) -> list[str]:
         ("deploy/locks/torch.txt", ["deploy"]),
         ("deploy/compose/alerts.yaml", []),
         ("pyproject.toml", ["extras"]),
-        ("import duckdb in gateway/lake", ["extras"]),
+        ("import duckdb in gateway/followers", ["extras"]),
         (".ci/litellm.txt", ["providers"]),
         ("docs/tape.md", []),
         ("gateway/nobody.py", []),
@@ -215,7 +217,12 @@ class Repository:
         self.git("commit", "--quiet", "--message", "x", hour=hour)
 
 
-FILES = {"project": "pyproject.toml", "store": "gateway/store/codec.py", "tape": "gateway/tape.py", "page": "docs/é.md"}
+FILES = {
+    "project": "pyproject.toml",
+    "store": "gateway/tape/store/codec.py",
+    "tape": "gateway/tape.py",
+    "page": "docs/é.md",
+}
 PROJECT = '[build-system]\n[project]\ndependencies = ["orjson>=3", "googleapis-common-protos"]\n[tool.hatch]\n'
 
 
@@ -235,7 +242,7 @@ def test_what_a_day_has_changed(repository: Repository) -> None:
     repository.commit(3, store="import json\nimport orjson\nfrom google.protobuf import message\n")
     repository.commit(26, page="2")
     # At its hour, the commit of the second hour is a day old.
-    assert plan.read_history() == (5, {"gateway/store/codec.py", "docs/é.md"})
+    assert plan.read_history() == (5, {"gateway/tape/store/codec.py", "docs/é.md"})
 
 
 @pytest.mark.slow
@@ -260,7 +267,7 @@ def test_a_merge_has_changed_what_its_branch_has(repository: Repository) -> None
 )
 def test_a_new_package_is_a_change_of_its_folder(repository: Repository, text: str) -> None:
     repository.commit(30, store=text)
-    assert plan.read_history()[1] == {"gateway/store/codec.py", "import duckdb in gateway/store"}
+    assert plan.read_history()[1] == {"gateway/tape/store/codec.py", "import duckdb in gateway/tape"}
 
 
 @pytest.mark.slow
@@ -273,7 +280,7 @@ def test_settings_of_development_tools_are_no_change_of_packages(repository: Rep
 
 @pytest.mark.slow
 def test_a_project_of_less_than_a_day_has_changed_whole(repository: Repository) -> None:
-    assert plan.read_history() == (1, {"pyproject.toml", "gateway/store/codec.py", "gateway/tape.py"})
+    assert plan.read_history() == (1, {"pyproject.toml", "gateway/tape/store/codec.py", "gateway/tape.py"})
 
 
 @pytest.mark.slow

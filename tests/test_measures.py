@@ -15,15 +15,15 @@ pytestmark = GROUP
 SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
-    "files": 939,
-    "lines": 126_600,
-    "files below 60 lines": 214,
-    "rooms of the gateway": 31,
-    "layers of the gateway": 16,
-    "arrows between rooms": 251,
+    "files": 929,
+    "lines": 126_520,
+    "files below 60 lines": 206,
+    "rooms of the gateway": 12,
+    "layers of the gateway": 10,
+    "arrows between rooms": 115,
     "arrows back": 0,
-    "class names used twice": 242,
-    "class names used twice in a layer": 69,
+    "class names used twice": 4,
+    "class names used twice in a layer": 0,
     "docstrings of 4 words or fewer": 139,
     "docstrings that begin with What, Of and the like": 105,
     "settings": 302,

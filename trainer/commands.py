@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import LOCAL, Failure, Url, control_key
+from penstock.gateway.client.console import LOCAL, CommandError, Url, control_key
 
 if TYPE_CHECKING:
-    from penstock.trainer.apo.config import Config as Prompts
-    from penstock.trainer.config import Config
+    from penstock.trainer.apo.config import ApoConfig as Prompts
+    from penstock.trainer.config import TrainConfig
 
 Release = Annotated[
     Literal["auto", "canary", "none"] | None,
@@ -48,7 +48,7 @@ def grpo(
         _check_online(loaded)
     found = None if prompts is None else _prompts(prompts, loaded, online)
     from penstock.trainer.runs.display import display
-    from penstock.trainer.runs.ending import RunError
+    from penstock.trainer.runs.run_end import RunError
 
     try:
         with display(loaded.run.steps) as shown:
@@ -57,7 +57,7 @@ def grpo(
 
             session.grpo(loaded, gateway, control_key(), shown, online, found)
     except RunError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def sft(config: Path, /, *, release: Release = None, gateway: Url = LOCAL) -> None:
@@ -112,29 +112,29 @@ def merge(
     try:
         base = merged(adapter, model, output)
     except (MergeError, CheckpointError) as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     print(f"{output} is {base} with {adapter} merged into its weights")
 
 
 def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: str) -> None:
     loaded = _loaded(config, release)
     from penstock.trainer.runs import tuning
-    from penstock.trainer.runs.ending import RunError
+    from penstock.trainer.runs.run_end import RunError
 
     try:
         tuning.tune(kind, loaded, gateway, control_key())
     except RunError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
-def _loaded(path: Path, release: Release) -> Config:
+def _loaded(path: Path, release: Release) -> TrainConfig:
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.config import load
 
     try:
         found = load(path)
     except ConfigError as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None
     _check_directory(found.run.directory)
     _check_extra()
     if release is None:
@@ -145,34 +145,38 @@ def _loaded(path: Path, release: Release) -> Config:
 def _check_directory(path: Path) -> None:
     there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
     if not os.access(there, os.W_OK | os.X_OK):
-        raise Failure(f"run.directory: {path} cannot be used, {there} may not be written; name another or allow it", 2)
+        raise CommandError(
+            f"run.directory: {path} cannot be used, {there} may not be written; name another or allow it", 2
+        )
 
 
-def _check_online(config: Config) -> None:
+def _check_online(config: TrainConfig) -> None:
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.config_checks import check_online
 
     try:
         check_online(config)
     except ConfigError as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None
 
 
-def _prompts(path: Path, config: Config, online: bool) -> Prompts:
+def _prompts(path: Path, config: TrainConfig, online: bool) -> Prompts:
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.apo.config import load
     from penstock.trainer.config_checks import check_prompts
 
     if online:
-        raise Failure("--prompts and --online do not go together: production's rollouts are not given other prompts", 2)
+        raise CommandError(
+            "--prompts and --online do not go together: production's rollouts are not given other prompts", 2
+        )
     try:
         check_prompts(config)
         return load(path)
     except ConfigError as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None
 
 
 def _check_extra() -> None:
     missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
     if missing:
-        raise Failure(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[train]'")
+        raise CommandError(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[train]'")

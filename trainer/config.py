@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from penstock.gateway.model.toml import Section, read, validated
-from penstock.trainer.config_evaluate import Evaluate
+from penstock.trainer.config_evaluate import EvaluateSettings
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
@@ -31,7 +31,7 @@ CLIPS: dict[Surrogate, tuple[float, float]] = {
 """Default bounds of a ratio below and above 1: DAPO, GSPO and ScaleRL; `pg` has no ratio."""
 
 
-class Run(Section):
+class RunSettings(Section):
     """`[run]`: what this run is called and how long it goes on."""
 
     name: str = Field(default="policy", pattern=r"^[A-Za-z0-9._-]{1,64}$")
@@ -48,7 +48,7 @@ class Run(Section):
     """Steps in a row that teach nothing after which the run fails."""
 
 
-class Model(Section):
+class ModelSettings(Section):
     """`[model]`: what is trained. `path` is required."""
 
     path: Path = Field(strict=False)
@@ -71,7 +71,7 @@ class Model(Section):
         return self
 
 
-class Rollouts(Section):
+class RolloutSettings(Section):
     """`[rollouts]`: what is collected for one step."""
 
     tasks: Path | None = Field(default=None, strict=False)
@@ -98,7 +98,7 @@ class Rollouts(Section):
     """Temperature that the rollouts are sampled with; the trainer's log-probabilities are of the same distribution."""
 
 
-class Advantage(Section):
+class AdvantageSettings(Section):
     """`[advantage]`: how rewards become credit."""
 
     estimator: Estimator = "dr_grpo"
@@ -120,7 +120,7 @@ class Advantage(Section):
         return self
 
 
-class Loss(Section):
+class LossSettings(Section):
     """`[loss]`: what is minimised."""
 
     kind: Surrogate = "ppo"
@@ -154,17 +154,17 @@ class Loss(Section):
         return self
 
     @property
-    def corrects(self) -> Correction:
+    def effective_correction(self) -> Correction:
         """The correction in effect between engine and trainer."""
         return self.correction or ("sequence" if self.kind == "gspo" else "token")
 
     @property
-    def bounds(self) -> tuple[float, float]:
+    def clip_bounds(self) -> tuple[float, float]:
         """(below, above): how far a ratio may differ from 1."""
         return CLIPS[self.kind] if self.clip is None else self.clip
 
 
-class Optimiser(Section):
+class OptimiserSettings(Section):
     """`[optimiser]`: AdamW."""
 
     learning_rate: float | None = Field(default=None, gt=0)
@@ -179,7 +179,7 @@ class Optimiser(Section):
     """Optimiser updates in one step: its rollouts are split evenly. Beyond 1, ratios are against the step's start."""
 
 
-class Engine(Section):
+class EngineSettings(Section):
     """`[engine]`: the machinery that computes log-probabilities and updates."""
 
     kind: Literal["local", "verl"] = "local"
@@ -208,7 +208,7 @@ class Engine(Section):
         return self
 
 
-class Data(Section):
+class DataSettings(Section):
     """`[data]`: what `train sft` and `train dpo` learn from; read once, when the run begins."""
 
     rollouts: str | None = None
@@ -241,7 +241,7 @@ class Data(Section):
         return value
 
 
-class Sft(Section):
+class SftSettings(Section):
     """`[sft]`: supervised fine-tuning on chats."""
 
     reward: float | None = None
@@ -250,7 +250,7 @@ class Sft(Section):
     """Most rollouts of a group that are trained on, those with the highest rewards. Default: all."""
 
 
-class Dpo(Section):
+class DpoSettings(Section):
     """`[dpo]`: direct preference optimisation on pairs."""
 
     pairs: Literal["best", "all"] = "best"
@@ -261,7 +261,7 @@ class Dpo(Section):
     """How firmly the policy is held to the reference; smaller lets it go further."""
 
 
-class Inference(Section):
+class InferenceSettings(Section):
     """`[inference]`: the vLLM that agents' calls go to."""
 
     urls: list[str] = Field(default=[])
@@ -286,7 +286,7 @@ class Inference(Section):
         return [url.rstrip("/") for url in value]
 
 
-class Publish(Section):
+class PublishSettings(Section):
     """`[publish]`: how new weights reach agents."""
 
     release: Literal["auto", "canary", "none"] = "none"
@@ -301,7 +301,7 @@ class Publish(Section):
     """Newest versions whose directories are kept; older ones go as soon as no release and no rollout needs them."""
 
 
-class Online(Section):
+class OnlineSettings(Section):
     """`[online]`: learning from production, with `train grpo --online`."""
 
     filter: str = ""
@@ -316,7 +316,7 @@ class Online(Section):
     """How far below its best so far an evaluation counts as low, in units of reward; two in a row stop the run."""
 
 
-class Prompts(Section):
+class PromptSettings(Section):
     """`[prompts]`: rounds that look for prompts, with `train grpo --prompts`."""
 
     every: int = Field(default=10, ge=1)
@@ -327,24 +327,24 @@ class Prompts(Section):
     """Most prompts that the rollouts of a group are spread over, the one that the run began with included."""
 
 
-class Config(Section):
+class TrainConfig(Section):
     """The whole file; only the model must be named."""
 
-    run: Run = Run()
-    model: Model
-    rollouts: Rollouts = Rollouts()
-    advantage: Advantage = Advantage()
-    loss: Loss = Loss()
-    optimiser: Optimiser = Optimiser()
-    engine: Engine = Engine()
-    data: Data = Data()
-    sft: Sft = Sft()
-    dpo: Dpo = Dpo()
-    inference: Inference = Inference()
-    publish: Publish = Publish()
-    evaluate: Evaluate = Evaluate()
-    online: Online = Online()
-    prompts: Prompts = Prompts()
+    run: RunSettings = RunSettings()
+    model: ModelSettings
+    rollouts: RolloutSettings = RolloutSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    loss: LossSettings = LossSettings()
+    optimiser: OptimiserSettings = OptimiserSettings()
+    engine: EngineSettings = EngineSettings()
+    data: DataSettings = DataSettings()
+    sft: SftSettings = SftSettings()
+    dpo: DpoSettings = DpoSettings()
+    inference: InferenceSettings = InferenceSettings()
+    publish: PublishSettings = PublishSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    online: OnlineSettings = OnlineSettings()
+    prompts: PromptSettings = PromptSettings()
 
     @model_validator(mode="after")
     def _groups_are_comparable(self) -> Self:
@@ -370,12 +370,12 @@ class Config(Section):
         return self.optimiser.learning_rate or (1e-4 if self.model.weights == "lora" else 1e-6)
 
     @property
-    def versions(self) -> Path:
+    def versions_directory(self) -> Path:
         """Absolute path of the directory for versions."""
         own = "adapters" if self.model.weights == "lora" else "models"
         return (self.run.directory / own).absolute()
 
 
-def load(path: Path) -> Config:
+def load(path: Path) -> TrainConfig:
     """Return the configuration in `path`. Raises `gateway.model.toml.ConfigError` naming every wrong key."""
-    return validated(Config, read(path), str(path))
+    return validated(TrainConfig, read(path), str(path))

@@ -6,10 +6,10 @@ Free of torch, as `trainer.config` is.
 from __future__ import annotations
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 
 
-def check_full(config: Config) -> None:
+def check_full(config: TrainConfig) -> None:
     """Raise `ConfigError` if all weights are trained and cannot be served."""
     if config.model.weights != "full":
         return
@@ -25,7 +25,7 @@ def check_full(config: Config) -> None:
         )
 
 
-def check_prompts(config: Config) -> None:
+def check_prompts(config: TrainConfig) -> None:
     """Raise `ConfigError` for settings that cannot be trained together with prompts."""
     if config.model.weights == "full":
         raise ConfigError(
@@ -34,7 +34,7 @@ def check_prompts(config: Config) -> None:
         )
 
 
-def check_online(config: Config) -> None:
+def check_online(config: TrainConfig) -> None:
     """Raise `ConfigError` for settings that cannot learn from production."""
     grouped, batch = config.online.grouped, config.advantage.estimator == "reinforce++"
     wrong = [

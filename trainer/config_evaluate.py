@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from penstock.gateway.model.toml import Section
 
 
-class Suite(Section):
+class SuiteSettings(Section):
     """`[[evaluate.suite]]`: tasks that are never trained on, and are reported together."""
 
     tasks: Path = Field(strict=False)
@@ -22,17 +22,17 @@ class Suite(Section):
     """Least reward of a rollout that counts as passed, for `pass@k`."""
 
 
-class Evaluate(Section):
+class EvaluateSettings(Section):
     """`[evaluate]`: held-out tasks."""
 
     every: int = Field(default=10, ge=1)
     """Steps from one evaluation to the next; the last step is always evaluated."""
-    suite: list[Suite] = Field(default=[])
+    suite: list[SuiteSettings] = Field(default=[])
     """Suites of tasks; the first one's reward says which weights are the best. Default: none."""
 
     @field_validator("suite")
     @classmethod
-    def _names_differ(cls, value: list[Suite]) -> list[Suite]:
+    def _names_differ(cls, value: list[SuiteSettings]) -> list[SuiteSettings]:
         names = [suite.name for suite in value]
         for name in names:
             if names.count(name) > 1:

@@ -2,7 +2,7 @@
 
     session     one connection: the feed, the looks (`looking`), who we are; a new one when the context changes
     Main        draws and takes keys (`main_screen`)
-    change      asks the person, then does what an `Action` says, if this key and this person may
+    change      asks the person, then does what an `ViewAction` says, if this key and this person may
 
 All waiting happens in the session's tasks. No key waits.
 """
@@ -26,20 +26,20 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.console import LOCAL, Failure
+from penstock.gateway.client.console import LOCAL, CommandError
 from penstock.gateway.model.answers import FilterField
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.change import Digest
-from penstock.tui.handling import Handler
-from penstock.tui.keys import Key, KeyMap
-from penstock.tui.link import Link, is_far
-from penstock.tui.looking import Looking, What
-from penstock.tui.main_screen import Main
+from penstock.tui.key_handler import KeyHandler
+from penstock.tui.keys import KeyBinding, KeyMap
+from penstock.tui.link import GatewayLink, is_remote
+from penstock.tui.loader import RefreshKind, ViewLoader
+from penstock.tui.main_screen import MainScreen
 from penstock.tui.screens import registry
-from penstock.tui.settings import Context
-from penstock.tui.terminal import Terminal
-from penstock.tui.traffic import Traffic
-from penstock.tui.view import Action, View
+from penstock.tui.settings import GatewayContext
+from penstock.tui.terminal import TerminalDriver
+from penstock.tui.traffic import DigestHistory
+from penstock.tui.view import ScreenView, ViewAction
 from penstock.tui.widgets.dialogs import Confirm, Help
 
 FEED_S: Final = {False: 0.5, True: 2.0}
@@ -51,18 +51,18 @@ PARENT_S: Final = 1.0
 FIRST_THEME: Final = "textual-dark"
 
 
-def connected(context: Context) -> Client:
+def connect_client(context: GatewayContext) -> Client:
     """A client of a gateway; answers come compressed from far away. Raises `ClientError` for an invalid URL, and
-    `Failure` when the variable of its key is not set.
+    `CommandError` when the variable of its key is not set.
     """
-    return Client(context.gateway, context.secret(), compressed=is_far(context.gateway))
+    return Client(context.gateway, context.secret(), compressed=is_remote(context.gateway))
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AppOptions:
     """Options of the program."""
 
-    contexts: Mapping[str, Context]
+    contexts: Mapping[str, GatewayContext]
     context: str
     """The context to begin with."""
     view: Sequence[str] = ("overview",)
@@ -70,7 +70,7 @@ class Options:
     read_only: bool = False
     theme: str | None = None
     keys: KeyMap = field(default_factory=lambda: KeyMap({}))
-    connect: Callable[[Context], Client] = connected
+    connect: Callable[[GatewayContext], Client] = connect_client
     now_ns: Callable[[], int] = time.time_ns
     note: Callable[[], str] = str
     """A note for the line on top, such as that a recording is played; empty for none."""
@@ -82,25 +82,25 @@ class PenstockApp(App[None], inherit_bindings=False):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "Penstock"
 
-    def __init__(self, options: Options, driver_class: type[Driver] | None = None) -> None:
+    def __init__(self, options: AppOptions, driver_class: type[Driver] | None = None) -> None:
         super().__init__(driver_class=driver_class)
         self.options, self.keys, self.now_ns = options, options.keys, options.now_ns
         self.context = options.context
-        self.link = Link(since_ns=options.now_ns())
+        self.link = GatewayLink(since_ns=options.now_ns())
         self.fields: Sequence[FilterField] = ()
         self.role: str | None = None
         self.client: Client | None = None
-        self.traffic = Traffic(lambda: self.now_ns() / 1e9)
-        self.looking: Looking
+        self.traffic = DigestHistory(lambda: self.now_ns() / 1e9)
+        self.loader: ViewLoader
         self._changing = asyncio.Lock()
         self.theme = options.theme or FIRST_THEME
-        self.main = Main(self)
-        self.main.handler = Handler(self.main)
+        self.main = MainScreen(self)
+        self.main.handler = KeyHandler(self.main)
 
     def get_driver_class(self) -> type[Driver]:
         """Our driver in a terminal; in a browser and in tests Textual's own."""
         found = super().get_driver_class()
-        return Terminal if found is LinuxDriver else found
+        return TerminalDriver if found is LinuxDriver else found
 
     # Connecting -------------------------------------------------------------------------------------------------------
 
@@ -123,23 +123,23 @@ class PenstockApp(App[None], inherit_bindings=False):
     def connect_to(self, name: str) -> None:
         """Begin a new session with the context of this name."""
         self.context, self.role, self.fields = name, None, ()
-        self.link = Link(since_ns=self.now_ns())
+        self.link = GatewayLink(since_ns=self.now_ns())
         self.run_worker(self._session(self.options.contexts[name]), group="session", exclusive=True)
 
-    async def _session(self, context: Context) -> None:
-        far = is_far(context.gateway)
+    async def _session(self, context: GatewayContext) -> None:
+        far = is_remote(context.gateway)
         async with self.options.connect(context) as client:
             self.client = client
-            self.looking = Looking(client, self.link, far, self._told)
+            self.loader = ViewLoader(client, self.link, far, self._told)
             stack = self.main.stack
-            view = stack[-1].view if stack else registry.made(self.options.view)
+            view = stack[-1].view if stack else registry.make_view(self.options.view)
             # The view may hold data of another gateway.
             view.forget()
             self.main.open(view, over=False)
             self.main.before = None
             self.main.marked.clear()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.looking.run())
+                group.create_task(self.loader.run())
                 group.create_task(self._follow(client, far))
 
     async def _follow(self, client: Client, far: bool) -> None:
@@ -163,9 +163,9 @@ class PenstockApp(App[None], inherit_bindings=False):
         """Forget all data: it is not of the tape that the gateway has now."""
         for shown in filter(None, (*self.main.stack, self.main.before)):
             shown.view.forget()
-            shown.data = shown.closer = shown.closer_of = None
+            shown.data = shown.details = shown.details_of = None
         self.main.draw_soon()
-        self.looking.nudge()
+        self.loader.reload()
 
     async def _learn(self, client: Client) -> None:
         """Ask once for our role and for the fields of filters."""
@@ -174,20 +174,20 @@ class PenstockApp(App[None], inherit_bindings=False):
         self._told("link")
 
     def _lost(self, error: ClientError) -> None:
-        self.link.failed(str(error), time.time_ns())
-        self.looking.nudge()
+        self.link.record_failure(str(error), time.time_ns())
+        self.loader.reload()
 
     def _changed(self, digest: Digest) -> None:
-        self.link.answered(time.time_ns())
+        self.link.record_answer(time.time_ns())
         self.traffic.add(digest)
         # Every view on the stack is notified, so that none is out of date when one goes back to it.
-        due = [shown.view.tell(digest) for shown in self.main.stack]
+        due = [shown.view.observe(digest) for shown in self.main.stack]
         if due and due[-1]:
-            self.looking.nudge()
-        self.looking.see(self.main.rows.in_sight())
+            self.loader.reload()
+        self.loader.set_visible(self.main.rows.in_sight())
 
-    def _told(self, what: What) -> None:
-        self.main.told(what)
+    def _told(self, what: RefreshKind) -> None:
+        self.main.handle_refresh(what)
 
     # Going ------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class PenstockApp(App[None], inherit_bindings=False):
                 case _ if [one.view.name for one in self.main.stack] == list(words) and not self.main.shown.view.terms:
                     self.main.say(f"{self.main.shown.view.title} is shown already; r asks again.")
                 case _:
-                    self.main.open(registry.made(words), over=len(words) > 1)
+                    self.main.open(registry.make_view(words), over=len(words) > 1)
         except ValueError as e:
             self.main.say(str(e))
 
@@ -223,7 +223,7 @@ class PenstockApp(App[None], inherit_bindings=False):
             raise ValueError(f"there is no context {context!r}; there are {', '.join(self.options.contexts)}")
         try:
             self.options.connect(self.options.contexts[context])
-        except (ClientError, Failure) as e:
+        except (ClientError, CommandError) as e:
             raise ValueError(str(e)) from None
         self.connect_to(context)
 
@@ -238,13 +238,13 @@ class PenstockApp(App[None], inherit_bindings=False):
         names = sorted(self.available_themes)
         self._set_theme(names[(names.index(self.theme) + 1) % len(names)])
 
-    def try_filter(self, view: View[Any, Any]) -> None:
+    def try_filter(self, view: ScreenView[Any, Any]) -> None:
         """Show a filtered view if the gateway accepts its filter; else show the error and keep the view before."""
 
         async def ask() -> None:
             try:
                 if self.client is not None:
-                    await view.look(self.client)
+                    await view.load(self.client)
             except ClientError as e:
                 self.main.say(str(e))
                 return
@@ -261,13 +261,13 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.main.say("There is nothing here yet that could be compared.")
             return
         try:
-            words = registry.compared(shown.view.name, shown.data, marked, shown.chosen)
+            words = registry.comparison_words(shown.view.name, shown.data, marked, shown.chosen)
         except ValueError as e:
             self.main.say(str(e))
             return
-        self.main.open(registry.made(words))
+        self.main.open(registry.make_view(words))
 
-    def show_help(self, title: str, keys: Sequence[Key]) -> None:
+    def show_help(self, title: str, keys: Sequence[KeyBinding]) -> None:
         """List keys until one is pressed."""
         self.push_screen(Help(title, keys))
 
@@ -280,7 +280,7 @@ class PenstockApp(App[None], inherit_bindings=False):
 
     # Changing ---------------------------------------------------------------------------------------------------------
 
-    def limits(self) -> list[str]:
+    def status_notes(self) -> list[str]:
         """Notes for the line on top, such as `read-only`."""
         reason = self.may_not_change()
         return [*filter(None, [self.options.note()]), *(["read-only"] if reason else [])]
@@ -295,7 +295,7 @@ class PenstockApp(App[None], inherit_bindings=False):
             return "your key may only read"
         return None
 
-    def change(self, key: Key) -> None:
+    def change(self, key: KeyBinding) -> None:
         """Ask the person, and carry out the key's action."""
         shown = self.main.shown
         action = next((one for one in shown.view.actions if one.id == key.id), None)
@@ -309,7 +309,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         else:
             self.run_worker(self._change(action, shown.data, shown.chosen), group="change")
 
-    async def _change(self, action: Action[Any], data: Any, id: str | None) -> None:
+    async def _change(self, action: ViewAction[Any], data: Any, id: str | None) -> None:
         said = await self.push_screen_wait(Confirm(action.question(data, id), action.reason))
         if said is None or self.client is None:
             self.main.say("Nothing was changed.")
@@ -317,7 +317,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         async with self._changing:
             await self._do(action, data, id, said)
 
-    async def _do(self, action: Action[Any], data: Any, id: str | None, said: Said) -> None:
+    async def _do(self, action: ViewAction[Any], data: Any, id: str | None, said: ActionRequest) -> None:
         assert self.client is not None
         try:
             done = await action.act(self.client, data, id, said)
@@ -325,7 +325,7 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.main.say(f"It was not done: {e}")
         else:
             self.main.say(done)
-        self.looking.nudge()
+        self.loader.reload()
 
     # Taking along -----------------------------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class PenstockApp(App[None], inherit_bindings=False):
                 file.write(pane.whole() if pane.whole is not None else self._as_text(pane.draw))
                 file.flush()
                 with self.suspend():
-                    said = _ran(command, file.name)
+                    said = _run_program(command, file.name)
         except SuspendNotSupported:
             said = "Programs are opened from a terminal, not from a browser."
         except OSError as e:
@@ -374,7 +374,7 @@ def _unheard(number: int, frame: object) -> None:
     """Ignore the signal."""
 
 
-def _ran(command: str, path: str) -> str:
+def _run_program(command: str, path: str) -> str:
     """Run a program on a file; return a message when it failed, else an empty text."""
     # Ctrl-C is for the program alone, but the terminal signals us too. A handler, because the program would inherit
     # SIG_IGN.

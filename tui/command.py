@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import FLAT, LOCAL, PORT, Failure, Url, note
+from penstock.gateway.client.console import FLAT, LOCAL, PORT, CommandError, Url, note
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.tui.recording import Recorder
-    from penstock.tui.settings import Context, Settings
-    from penstock.tui.view import View
+    from penstock.tui.session_recording import SessionRecorder
+    from penstock.tui.settings import GatewayContext, TuiSettings
+    from penstock.tui.view import ScreenView
 
 Screen = Annotated[str, Parameter(help="A screen and what it wants: rollouts status:failed, releases, rollout r1 ...")]
 Flag = Annotated[bool, Parameter(negative="")]
@@ -32,7 +32,7 @@ DEMO = "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordingOptions:
     """What is written, and what is shown in place of a gateway."""
 
     record: Path | None = None
@@ -48,15 +48,15 @@ class Recorded:
         return self.demo or self.play is not None
 
     def check(self) -> None:
-        """Raise `Failure` for options that exclude each other."""
+        """Raise `CommandError` for options that exclude each other."""
         if self.record is not None and self.playing:
-            raise Failure("--record does not go with --play or --demo: what is played is a recording already", 2)
+            raise CommandError("--record does not go with --play or --demo: what is played is a recording already", 2)
         if self.play is not None and self.demo:
-            raise Failure("--demo plays a recording of its own: leave out --play, or --demo", 2)
+            raise CommandError("--demo plays a recording of its own: leave out --play, or --demo", 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Browser:
+class BrowserOptions:
     """The TUI as a page."""
 
     web: Flag = False
@@ -67,14 +67,14 @@ class Browser:
     """With --web, let the page change things."""
 
     def check(self, plain: bool, record: Path | None) -> None:
-        """Raise `Failure` for options that exclude each other."""
+        """Raise `CommandError` for options that exclude each other."""
         if not self.web and (self.port is not None or self.writes):
-            raise Failure(f"--{'port' if self.port is not None else 'writes'} goes with --web", 2)
+            raise CommandError(f"--{'port' if self.port is not None else 'writes'} goes with --web", 2)
         if self.web and (plain or record is not None):
-            raise Failure(f"--web does not go with --{'plain' if plain else 'record'}", 2)
+            raise CommandError(f"--web does not go with --{'plain' if plain else 'record'}", 2)
 
 
-LIVE, TERMINAL = Recorded(), Browser()
+LIVE, TERMINAL = RecordingOptions(), BrowserOptions()
 
 
 def tui(
@@ -83,8 +83,8 @@ def tui(
     context: str | None = None,
     read_only: Flag = False,
     plain: Flag = False,
-    recorded: Annotated[Recorded, FLAT] = LIVE,
-    browser: Annotated[Browser, FLAT] = TERMINAL,
+    recorded: Annotated[RecordingOptions, FLAT] = LIVE,
+    browser: Annotated[BrowserOptions, FLAT] = TERMINAL,
 ) -> None:
     """See agents, tools, releases and training live, and act on them.
 
@@ -98,34 +98,34 @@ def tui(
         Print the screen once as text; all screens when none is named.
     """
     if find_spec("textual") is None:
-        raise Failure("the TUI needs textual: pip install 'penstock-gateway[tui]'")
+        raise CommandError("the TUI needs textual: pip install 'penstock-gateway[tui]'")
     from penstock.tui import settings
-    from penstock.tui.recording import RecordingError
+    from penstock.tui.session_recording import RecordingError
 
     recorded.check()
     browser.check(plain, recorded.record)
     if browser.web:
         _view(screen or FIRST)
         if not recorded.playing:
-            _live(settings.load(), gateway, context, None)
-        _serve(_again(screen, gateway, context, recorded, read_only or not browser.writes), browser.port or 0)
+            _live_source(settings.load(), gateway, context, None)
+        _serve(_tab_command(screen, gateway, context, recorded, read_only or not browser.writes), browser.port or 0)
         return
     try:
         source = (
-            _played(recorded.play, plain)
+            _recorded_source(recorded.play, plain)
             if recorded.playing
-            else _live(settings.load(), gateway, context, recorded.record)
+            else _live_source(settings.load(), gateway, context, recorded.record)
         )
     except RecordingError as e:
-        raise Failure(str(e), 2) from None
+        raise CommandError(str(e), 2) from None
     try:
         _show(source, screen, read_only, plain)
     finally:
         source.close()
 
 
-def _again(
-    screen: tuple[str, ...], gateway: str, context: str | None, recorded: Recorded, read_only: bool
+def _tab_command(
+    screen: tuple[str, ...], gateway: str, context: str | None, recorded: RecordingOptions, read_only: bool
 ) -> list[str]:
     """The command of a browser tab's process. Keys of gateways stay in the environment, not in the command."""
     named = ["--context", context] if context is not None else []
@@ -146,21 +146,21 @@ def _serve(command: list[str], port: int) -> None:
     asyncio.run(serve(command, port, ready))
 
 
-class _Source:
+class _DataSource:
     """The gateway, or the recording, that answers questions."""
 
     def __init__(
         self,
-        settings: Settings,
-        contexts: Mapping[str, Context],
+        settings: TuiSettings,
+        contexts: Mapping[str, GatewayContext],
         name: str,
-        connect: Callable[[Context], Client],
+        connect: Callable[[GatewayContext], Client],
         now_ns: Callable[[], int] = time.time_ns,
         note: Callable[[], str] = str,
     ) -> None:
         self.settings, self.contexts, self.name = settings, contexts, name
         self.connect, self.now_ns, self.note = connect, now_ns, note
-        self.recorder: Recorder | None = None
+        self.recorder: SessionRecorder | None = None
 
     def close(self) -> None:
         """End the recording, and print its problem if it is incomplete."""
@@ -170,70 +170,70 @@ class _Source:
                 note(self.recorder.problem)
 
 
-def _live(found: Settings, gateway: str, context: str | None, record: Path | None) -> _Source:
+def _live_source(found: TuiSettings, gateway: str, context: str | None, record: Path | None) -> _DataSource:
     """A source that is a running gateway."""
     from penstock.gateway.client.client import Client, ClientError
     from penstock.tui import settings
-    from penstock.tui.link import is_far
-    from penstock.tui.recording import Recorder, RecordingClient
+    from penstock.tui.link import is_remote
+    from penstock.tui.session_recording import RecordingClient, SessionRecorder
 
     contexts = settings.contexts(found, gateway)
     name = context or found.context or settings.host(gateway)
     if name not in contexts:
-        raise Failure(f"--context: there is no {name!r}; there are {', '.join(contexts)}", 2)
+        raise CommandError(f"--context: there is no {name!r}; there are {', '.join(contexts)}", 2)
     try:
         Client(contexts[name].gateway, contexts[name].secret())
     except ClientError as e:
-        raise Failure(str(e), 2) from None
-    recorder = None if record is None else Recorder(record, time.time_ns())
+        raise CommandError(str(e), 2) from None
+    recorder = None if record is None else SessionRecorder(record, time.time_ns())
 
-    def connect(context: Context) -> Client:
-        url, key, far = context.gateway, context.secret(), is_far(context.gateway)
+    def connect(context: GatewayContext) -> Client:
+        url, key, far = context.gateway, context.secret(), is_remote(context.gateway)
         return Client(url, key, far) if recorder is None else RecordingClient(recorder, url, key, far)
 
-    source = _Source(found, contexts, name, connect, note=str if recorder is None else lambda: recorder.note)
+    source = _DataSource(found, contexts, name, connect, note=str if recorder is None else lambda: recorder.note)
     source.recorder = recorder
     return source
 
 
-def _played(play: Path | None, plain: bool) -> _Source:
+def _recorded_source(play: Path | None, plain: bool) -> _DataSource:
     """A source that is a recording."""
-    from penstock.tui import recording, settings
+    from penstock.tui import session_recording, settings
 
     path = play or Path(__file__).with_name("demo.jsonl.gz")
-    found = recording.load(path)
-    clock = recording.Clock(found, at_end=plain)
+    found = session_recording.load(path)
+    clock = session_recording.ReplayClock(found, at_end=plain)
     name = path.name if play is not None else DEMO
-    contexts = {name: settings.Context(gateway=LOCAL, read_only=True)}
-    return _Source(
+    contexts = {name: settings.GatewayContext(gateway=LOCAL, read_only=True)}
+    return _DataSource(
         settings.load(),
         contexts,
         name,
-        connect=lambda _: recording.PlayedClient(found, clock),
+        connect=lambda _: session_recording.ReplayClient(found, clock),
         now_ns=clock.now_ns,
         note=lambda: "played; it stands still at its end",
     )
 
 
-def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool) -> None:
+def _show(source: _DataSource, screen: tuple[str, ...], read_only: bool, plain: bool) -> None:
     if plain:
         _print(source, screen)
         return
-    _fit_for_it()
+    _check_terminal()
     from textual.theme import BUILTIN_THEMES
 
-    from penstock.tui.app import Options, PenstockApp
+    from penstock.tui.app import AppOptions, PenstockApp
     from penstock.tui.keys import KeyMap
 
     _view(screen or FIRST)
     try:
         keys = KeyMap(source.settings.keys)
     except ValueError as e:
-        raise Failure(f"[keys]: {e}", 2) from None
+        raise CommandError(f"[keys]: {e}", 2) from None
     theme = source.settings.theme
     if theme is not None and theme not in BUILTIN_THEMES:
-        raise Failure(f"theme: there is no {theme!r}; there are {', '.join(sorted(BUILTIN_THEMES))}", 2)
-    options = Options(
+        raise CommandError(f"theme: there is no {theme!r}; there are {', '.join(sorted(BUILTIN_THEMES))}", 2)
+    options = AppOptions(
         contexts=source.contexts,
         context=source.name,
         view=screen or FIRST,
@@ -250,14 +250,14 @@ def _show(source: _Source, screen: tuple[str, ...], read_only: bool, plain: bool
         sys.exit(app.return_code)
 
 
-def _print(source: _Source, screen: tuple[str, ...]) -> None:
+def _print(source: _DataSource, screen: tuple[str, ...]) -> None:
     """Print one screen, or all screens that need no arguments."""
     import asyncio
 
     from rich.console import Console
 
     from penstock.gateway.client.client import ClientError
-    from penstock.tui.plain import printed
+    from penstock.tui.plain import render_plain
     from penstock.tui.screens.registry import STANDING
 
     width = Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
@@ -266,7 +266,7 @@ def _print(source: _Source, screen: tuple[str, ...]) -> None:
     async def ask() -> None:
         async with source.connect(source.contexts[source.name]) as client:
             for number, words in enumerate([screen] if screen else STANDING):
-                for piece in await printed(_view(tuple(words)), client, source.now_ns(), width):
+                for piece in await render_plain(_view(tuple(words)), client, source.now_ns(), width):
                     console.print(piece, crop=False)
                 if not screen and number < len(STANDING) - 1:
                     console.print()
@@ -274,23 +274,23 @@ def _print(source: _Source, screen: tuple[str, ...]) -> None:
     try:
         asyncio.run(ask())
     except ClientError as e:
-        raise Failure(str(e)) from None
+        raise CommandError(str(e)) from None
 
 
-def _view(words: tuple[str, ...]) -> View[Any, Any]:
+def _view(words: tuple[str, ...]) -> ScreenView[Any, Any]:
     from penstock.tui.screens import registry
 
     try:
-        return registry.made(words)
+        return registry.make_view(words)
     except ValueError as e:
-        raise Failure(str(e), 2) from None
+        raise CommandError(str(e), 2) from None
 
 
-def _fit_for_it() -> None:
-    """Raise `Failure` when there is no usable terminal; a browser's tab has one of its own."""
+def _check_terminal() -> None:
+    """Raise `CommandError` when there is no usable terminal; a browser's tab has one of its own."""
     if "TEXTUAL_DRIVER" in os.environ:
         return
     if os.environ.get("TERM", "") in ("", "dumb"):
-        raise Failure("this terminal (TERM) cannot be drawn on; `penstock tui --plain` prints the same as text", 2)
+        raise CommandError("this terminal (TERM) cannot be drawn on; `penstock tui --plain` prints the same as text", 2)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise Failure("the TUI needs a terminal; `penstock tui --plain` prints the same as text", 2)
+        raise CommandError("the TUI needs a terminal; `penstock tui --plain` prints the same as text", 2)

@@ -48,6 +48,6 @@ def _split(text: str) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
-def briefly(likely: Sequence[str]) -> str:
+def format_completions(likely: Sequence[str]) -> str:
     """Completions for the bottom line: their last words."""
     return "  ".join(_split(text)[1] for text in likely)

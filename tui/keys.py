@@ -15,7 +15,7 @@ TITLES: Final[dict[Group, str]] = {
 }  # fmt: skip
 
 
-class Key(NamedTuple):
+class KeyBinding(NamedTuple):
     """A row of the key map."""
 
     id: str
@@ -25,7 +25,7 @@ class Key(NamedTuple):
     views: frozenset[str] | None = None
     """The screens that have the key; None for all."""
 
-    def on(self, view: str) -> bool:
+    def applies_to(self, view: str) -> bool:
         """True if a screen has the key."""
         return self.views is None or view in self.views
 
@@ -41,60 +41,60 @@ VIEW_KEYS: Final = {
 """The screens with a key of their own, and that key."""
 
 KEYS: Final = (
-    Key("up", ("up", "k"), "one row up", "move"),
-    Key("down", ("down", "j"), "one row down", "move"),
-    Key("page_up", ("pageup", "ctrl+u"), "a page up", "move"),
-    Key("page_down", ("pagedown", "ctrl+d"), "a page down", "move"),
-    Key("first", ("home", "g"), "the first row", "move"),
-    Key("last", ("end", "G"), "the last row that is loaded", "move"),
-    Key("next_error", ("e",), "the next row that failed", "move"),
-    Key("previous_error", ("E",), "the row before that failed", "move"),
-    Key("open", ("enter",), "open the row, or give it the whole screen", "see"),
-    Key("back", ("escape", "backspace"), "back; close what is open", "see"),
-    Key("other", ("minus",), "the screen before this one", "see"),
-    Key("focus", ("tab", "shift+tab"), "from rows to panes, and back", "see"),
-    Key("next_pane", ("right_square_bracket", "right", "l"), "the next pane", "see"),
-    Key("previous_pane", ("left_square_bracket", "left", "h"), "the pane before", "see"),
-    Key("follow", ("f",), "follow what is new; moving stops it", "see"),
-    Key("pause", ("p",), "stop the screen where it is, and go on", "see"),
-    Key("refresh", ("r",), "ask again now", "see"),
-    Key("sort", ("s",), "sort by the next column", "see"),
-    Key("reverse", ("S",), "sort the other way round", "see"),
-    Key("theme", ("t",), "the next theme", "see"),
-    Key("filter", ("slash",), "filter; an empty one shows all", "find"),
-    Key("command", ("colon",), "go anywhere by name", "find"),
-    Key("help", ("question_mark",), "these keys", "find"),
-    Key("mark", ("space", "m"), "mark the row", "find"),
-    Key(
+    KeyBinding("up", ("up", "k"), "one row up", "move"),
+    KeyBinding("down", ("down", "j"), "one row down", "move"),
+    KeyBinding("page_up", ("pageup", "ctrl+u"), "a page up", "move"),
+    KeyBinding("page_down", ("pagedown", "ctrl+d"), "a page down", "move"),
+    KeyBinding("first", ("home", "g"), "the first row", "move"),
+    KeyBinding("last", ("end", "G"), "the last row that is loaded", "move"),
+    KeyBinding("next_error", ("e",), "the next row that failed", "move"),
+    KeyBinding("previous_error", ("E",), "the row before that failed", "move"),
+    KeyBinding("open", ("enter",), "open the row, or give it the whole screen", "see"),
+    KeyBinding("back", ("escape", "backspace"), "back; close what is open", "see"),
+    KeyBinding("other", ("minus",), "the screen before this one", "see"),
+    KeyBinding("focus", ("tab", "shift+tab"), "from rows to panes, and back", "see"),
+    KeyBinding("next_pane", ("right_square_bracket", "right", "l"), "the next pane", "see"),
+    KeyBinding("previous_pane", ("left_square_bracket", "left", "h"), "the pane before", "see"),
+    KeyBinding("follow", ("f",), "follow what is new; moving stops it", "see"),
+    KeyBinding("pause", ("p",), "stop the screen where it is, and go on", "see"),
+    KeyBinding("refresh", ("r",), "ask again now", "see"),
+    KeyBinding("sort", ("s",), "sort by the next column", "see"),
+    KeyBinding("reverse", ("S",), "sort the other way round", "see"),
+    KeyBinding("theme", ("t",), "the next theme", "see"),
+    KeyBinding("filter", ("slash",), "filter; an empty one shows all", "find"),
+    KeyBinding("command", ("colon",), "go anywhere by name", "find"),
+    KeyBinding("help", ("question_mark",), "these keys", "find"),
+    KeyBinding("mark", ("space", "m"), "mark the row", "find"),
+    KeyBinding(
         "compare",
         ("c",),
         "compare what is marked; of one rollout its group",
         "find",
         _on("rollouts", "groups", "resources", "runs"),
     ),
-    Key("copy_command", ("y",), "copy the command that prints this", "take"),
-    Key("copy_id", ("Y",), "copy the id of the row", "take"),
-    Key("pager", ("o",), "open the pane in $PAGER", "take"),
-    Key("editor", ("O",), "open the pane in $EDITOR", "take"),
-    *(Key(f"go.{name}", (key,), name, "go") for name, key in VIEW_KEYS.items()),
-    Key("suspend", ("ctrl+z",), "to the shell; fg comes back", "go"),
-    Key("quit", ("q", "ctrl+c"), "quit", "go"),
-    Key("rollout.cancel", ("C",), "stop the rollout", "change", _on("rollouts", "rollout")),
-    Key("rollout.requeue", ("K",), "queue the rollout again", "change", _on("rollouts", "rollout")),
-    Key("queue.pause", ("P",), "hand out no work", "change", _on("workers")),
-    Key("queue.drain", ("D",), "hand out no work, send workers home", "change", _on("workers")),
-    Key("queue.open", ("U",), "hand out work again", "change", _on("workers")),
-    Key("release.promote", ("P",), "make the candidate stable", "change", _on("releases")),
-    Key("release.rollback", ("R",), "send every new call to the stable version", "change", _on("releases")),
-    Key("release.freeze", ("F",), "stop it where it is", "change", _on("releases")),
-    Key("release.resume", ("U",), "go on with one that is held", "change", _on("releases")),
-    Key("release.approve", ("A",), "let it leave the stage that waits for a person", "change", _on("releases")),
-    Key("release.abort", ("X",), "end it; those that have the candidate keep it", "change", _on("releases")),
-    Key("upstream.pause", ("P",), "let calls to it wait", "change", _on("upstreams")),
-    Key("upstream.open", ("U",), "serve what waits for it", "change", _on("upstreams")),
-    Key("definitions.approve", ("A",), "approve what its server lists", "change", _on("tools")),
-    Key("question.allow", ("L",), "let the call that waits run", "change", _on("tools")),
-    Key("question.deny", ("D",), "do not let it run", "change", _on("tools")),
+    KeyBinding("copy_command", ("y",), "copy the command that prints this", "take"),
+    KeyBinding("copy_id", ("Y",), "copy the id of the row", "take"),
+    KeyBinding("pager", ("o",), "open the pane in $PAGER", "take"),
+    KeyBinding("editor", ("O",), "open the pane in $EDITOR", "take"),
+    *(KeyBinding(f"go.{name}", (key,), name, "go") for name, key in VIEW_KEYS.items()),
+    KeyBinding("suspend", ("ctrl+z",), "to the shell; fg comes back", "go"),
+    KeyBinding("quit", ("q", "ctrl+c"), "quit", "go"),
+    KeyBinding("rollout.cancel", ("C",), "stop the rollout", "change", _on("rollouts", "rollout")),
+    KeyBinding("rollout.requeue", ("K",), "queue the rollout again", "change", _on("rollouts", "rollout")),
+    KeyBinding("queue.pause", ("P",), "hand out no work", "change", _on("workers")),
+    KeyBinding("queue.drain", ("D",), "hand out no work, send workers home", "change", _on("workers")),
+    KeyBinding("queue.open", ("U",), "hand out work again", "change", _on("workers")),
+    KeyBinding("release.promote", ("P",), "make the candidate stable", "change", _on("releases")),
+    KeyBinding("release.rollback", ("R",), "send every new call to the stable version", "change", _on("releases")),
+    KeyBinding("release.freeze", ("F",), "stop it where it is", "change", _on("releases")),
+    KeyBinding("release.resume", ("U",), "go on with one that is held", "change", _on("releases")),
+    KeyBinding("release.approve", ("A",), "let it leave the stage that waits for a person", "change", _on("releases")),
+    KeyBinding("release.abort", ("X",), "end it; those that have the candidate keep it", "change", _on("releases")),
+    KeyBinding("upstream.pause", ("P",), "let calls to it wait", "change", _on("upstreams")),
+    KeyBinding("upstream.open", ("U",), "serve what waits for it", "change", _on("upstreams")),
+    KeyBinding("definitions.approve", ("A",), "approve what its server lists", "change", _on("tools")),
+    KeyBinding("question.allow", ("L",), "let the call that waits run", "change", _on("tools")),
+    KeyBinding("question.deny", ("D",), "do not let it run", "change", _on("tools")),
 )
 BY_ID: Final = {key.id: key for key in KEYS}
 SHOWN: Final = {
@@ -116,15 +116,15 @@ class KeyMap:
             raise ValueError(f"{unknown[0]!r} is the id of no key; `?` in the TUI lists them")
         self._rows = [row._replace(keys=tuple(other.get(row.id, row.keys))) for row in KEYS]
 
-    def find(self, key: str, view: str) -> Key | None:
+    def find(self, key: str, view: str) -> KeyBinding | None:
         """The row of a key on a screen, None when it has none; a screen's own rows precede those of all screens."""
-        found = [row for row in self._rows if key in row.keys and row.on(view)]
+        found = [row for row in self._rows if key in row.keys and row.applies_to(view)]
         return next((row for row in found if row.views is not None), found[0] if found else None)
 
-    def of(self, view: str) -> Sequence[Key]:
-        return [row for row in self._rows if row.on(view)]
+    def for_view(self, view: str) -> Sequence[KeyBinding]:
+        return [row for row in self._rows if row.applies_to(view)]
 
-    def elsewhere(self, key: str) -> Key | None:
+    def find_anywhere(self, key: str) -> KeyBinding | None:
         """The row of a key on any screen; None when no screen has it."""
         return next((row for row in self._rows if key in row.keys), None)
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from yarl import URL
 
-from penstock.gateway.display.text import age
+from penstock.console.views.text import age
 
 FAR_BYTES_S: Final = 8_000
 """Bytes a second that looks may take from a far gateway: below 10 KB/s, which leaves room for the feed."""
@@ -23,7 +23,7 @@ AWAY_S: Final = 1.0
 """Time between two looks while the gateway does not answer; s."""
 
 
-def is_far(url: str) -> bool:
+def is_remote(url: str) -> bool:
     """True if a gateway is on another machine."""
     host = URL(url).host or ""
     return not (host == "localhost" or host.startswith("127.") or host == "::1")
@@ -37,7 +37,7 @@ def pause(far: bool, received: int, took_s: float) -> float:
 
 
 @dataclass(slots=True)
-class Link:
+class GatewayLink:
     """The state of the link."""
 
     state: Literal["connecting", "live", "lost"] = "connecting"
@@ -46,14 +46,14 @@ class Link:
     why: str = ""
     """The last error; empty while there is none."""
 
-    def answered(self, now_ns: int) -> bool:
+    def record_answer(self, now_ns: int) -> bool:
         """Note an answer; True if the state changes."""
         if self.state == "live":
             return False
         self.state, self.since_ns, self.why = "live", now_ns, ""
         return True
 
-    def failed(self, why: str, now_ns: int) -> bool:
+    def record_failure(self, why: str, now_ns: int) -> bool:
         """Note a failure; True if the state changes."""
         news = self.state != "lost"
         if news:

@@ -17,12 +17,12 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widgets import Static
 
-from penstock.gateway.display.text import clean
-from penstock.tui import arrange, completion
-from penstock.tui.keys import HINTS, Key, name
-from penstock.tui.looking import Shown, What
+from penstock.console.views.text import clean
+from penstock.tui import completion, row_arrangement
+from penstock.tui.keys import HINTS, KeyBinding, name
+from penstock.tui.loader import RefreshKind, ViewState
 from penstock.tui.program import Program
-from penstock.tui.view import Pane, Table, View
+from penstock.tui.view import Pane, ScreenView, TableModel
 from penstock.tui.widgets.prompt import Prompt
 from penstock.tui.widgets.rows import Rows
 from penstock.tui.widgets.sheet import Sheet
@@ -37,14 +37,14 @@ DEEPEST: Final = 20
 """The most screens that Escape leads back through."""
 
 
-class Handling(Protocol):
+class InputHandler(Protocol):
     """The interface of `handling.Handler`, which carries out keys."""
 
     def press(self, key: str) -> None:
         """Carry out a key."""
         ...
 
-    def given(self, event: Prompt.Given) -> None:
+    def submit(self, event: Prompt.Submitted) -> None:
         """Handle a line that was typed."""
         ...
 
@@ -57,13 +57,13 @@ class Handling(Protocol):
         ...
 
 
-class Main(Screen[None], inherit_bindings=False):
+class MainScreen(Screen[None], inherit_bindings=False):
     """Shows the view on top of the stack."""
 
     AUTO_FOCUS = ""
     DEFAULT_CSS = """
-    Main { layout: vertical; background: $background; color: $foreground; }
-    Main > Static { height: 1; }
+    MainScreen { layout: vertical; background: $background; color: $foreground; }
+    MainScreen > Static { height: 1; }
     #top { background: $panel; }
     #keys { background: $panel; color: $text-muted; }
     #tabs { color: $text-muted; }
@@ -72,10 +72,10 @@ class Main(Screen[None], inherit_bindings=False):
     def __init__(self, penstock: Program) -> None:
         super().__init__()
         self.penstock = penstock
-        self.stack: list[Shown] = []
+        self.stack: list[ViewState] = []
         self.marked: dict[str, list[str]] = {}
-        self.before: Shown | None = None
-        self.table: Table | None = None
+        self.before: ViewState | None = None
+        self.table: TableModel | None = None
         self.ids: Sequence[str] = ()
         self.at: int | None = None
         self.panes: Sequence[Pane] = ()
@@ -84,7 +84,7 @@ class Main(Screen[None], inherit_bindings=False):
         self._due = False
         self.rows, self.sheet, self.prompt = Rows(), Sheet(), Prompt()
         self._top, self._head, self._tabs, self._keys = (Static(id=id) for id in ("top", "head", "tabs", "keys"))
-        self.handler: Handling
+        self.handler: InputHandler
 
     def compose(self) -> ComposeResult:
         yield from (self._top, self._head, self.rows, self._tabs, self.sheet, self.prompt, self._keys)
@@ -96,24 +96,24 @@ class Main(Screen[None], inherit_bindings=False):
     # What is shown ----------------------------------------------------------------------------------------------------
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> ViewState:
         """The view on top of the stack."""
         return self.stack[-1]
 
-    def open(self, view: View[Any, Any], over: bool = True) -> None:
+    def open(self, view: ScreenView[Any, Any], over: bool = True) -> None:
         """Show another view: on top of this one, or (`over` False) in place of the whole stack."""
         if self.stack:
             self.before = self.shown
         kept = self.stack[-DEEPEST:] if over else []
-        self.go([*kept, Shown(view)])
+        self.go([*kept, ViewState(view)])
 
-    def go(self, stack: list[Shown]) -> None:
+    def go(self, stack: list[ViewState]) -> None:
         self.stack, self.at, self.panes = stack, None, ()
         self.shown.view.pane, self.shown.view.traffic = "", self.penstock.traffic
-        self.penstock.looking.show(self.shown)
+        self.penstock.loader.show(self.shown)
         self.draw()
 
-    def told(self, what: What) -> None:
+    def handle_refresh(self, what: RefreshKind) -> None:
         """Called when new data has come."""
         self.draw_soon()
 
@@ -133,7 +133,11 @@ class Main(Screen[None], inherit_bindings=False):
             return
         shown, now = self.shown, self.penstock.now_ns()
         self.table = None if shown.data is None else shown.view.table(shown.data, now)
-        self.ids = () if self.table is None else arrange.arranged(self.table, shown.sort, shown.reverse, shown.search)
+        self.ids = (
+            ()
+            if self.table is None
+            else row_arrangement.arrange_rows(self.table, shown.sort, shown.reverse, shown.search)
+        )
         self._arrange(has_table=self.table is not None)
         self._draw_rows(shown)
         self._draw_top(shown, now)
@@ -150,27 +154,27 @@ class Main(Screen[None], inherit_bindings=False):
         self.rows.display = has_table and (split or focus == "rows")
         self.sheet.display = self._tabs.display = split or focus == "panes"
 
-    def _draw_rows(self, shown: Shown) -> None:
+    def _draw_rows(self, shown: ViewState) -> None:
         if shown.chosen is None and self.table is not None and self.table.start in self.ids:
             shown.chosen, shown.following = self.table.start, False
-        at = arrange.place_of(self.ids, shown.chosen, self.at, shown.following)
+        at = row_arrangement.selection_index(self.ids, shown.chosen, self.at, shown.following)
         chosen = None if at is None else self.ids[at]
         if chosen != shown.chosen:
             shown.chosen = chosen
-            self.penstock.looking.choose()
+            self.penstock.loader.reload_details()
         marked = self.marked.get(shown.view.name, ())
         self.rows.show(self.table, self.ids, marked, shown.sort)
         self.rows.choose(at, keep=not shown.following and self.at is not None)
         self.at = at
-        self.penstock.looking.see(self.rows.in_sight())
+        self.penstock.loader.set_visible(self.rows.in_sight())
 
-    def _draw_top(self, shown: Shown, now: int) -> None:
+    def _draw_top(self, shown: ViewState, now: int) -> None:
         trail = " › ".join(" ".join(filter(None, (one.view.title, one.view.place()))) for one in self.stack[-3:])
         left = Text.assemble(
             (" Penstock ", "bold reverse"), " ", clean(self.penstock.context), "  ", (clean(trail), "bold")
         )
-        states = [self.penstock.link.words(now), *self.penstock.limits()]
-        if self.penstock.looking.paused:
+        states = [self.penstock.link.words(now), *self.penstock.status_notes()]
+        if self.penstock.loader.paused:
             states.append("paused: p goes on")
         if self.table is not None and not shown.following:
             states.append("not following: f")
@@ -179,7 +183,7 @@ class Main(Screen[None], inherit_bindings=False):
         left.truncate(max(20, room), overflow="ellipsis", pad=True)
         self._top.update(left.append(" ").append_text(right))
 
-    def _draw_head(self, shown: Shown, now: int) -> None:
+    def _draw_head(self, shown: ViewState, now: int) -> None:
         if shown.error is not None:
             # Before there is data, the error has the whole pane.
             head = Text(clean(shown.error) if shown.data is not None else "", style="bold red")
@@ -197,7 +201,7 @@ class Main(Screen[None], inherit_bindings=False):
         """Draw the panes beside the rows."""
         shown = self.shown
         empty = self._nothing(shown)
-        closer = shown.closer if shown.closer_of == shown.chosen else None
+        closer = shown.details if shown.details_of == shown.chosen else None
         self.panes = () if shown.data is None else shown.view.panes(
             shown.data, shown.chosen, closer, self.penstock.now_ns()
         )  # fmt: skip
@@ -207,39 +211,39 @@ class Main(Screen[None], inherit_bindings=False):
         elif shown.view.stacked:
             self._tabs.display = False
             panes = self.panes
-            self.sheet.show(shown.view.name, lambda width: stacked(panes, width), shown.closer)
+            self.sheet.show(shown.view.name, lambda width: stacked(panes, width), shown.details)
         else:
             shown.tab = min(shown.tab, len(self.panes) - 1)
             one = self.panes[shown.tab]
             self._in_sight(one.title)
             self._tabs.update(tabs([pane.title for pane in self.panes], shown.tab))
-            self.sheet.show((shown.view.name, shown.chosen, one.title), one.draw, shown.closer)
+            self.sheet.show((shown.view.name, shown.chosen, one.title), one.draw, shown.details)
 
     def _in_sight(self, title: str) -> None:
         """Tell the view which pane is in sight, and let it ask for that pane's data."""
         if self.shown.view.pane != title:
             self.shown.view.pane = title
-            self.penstock.looking.choose()
+            self.penstock.loader.reload_details()
 
-    def _nothing(self, shown: Shown) -> Text:
+    def _nothing(self, shown: ViewState) -> Text:
         """The text in place of a pane when there is none."""
-        if shown.closer_error is not None and shown.chosen is not None:
-            return Text(clean(shown.closer_error), style="red")
+        if shown.details_error is not None and shown.chosen is not None:
+            return Text(clean(shown.details_error), style="red")
         if shown.data is None and shown.error is not None:
             return Text(clean(shown.error), style="red")
-        if shown.data is None or (shown.chosen is not None and shown.closer_of != shown.chosen):
+        if shown.data is None or (shown.chosen is not None and shown.details_of != shown.chosen):
             return Text("asking ..." if shown.error is None else "", style="dim")
         return Text("" if self.table is None or self.ids else self.table.none)
 
     def draw_keys(self) -> None:
         """Draw the bottom line: a message, completions of the typed line, or the keys."""
         if self.prompt.is_open and not self._message:
-            self._keys.update(Text(completion.briefly(self._likely)))
+            self._keys.update(Text(completion.format_completions(self._likely)))
             return
         if self._message:
             self._keys.update(Text(self._message, style="bold"))
             return
-        keys = {key.id: key for key in self.penstock.keys.of(self.shown.view.name)}
+        keys = {key.id: key for key in self.penstock.keys.for_view(self.shown.view.name)}
         own = [key for key in keys.values() if key.group == "change"]
         self._keys.update(hints([*own, *(keys[id] for id in HINTS if id in keys)], self.size.width))
 
@@ -263,19 +267,19 @@ class Main(Screen[None], inherit_bindings=False):
             self._forget()
             self.handler.press(event.key)
 
-    def on_prompt_typed(self, event: Prompt.Typed) -> None:
+    def on_prompt_changed(self, event: Prompt.Changed) -> None:
         """Show the completions of the line."""
         self._likely = event.likely
         self._forget()
         self.draw_keys()
 
-    def on_prompt_left(self, event: Prompt.Left) -> None:
+    def on_prompt_cancelled(self, event: Prompt.Cancelled) -> None:
         """Show the keys again."""
         self.prompt.close()
         self.draw_keys()
 
-    def on_prompt_given(self, event: Prompt.Given) -> None:
-        self.handler.given(event)
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        self.handler.submit(event)
 
     # The mouse --------------------------------------------------------------------------------------------------------
 
@@ -291,7 +295,7 @@ class Main(Screen[None], inherit_bindings=False):
     def on_rows_scrolled(self, event: Rows.Scrolled) -> None:
         """Fill the rows that are now in sight."""
         if self.stack:
-            self.penstock.looking.see(self.rows.in_sight())
+            self.penstock.loader.set_visible(self.rows.in_sight())
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self.draw)
@@ -305,7 +309,7 @@ class Main(Screen[None], inherit_bindings=False):
 HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go to", "help": "keys"}
 
 
-def hints(keys: Sequence[Key], width: int) -> Text:
+def hints(keys: Sequence[KeyBinding], width: int) -> Text:
     """As many keys as there is room for, each with a word; the last two (help and quit) always."""
     pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
     first, last = pieces[:-2], pieces[-2:]
@@ -317,7 +321,7 @@ def hints(keys: Sequence[Key], width: int) -> Text:
     return Text(" ").append_text(Text("  ").join([*kept, *last]))
 
 
-def _word(key: Key) -> str:
+def _word(key: KeyBinding) -> str:
     return key.id.partition(".")[2] or HINT_WORDS.get(key.id, key.id)
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from penstock.console.views.table import Column, Listing
+from penstock.console.views.text import plain
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.display.table import Column, Listing
-from penstock.gateway.display.text import plain
-from penstock.tui.view import Pane, Table, View
+from penstock.tui.view import Pane, ScreenView, TableModel
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -26,11 +26,11 @@ BAR = 30
 """Width of the bar right of the columns; characters."""
 
 
-async def printed(
-    view: View[Any, Any], client: Client, now_ns: int, width: int, id: str | None = None
+async def render_plain(
+    view: ScreenView[Any, Any], client: Client, now_ns: int, width: int, id: str | None = None
 ) -> list[RenderableType]:
     """The pieces of a screen, with the panes of the row `id` or of its first row. Raises `ClientError`."""
-    data = await view.look(client)
+    data = await view.load(client)
     table = view.table(data, now_ns)
     if table is not None:
         await view.fill(client, data, table.ids[:MOST_ROWS])
@@ -42,14 +42,14 @@ async def printed(
         if id is not None and id not in table.ids:
             raise ClientError(f"{view.name} has no row {id!r}", 404)
         id = id or table.start or next(iter(table.ids), None)
-    closer = None if id is None else await view.look_closer(client, data, id)
+    closer = None if id is None else await view.load_details(client, data, id)
     for one in view.panes(data, id, closer, now_ns):
         head = [Text(), _titled(one, None if table is None else id)] if one.title else []
         found += [*head, one.draw(width)]
     return found
 
 
-def title(view: View[Any, Any]) -> Text:
+def title(view: ScreenView[Any, Any]) -> Text:
     """The first line: the name of the screen, and the command that prints the same."""
     return plain(f"== {' '.join(filter(None, (view.title, view.place())))}  ({view.command(None)})", "bold")
 
@@ -62,7 +62,7 @@ def _some(head: Text) -> list[Text]:
     return [head] if head.plain else []
 
 
-def rows(table: Table) -> Iterator[RenderableType]:
+def rows(table: TableModel) -> Iterator[RenderableType]:
     """The rows in the format of `penstock ...`."""
     bar = table.bar
     made = Listing(*table.columns) if bar is None else Listing(*table.columns, Column(bar("", BAR).plain))

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.gateway.model.answers import FilterField
-from penstock.tui.keys import Key, KeyMap
-from penstock.tui.link import Link
-from penstock.tui.looking import Looking
-from penstock.tui.traffic import Traffic
-from penstock.tui.view import View
+from penstock.tui.keys import KeyBinding, KeyMap
+from penstock.tui.link import GatewayLink
+from penstock.tui.loader import ViewLoader
+from penstock.tui.traffic import DigestHistory
+from penstock.tui.view import ScreenView
 
 
 class Program(Protocol):
     """A connection to a gateway, and the commands that keys call."""
 
-    looking: Looking
+    loader: ViewLoader
     """Asks the gateway for the data of the screen."""
-    link: Link
+    link: GatewayLink
     """The state of the connection."""
-    traffic: Traffic
+    traffic: DigestHistory
     """The recent digests of the feed."""
     keys: KeyMap
     context: str
@@ -29,7 +29,7 @@ class Program(Protocol):
     """The gateway's filter language, for completion."""
     now_ns: Callable[[], int]
 
-    def limits(self) -> list[str]:
+    def status_notes(self) -> list[str]:
         """Notes for the line on top, such as `read-only`."""
         ...
 
@@ -41,11 +41,11 @@ class Program(Protocol):
         """Completions of `:`: the commands, each with its possible arguments."""
         ...
 
-    def try_filter(self, view: View[Any, Any]) -> None:
+    def try_filter(self, view: ScreenView[Any, Any]) -> None:
         """Show a filtered view if the gateway accepts its filter."""
         ...
 
-    def change(self, key: Key) -> None:
+    def change(self, key: KeyBinding) -> None:
         """Ask the person, and carry out the key's action."""
         ...
 
@@ -69,7 +69,7 @@ class Program(Protocol):
         """Show the pane in the program that a variable names."""
         ...
 
-    def show_help(self, title: str, keys: Sequence[Key]) -> None:
+    def show_help(self, title: str, keys: Sequence[KeyBinding]) -> None:
         """List keys until one is pressed."""
         ...
 

@@ -23,13 +23,13 @@ from typing import Final
 from platformdirs import user_config_path
 from pydantic import Field
 
-from penstock.gateway.client.console import Failure, control_key
+from penstock.gateway.client.console import CommandError, control_key
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
 
 FILE: Final = "tui.toml"
 
 
-class Context(Section):
+class GatewayContext(Section):
     """A gateway by name."""
 
     gateway: str
@@ -40,46 +40,46 @@ class Context(Section):
     """Whether the TUI changes nothing there."""
 
     def secret(self, environment: Mapping[str, str] = os.environ) -> str | None:
-        """The key; None without one. Raises `Failure` when its variable is not set."""
+        """The key; None without one. Raises `CommandError` when its variable is not set."""
         if self.key is None:
             return control_key()
         if not environment.get(self.key):
-            raise Failure(f"the variable {self.key}, which has the key of {self.gateway}, is not set", 2)
+            raise CommandError(f"the variable {self.key}, which has the key of {self.gateway}, is not set", 2)
         return environment[self.key]
 
 
-class Settings(Section):
+class TuiSettings(Section):
     """The file."""
 
     context: str | None = None
     """The name of the context to begin with; the gateway of `--gateway` when not given."""
     theme: str | None = None
     """A theme as `:theme` completes it."""
-    contexts: dict[str, Context] = Field(default_factory=dict[str, Context])
+    contexts: dict[str, GatewayContext] = Field(default_factory=dict[str, GatewayContext])
     """Gateways by name."""
     keys: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
     """Other keys, by the ids of the key map."""
 
 
-def load(environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings; the defaults when there is no file. Raises `Failure` for an invalid file."""
+def load(environment: Mapping[str, str] = os.environ) -> TuiSettings:
+    """The settings; the defaults when there is no file. Raises `CommandError` for an invalid file."""
     named = environment.get("PENSTOCK_TUI")
     path = Path(named) if named else user_config_path("penstock") / FILE
     if not named and not path.exists():
-        return Settings()
+        return TuiSettings()
     try:
-        found = validated(Settings, read(path), str(path))
+        found = validated(TuiSettings, read(path), str(path))
     except ConfigError as e:
-        raise Failure(str(e), 2) from None
+        raise CommandError(str(e), 2) from None
     if found.context is not None and found.context not in found.contexts:
         known = ", ".join(found.contexts) or "none"
-        raise Failure(f"{path}: context: there is no [contexts.{found.context}]; there are {known}", 2)
+        raise CommandError(f"{path}: context: there is no [contexts.{found.context}]; there are {known}", 2)
     return found
 
 
-def contexts(settings: Settings, gateway: str) -> dict[str, Context]:
+def contexts(settings: TuiSettings, gateway: str) -> dict[str, GatewayContext]:
     """All contexts; the gateway of the command line is one too, under its host."""
-    return {**settings.contexts, host(gateway): Context(gateway=gateway)}
+    return {**settings.contexts, host(gateway): GatewayContext(gateway=gateway)}
 
 
 def host(url: str) -> str:

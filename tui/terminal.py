@@ -15,21 +15,21 @@ from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 
 
-class Terminal(LinuxDriver):
+class TerminalDriver(LinuxDriver):
     """The driver of `penstock tui` in a terminal."""
 
     def __init__(
         self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
     ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]  # Textual leaves it untyped
-        self._file = cast("IO[str]", Window(self._file))
+        self._file = cast("IO[str]", TerminalOutput(self._file))
 
     def _sigcont_application(self, *_: object) -> None:
         if os.isatty(self.fileno):
             super()._sigcont_application()  # pyright: ignore[reportUnknownMemberType]  # Textual leaves it untyped
 
 
-class Window:
+class TerminalOutput:
     """The output file of a terminal; drops writes once the window is closed."""
 
     def __init__(self, file: IO[str]) -> None:

@@ -13,7 +13,7 @@ SECONDS: Final = 120
 BUCKETS: Final = 24
 
 
-class Flow(NamedTuple):
+class RateSeries(NamedTuple):
     """A figure over time."""
 
     rates: list[float | None]
@@ -31,7 +31,7 @@ class Flow(NamedTuple):
         return max((rate for rate in self.rates if rate is not None), default=0.0)
 
 
-class Traffic:
+class DigestHistory:
     """A bounded history of digests."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -46,7 +46,7 @@ class Traffic:
         while self._told and self._told[0][0] < now - SECONDS:
             self._told.popleft()
 
-    def flow(self, of: Callable[[Digest], int]) -> Flow:
+    def rate_series(self, of: Callable[[Digest], int]) -> RateSeries:
         """A figure of the digests over time."""
         now, size = self._clock(), SECONDS / BUCKETS
         sums: list[float | None] = [
@@ -56,4 +56,4 @@ class Traffic:
             place = BUCKETS - 1 - int((now - at) / size)
             if 0 <= place < BUCKETS:
                 sums[place] = (sums[place] or 0.0) + of(digest) / size
-        return Flow(sums)
+        return RateSeries(sums)

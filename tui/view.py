@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 from rich.console import RenderableType
 from rich.text import Text
 
-from penstock.gateway.display.table import Column
-from penstock.gateway.model.audit import Said
+from penstock.console.views.table import Column
+from penstock.gateway.model.audit import ActionRequest
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.change import Digest
-    from penstock.tui.traffic import Traffic
+    from penstock.tui.traffic import DigestHistory
 
 D = TypeVar("D")
 """The data of a look."""
@@ -57,7 +57,7 @@ def pane(title: str, shown: RenderableType) -> Pane:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableModel:
     """Rows that can be chosen."""
 
     columns: Sequence[Column]
@@ -78,7 +78,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Action(Generic[D]):
+class ViewAction(Generic[D]):
     """A key that changes something, after a question."""
 
     id: str
@@ -87,13 +87,13 @@ class Action(Generic[D]):
     """The reason why it cannot be done now, with this data and row; None when it can."""
     question: Callable[[D, str | None], str]
     """The question for the person, which names what will change."""
-    act: Callable[[Client, D, str | None, Said], Awaitable[str]]
+    act: Callable[[Client, D, str | None, ActionRequest], Awaitable[str]]
     """Makes the change; returns a sentence that says what was done."""
     reason: bool = False
     """True when a reason must be given."""
 
 
-class View(Generic[D, E]):
+class ScreenView(Generic[D, E]):
     """A screen. Subclasses define its questions and drawings."""
 
     name: ClassVar[str]
@@ -108,20 +108,20 @@ class View(Generic[D, E]):
     """Interval of looks without a change; s."""
     stacked: ClassVar[bool] = False
     """True: panes are shown below each other. False: one at a time, as tabs."""
-    actions: ClassVar[Sequence[Action[Any]]] = ()
+    actions: ClassVar[Sequence[ViewAction[Any]]] = ()
 
-    async def look(self, client: Client) -> D:
+    async def load(self, client: Client) -> D:
         """Ask for the data of the screen. Raises `ClientError`."""
         raise NotImplementedError
 
     def head(self, data: D, now_ns: int) -> Text:
         return Text()
 
-    def table(self, data: D, now_ns: int) -> Table | None:
+    def table(self, data: D, now_ns: int) -> TableModel | None:
         """The rows; None for a screen of panes alone."""
         return None
 
-    async def look_closer(self, client: Client, data: D, id: str) -> E | None:
+    async def load_details(self, client: Client, data: D, id: str) -> E | None:
         """Ask for more data of one row. Raises `ClientError`."""
         return None
 
@@ -133,7 +133,7 @@ class View(Generic[D, E]):
         """The command line that prints the same."""
         raise NotImplementedError
 
-    def opens(self, data: D, id: str) -> View[Any, Any] | None:
+    def opens(self, data: D, id: str) -> ScreenView[Any, Any] | None:
         """The screen that Enter opens on a row; None if the row has only panes."""
         return None
 
@@ -146,7 +146,7 @@ class View(Generic[D, E]):
     data of other panes.
     """
 
-    traffic: Traffic | None = None
+    traffic: DigestHistory | None = None
     """The recent digests of the feed; None when it is not followed."""
 
     def forget(self) -> None:
@@ -154,7 +154,7 @@ class View(Generic[D, E]):
 
     # For lists that hold only a part of their rows.
 
-    def tell(self, digest: Digest) -> bool:
+    def observe(self, digest: Digest) -> bool:
         """Handle a digest of changes; return True if the view should look again."""
         names = {"resources": digest.resources, "releases": digest.releases, "runs": digest.runs}
         touched = {kind for kind, changed in names.items() if changed}
@@ -162,14 +162,14 @@ class View(Generic[D, E]):
             touched.add("rollouts")
         return bool(touched & self.concerns)
 
-    def wants(self, data: D, visible: Sequence[str]) -> bool:
+    def needs_fill(self, data: D, visible: Sequence[str]) -> bool:
         """True if `fill` has something to ask for when these rows are in sight."""
         return False
 
     async def fill(self, client: Client, data: D, visible: Sequence[str]) -> None:
         """Ask for data that rows in sight, or just beyond, need. Raises `ClientError`."""
 
-    def filtered(self, terms: str) -> View[D, E] | None:
+    def filtered(self, terms: str) -> ScreenView[D, E] | None:
         """The same screen with another filter of the gateway's language; None if `/` searches the loaded rows."""
         return None
 

@@ -28,7 +28,7 @@ from typing import Final
 from aiohttp import web
 from textual_serve.server import Server
 
-from penstock.gateway.client.console import Failure
+from penstock.gateway.client.console import CommandError
 
 HOST: Final = "127.0.0.1"
 COOKIE: Final = "penstock_tui"
@@ -41,7 +41,7 @@ STRANGER: Final = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Page(Server):
+class TuiServer(Server):
     """The server of textual-serve behind guards."""
 
     def __init__(self, command: Sequence[str], port: int) -> None:
@@ -135,21 +135,21 @@ def _refused(status: int, why: str) -> web.Response:
 
 
 def listener(port: int) -> socket.socket:
-    """A socket on the loopback; port 0 takes a free one. Raises `Failure` when the port is not available."""
+    """A socket on the loopback; port 0 takes a free one. Raises `CommandError` when the port is not available."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((HOST, port))
     except OSError as e:
         made.close()
-        raise Failure(f"--port: {HOST}:{port} cannot be had: {e.strerror}; leave it out for a free one") from None
+        raise CommandError(f"--port: {HOST}:{port} cannot be had: {e.strerror}; leave it out for a free one") from None
     return made
 
 
 async def serve(command: Sequence[str], port: int, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `ready` is called with the link."""
     with listener(port) as sock:
-        page = Page(command, sock.getsockname()[1])
+        page = TuiServer(command, sock.getsockname()[1])
         # Without an access log, which would contain the token.
         runner = web.AppRunner(await page.application(), access_log=None, shutdown_timeout=2.0)
         await runner.setup()

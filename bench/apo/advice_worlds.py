@@ -33,7 +33,7 @@ from penstock.trainer.apo.advice.decision import Verdict
 from penstock.trainer.apo.advice.observation import Observation
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import AgentTask, Reflection
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 Kind = Literal["headroom", "broken", "long", "none", "noise", "capped", "tools"]
 Hard = Literal["some noise", "half capped", "some tools"]
@@ -146,22 +146,24 @@ class AdviceLaboratory:
         self._world, self._draw = world, draw
         self._reflector = AdviceReflector(world.world)
         self._tasks = {task.id: task for task in world.world.tasks}
-        self._observed: dict[Order, Observation] = {}
+        self._observed: dict[TrialSpec, Observation] = {}
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         texts = {candidate.id: candidate.texts[NAME] for candidate in candidates}
         return [self._trial(texts[order.candidate], order) for order in orders]
 
-    def _trial(self, text: str, order: Order) -> Trial:
+    def _trial(self, text: str, order: TrialSpec) -> Trial:
         task = self._tasks[order.task]
         draw = random.Random(f"{self._draw}-{order.candidate}-{order.task}-{order.number}")
         seen = self._observed[order] = self._world.observe(text, task, draw, order.candidate)
         return Trial(*order, seen.reward, seen.reason, f"customer {task.key} asks {task.input}")
 
     async def read(self, trials: Sequence[Trial]) -> list[Observation]:
-        return [self._observed[Order(one.candidate, one.task, one.number)] for one in trials]
+        return [self._observed[TrialSpec(one.candidate, one.task, one.number)] for one in trials]
 
-    async def again(self, observations: Sequence[Observation]) -> list[Observation]:
+    async def regrade(self, observations: Sequence[Observation]) -> list[Observation]:
         return [self._again(one) if self._world.judged_again else one for one in observations]
 
     def _again(self, one: Observation) -> Observation:

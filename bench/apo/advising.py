@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from bench.apo.advice_worlds import HARD, RIGHT, AdviceLaboratory, advice_world
 from bench.apo.laboratory import NAME
-from penstock.trainer.apo.advice.decision import VERDICTS, Findings, Verdict, find
+from penstock.trainer.apo.advice.decision import VERDICTS, ProbeFindings, Verdict, derive_findings
 from penstock.trainer.apo.advice.probe import Probe
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.splits import split
 
@@ -37,15 +37,15 @@ class Case(NamedTuple):
     rollouts: int
 
 
-def advised(case: Case) -> Findings:
+def advised(case: Case) -> ProbeFindings:
     """Return the findings of a probe of a world."""
     made = advice_world(case.kind, case.seed, case.judged_again)
     laboratory = AdviceLaboratory(made, case.seed)
     tasks = split(made.world.tasks, case.seed).train
     seed = Candidate({NAME: made.world.seed})
-    probe = Probe(laboratory, laboratory, seed, tasks, Budget(case.rollouts), case.seed)
+    probe = Probe(laboratory, laboratory, seed, tasks, SearchBudget(case.rollouts), case.seed)
     probed = asyncio.run(probe.run())
-    return find(probed.arms, probed.observations, BUDGET)
+    return derive_findings(probed.arms, probed.observations, BUDGET)
 
 
 def verdict(case: Case) -> tuple[str, Verdict]:

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 from bench.apo.clock import timed
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import Family, World, world
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.choose import make_engine
-from penstock.trainer.apo.engines.gepa import Gepa
-from penstock.trainer.apo.search import Result, Search
+from penstock.trainer.apo.engine_factory import make_engine
+from penstock.trainer.apo.engines.gepa import GepaEngine
+from penstock.trainer.apo.search import PromptSearch, SearchResult
 from penstock.trainer.apo.splits import split
 
 REFLECTIONS: Final = 5
@@ -35,7 +35,7 @@ class Contestant(NamedTuple):
     gated: bool
 
 
-class OneByOne(Gepa):
+class OneByOne(GepaEngine):
     """The library without parallel proposals, as it is."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
         return self.after < self.before - EPSILON
 
 
-class Alone(Search):
+class Alone(PromptSearch):
     """A search without a race: the engine has all rollouts, and its first finalist is released."""
 
     def _kept(self) -> int:
@@ -109,10 +109,10 @@ def play(
     )  # fmt: skip
 
 
-async def _run(contestant: Contestant, found: World, laboratory: Simulated, seed: int, rollouts: int) -> Result:
+async def _run(contestant: Contestant, found: World, laboratory: Simulated, seed: int, rollouts: int) -> SearchResult:
     splits = split(found.tasks, seed)
-    kind = Search if contestant.gated else Alone
-    budget = Budget(rollouts, rollouts // REFLECTIONS)
+    kind = PromptSearch if contestant.gated else Alone
+    budget = SearchBudget(rollouts, rollouts // REFLECTIONS)
     start = Candidate({NAME: found.seed})
     search = kind(laboratory, make_engine(contestant.engine), start, splits.train, splits.validation, budget, seed)
     # A task, because engines may think in threads of their own: they are waited for too.

@@ -11,7 +11,7 @@ from bench.apo.worlds import World
 from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 NAME = "desk"
 """Name of the resource."""
@@ -27,19 +27,21 @@ class Simulated:
         self._free = asyncio.Semaphore(max(1, workers))
         self.rollouts = self.reflections = 0
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         self.rollouts += len(orders)
         texts = {candidate.id: candidate.texts[NAME] for candidate in candidates}
         if not self._workers:
             return [self._trial(texts[order.candidate], order) for order in orders]
         return await asyncio.gather(*(self._slow_trial(texts[order.candidate], order) for order in orders))
 
-    async def _slow_trial(self, text: str, order: Order) -> Trial:
+    async def _slow_trial(self, text: str, order: TrialSpec) -> Trial:
         async with self._free:
             await asyncio.sleep(random.Random(f"time-{order}").lognormvariate(2.0, 0.4))
         return self._trial(text, order)
 
-    def _trial(self, text: str, order: Order) -> Trial:
+    def _trial(self, text: str, order: TrialSpec) -> Trial:
         task = self._tasks[order.task]
         draw = random.Random(f"{self._draw}-{order.candidate}-{order.task}-{order.number}")
         reward, reason = self._world.draw(text, task, draw)

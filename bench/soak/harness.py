@@ -28,7 +28,7 @@ from bench.soak.kinds import KINDS, Requests, Seen, episode
 from bench.soak.line import Line
 from bench.soak.samples import Sample, Sampler, progress
 from bench.soak.served import Served
-from penstock.gateway.store import Store
+from penstock.gateway.tape.store import Store
 
 FAULTS_BEGIN, FAULTS_END = 0.1, 0.33
 """Shares of all calls between which the gateway is killed and reloaded."""

@@ -9,7 +9,7 @@ import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from penstock.gateway.demo.model import Answer, chat
+from examples.demo.model import DemoAnswer, chat
 
 
 def say(asked: dict[str, Any]) -> str:
@@ -27,7 +27,7 @@ class Model(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps(chat(asked, Answer(say(asked)))).encode()
+        body = json.dumps(chat(asked, DemoAnswer(say(asked)))).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.guard import answer, query_of
-from penstock.gateway.api.openapi import Route
-from penstock.gateway.api.pages import Mark, decode_cursor, encode_cursor, page
-from penstock.gateway.calls.auth import credentials
+from penstock.gateway.api.openapi import ApiRoute
+from penstock.gateway.api.pagination import Mark, decode_cursor, encode_cursor, page
 from penstock.gateway.model.answers import AuditPage
 from penstock.gateway.model.audit import AuditEntry, Caller
 from penstock.gateway.model.base import Noun
+from penstock.gateway.traffic.calls.auth import credentials
 
 
 class AuditQuery(Noun):
@@ -50,8 +50,8 @@ async def get_audit_log(request: web.Request) -> web.Response:
     return answer(AuditPage(entries=found.rows, next=encode_cursor("audit_log", found.mark), scanned=found.scanned))
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/whoami", "whoami", "What this key may do", Caller, get_caller),
-    Route("GET", "/api/audit", "audit_log", "Who changed what", AuditPage, get_audit_log, query=AuditQuery),
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/whoami", "whoami", "What this key may do", Caller, get_caller),
+    ApiRoute("GET", "/api/audit", "audit_log", "Who changed what", AuditPage, get_audit_log, query=AuditQuery),
 )
 """This part of the API."""

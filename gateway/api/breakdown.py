@@ -19,23 +19,23 @@ from pydantic import Field
 
 from penstock.gateway.api.contents import contents
 from penstock.gateway.api.context import CONTROL
-from penstock.gateway.api.finding import finder
 from penstock.gateway.api.guard import answer, query_of
-from penstock.gateway.api.openapi import Route
-from penstock.gateway.api.pages import SCAN_BODIES, Tape, page, recent_walk, span_filter, summary_of
-from penstock.gateway.api.stats import Answered, count_call
+from penstock.gateway.api.index_lookup import index_lookup
+from penstock.gateway.api.openapi import ApiRoute
+from penstock.gateway.api.pagination import SCAN_BODIES, TapeSource, page, recent_walk, span_filter, summary_of
+from penstock.gateway.api.stats import AnsweredAttempts, count_call
 from penstock.gateway.api.tool_stats import latencies
-from penstock.gateway.filters.fields import released
-from penstock.gateway.filters.query import Query, parse
-from penstock.gateway.index.questions import Sum
+from penstock.gateway.followers.index.protocol import SumRequest
 from penstock.gateway.model.attributes import UNREAD
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.breakdown import Breakdown, BreakdownRow, UnreadList, UnreadRow
-from penstock.gateway.model.grouping import By
-from penstock.gateway.model.prices import Prices, Tokens
-from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.prices import Prices, TokenCounts
+from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.reading.filters.fields import version_labels
+from penstock.gateway.reading.filters.query import Query, parse
 
 QUARTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 UNREAD_CALLS: Final = 10_000
@@ -48,7 +48,7 @@ SCANNED: Final = 20_000
 class BreakdownQuery(Noun):
     """Parameters of a breakdown."""
 
-    by: By
+    by: BreakdownDimension
     """What calls are put together by."""
     filter: str = Field(default="", max_length=4096)
     """Only calls of which all these terms hold, such as `since:7d agent:planner`."""
@@ -63,12 +63,14 @@ async def get_breakdown(request: web.Request) -> web.Response:
     query = parse(asked.filter, "spans", now_ns)
     index = None if query.on_bodies else control.index
     if index is not None:
-        question = Sum(asked.by, asked.filter, now_ns, asked.limit)
+        question = SumRequest(asked.by, asked.filter, now_ns, asked.limit)
         if (found := await control.heavy.run(index.sum, question)) is not None:
             rows = [BreakdownRow.model_validate(row) for row in found.rows]
             return answer(_priced(control.prices, by=asked.by, rows=rows, more=found.values - len(rows), complete=True))
     most = SCAN_BODIES if query.needs_bodies or asked.by == "tool" else SCANNED
-    return answer(await control.heavy.run(scanned, control.tape, asked.by, query, most, asked.limit, control.prices))
+    return answer(
+        await control.heavy.run(scan_breakdown, control.tape, asked.by, query, most, asked.limit, control.prices)
+    )
 
 
 def _priced(prices: Prices, **found: Any) -> Breakdown:
@@ -87,19 +89,21 @@ class _Group:
     reported: int = 0
 
 
-def scanned(tape: Tape, by: By, query: Query, most: int, limit: int = 1000, prices: Prices | None = None) -> Breakdown:
+def scan_breakdown(
+    tape: TapeSource, by: BreakdownDimension, query: Query, most: int, limit: int = 1000, prices: Prices | None = None
+) -> Breakdown:
     """The same from a scan of the newest spans."""
     prices, tools = prices or Prices(), contents(tape).tools
     wanted, groups = span_filter(tape, query), defaultdict[str, _Group](_Group)
     rollout = lru_cache(maxsize=4096)(partial(summary_of, tape))
-    answered, looked_at = Answered(), 0
+    answered, looked_at = AnsweredAttempts(), 0
     for looked_at, (_, span) in enumerate(islice(tape.recent(), most + 1), 1):
         if looked_at > most:
             break
-        if span.kind != "llm" or own(span) or span.status == SpanStatus.OPEN:
+        if span.kind != "llm" or is_release_call(span) or span.status == SpanStatus.OPEN:
             continue
         settled = answered.settles(span)
-        tokens = Tokens.of(span.usage)
+        tokens = TokenCounts.of(span.usage)
         cost = prices.cost(span.model_served, span.model, span.start_ns, tokens)
         values = _values(by, span, rollout, tools) if wanted(span) else ()
         for value in values:
@@ -145,13 +149,13 @@ def _place(share: float, count: int) -> int:
 
 
 def _values(
-    by: By, span: Span, rollout: Callable[[str], Rollout | None], tools: Callable[[Span], Sequence[str]]
+    by: BreakdownDimension, span: Span, rollout: Callable[[str], Rollout | None], tools: Callable[[Span], Sequence[str]]
 ) -> Sequence[str]:
     """The values that a call is counted under: one or several."""
     if by == "tool":
         return list(dict.fromkeys(tools(span))) or [""]
     if by == "version":
-        return released(span.versions) or [""]
+        return version_labels(span.versions) or [""]
     if by == "arm":
         return (span.arm or "").split(",")
     if by in _TIMES:
@@ -180,7 +184,7 @@ async def get_unread(request: web.Request) -> web.Response:
     control, asked, now_ns = request.app[CONTROL], query_of(request, UnreadQuery), time.time_ns()
     # A filter on certain paths concerns only calls with unread keys.
     query = parse(f"{asked.filter} unread:*".strip(), "spans", now_ns)
-    walk, most = recent_walk(control.tape, query, finder(control, "spans", query, now_ns)), UNREAD_CALLS
+    walk, most = recent_walk(control.tape, query, index_lookup(control, "spans", query, now_ns)), UNREAD_CALLS
     run = control.heavy.run if query.needs_bodies else asyncio.to_thread
     found = await page(walk, None, most, SCAN_BODIES if query.needs_bodies else UNREAD_SPANS, run)
     return answer(UnreadList(rows=unread_rows(found.rows), complete=found.mark is None))
@@ -203,12 +207,12 @@ def unread_rows(spans: Iterable[Span]) -> list[UnreadRow]:
     return sorted(rows.values(), key=lambda row: (-row.calls, row.dialect, row.key))
 
 
-ROUTES: tuple[Route, ...] = (
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "GET", "/api/breakdown", "breakdown", "Figures by what calls have in common", Breakdown, get_breakdown,
         query=BreakdownQuery,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/unread", "unread", "What was not read of answers", UnreadList, get_unread, query=UnreadQuery,
     ),
 )  # fmt: skip

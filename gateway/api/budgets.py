@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.guard import answer, query_of
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.model.base import ID_PATTERN, Noun
 from penstock.gateway.model.budget import BudgetPage
 
@@ -32,7 +32,7 @@ async def get_budgets(request: web.Request) -> web.Response:
     return answer(BudgetPage(budgets=found[: asked.limit], total=len(found), configured=names))
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/budgets", "budgets", "What is used of budgets", BudgetPage, get_budgets, query=BudgetsQuery),
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/budgets", "budgets", "What is used of budgets", BudgetPage, get_budgets, query=BudgetsQuery),
 )
 """This part of the API."""

@@ -7,8 +7,8 @@ tape when the last ones are on their way. Followers end when the application shu
 Cursors belong to one tape; the header `Penstock-Tape` of an answer identifies it. A follower that sends it back is
 refused if the gateway has another tape by now.
 
-A follower may choose its changes (`store.wanted`). Then no other change wakes it, and unwanted ones are skipped by the
-first bytes of their records.
+A follower may choose its changes (`store.change_filter`). Then no other change wakes it, and unwanted ones are skipped
+by the first bytes of their records.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from penstock.gateway.model.answers import ChangePage
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.change import TAPE_HEADER, Change, ChangeKind
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.gateway.store.feed import Watch
-from penstock.gateway.store.wanted import EVERYTHING, Wanted
+from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
+from penstock.gateway.tape.store.feed import FeedSubscription
 
 BATCH = 256
 """Most changes that are read from the tape at a time."""
 
 
-class Sent(NamedTuple):
+class FeedPiece(NamedTuple):
     """A piece of a feed."""
 
     event: bytes
@@ -52,7 +52,7 @@ KIND: Final = f"({'|'.join(get_args(ChangeKind))})"
 STATUS: Final = f"({'|'.join(RolloutStatus)})"
 NAME: Final = r"[A-Za-z0-9._-]{1,128}\*?"
 TAPE: Final[Any] = Field(default=None, pattern="^[0-9a-f]{32}$")
-Next = Callable[[Control, int], Awaitable[Sent]]
+PieceSource = Callable[[Control, int], Awaitable[FeedPiece]]
 """Returns the piece after a cursor."""
 
 
@@ -75,9 +75,9 @@ class ChangesQuery(Noun):
     status: str | None = Field(default=None, pattern=f"^{STATUS}(,{STATUS})*$")
     """Of rollouts only those that stand at one of these, with commas between them."""
 
-    def wanted(self) -> Wanted:
+    def change_filter(self) -> ChangeFilter:
         kinds, names, status = (_words(text) for text in (self.kind, self.name, self.status))
-        return Wanted(cast("list[ChangeKind]", kinds), names, map(RolloutStatus, status))
+        return ChangeFilter(cast("list[ChangeKind]", kinds), names, map(RolloutStatus, status))
 
 
 def _words(text: str | None) -> list[str]:
@@ -90,13 +90,13 @@ async def get_changes(request: web.Request) -> web.StreamResponse:
     control, asked = request.app[CONTROL], query_of(request, ChangesQuery)
     since = since_of(request, control, asked.since, asked.tape)
     if not asked.follow:
-        changes, cursor = control.tape.changes(since, asked.limit or 1000, asked.wanted())
+        changes, cursor = control.tape.changes(since, asked.limit or 1000, asked.change_filter())
         page = answer(ChangePage(changes=changes, next=cursor))
         page.headers[TAPE_HEADER] = control.tape.identity()
         return page
     if asked.limit is not None:
         raise ApiError(400, "limit goes with follow=false only", "limit", str(asked.limit))
-    wanted = asked.wanted()
+    wanted = asked.change_filter()
     return await follow(request, control, since, partial(_next, wanted), wanted)
 
 
@@ -115,7 +115,7 @@ def since_of(request: web.Request, control: Control, asked: int | None, tape: st
 
 
 async def follow(
-    request: web.Request, control: Control, since: int, piece: Next, wanted: Wanted = EVERYTHING
+    request: web.Request, control: Control, since: int, piece: PieceSource, wanted: ChangeFilter = ALL_CHANGES
 ) -> web.StreamResponse:
     """Send a feed piece by piece, until the follower goes away. `wanted`: the changes that wake it."""
     gzip = compression.accepts_gzip(request.headers)
@@ -125,8 +125,8 @@ async def follow(
     await response.prepare(request)
     async with _following(control):
         try:
-            with control.feed.watching(wanted) as watch:
-                await _send(compression.PackedFeed(response) if gzip else response, control, since, piece, watch)
+            with control.feed.subscribe(wanted) as watch:
+                await _send(compression.GzipFeed(response) if gzip else response, control, since, piece, watch)
         except ConnectionError:
             pass  # the follower went away
         except Exception:
@@ -145,12 +145,14 @@ async def _following(control: Control) -> AsyncGenerator[None]:
         control.followers.discard(task)
 
 
-async def _next(wanted: Wanted, control: Control, cursor: int) -> Sent:
+async def _next(wanted: ChangeFilter, control: Control, cursor: int) -> FeedPiece:
     changes, after = control.tape.changes(cursor, BATCH, wanted)
-    return Sent(b"".join(map(_event, changes)), after)
+    return FeedPiece(b"".join(map(_event, changes)), after)
 
 
-async def _send(response: compression.Writes, control: Control, cursor: int, piece: Next, watch: Watch) -> None:
+async def _send(
+    response: compression.FeedWriter, control: Control, cursor: int, piece: PieceSource, watch: FeedSubscription
+) -> None:
     await response.write(b": penstock changes\n\n")
     while True:
         event, after, pause_s = await piece(control, cursor)

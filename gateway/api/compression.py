@@ -21,7 +21,7 @@ _LEVEL: Final = 6
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
-class Writes(Protocol):
+class FeedWriter(Protocol):
     """The destination of a feed."""
 
     async def write(self, data: bytes, /) -> None: ...
@@ -42,24 +42,24 @@ def _is_zero(parameter: str) -> bool:
     return name == "q" and not value.strip("0.")
 
 
-def answered(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
+def compress_body(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """The body of an answer to these request headers, with gzip if requested and worth it, and the headers to add."""
     if len(body) <= LEAST or not accepts_gzip(asked):
         return body, _NONE
     return zlib.compress(body, _LEVEL, _GZIP), HEADERS
 
 
-async def answered_soon(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
+async def compress_body_async(asked: Mapping[str, str], body: bytes) -> tuple[bytes, Mapping[str, str]]:
     """The same; a large body is compressed in a thread."""
     if len(body) <= LARGE:
-        return answered(asked, body)
-    return await asyncio.to_thread(answered, asked, body)
+        return compress_body(asked, body)
+    return await asyncio.to_thread(compress_body, asked, body)
 
 
-class PackedFeed:
+class GzipFeed:
     """A feed with gzip, in front of its destination."""
 
-    def __init__(self, feed: Writes) -> None:
+    def __init__(self, feed: FeedWriter) -> None:
         self._feed = feed
         self._gzip = zlib.compressobj(_LEVEL, wbits=_GZIP)
 

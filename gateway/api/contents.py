@@ -7,17 +7,17 @@ from functools import lru_cache, partial
 from itertools import count, takewhile
 from typing import Protocol
 
-from penstock.gateway.calls.passages import converses, passages, tools_called
-from penstock.gateway.calls.turns import decode_body, encoding
-from penstock.gateway.filters.query import Contents
 from penstock.gateway.model.attributes import TOOL
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Span
-from penstock.gateway.store.directory import TapeError
+from penstock.gateway.reading.filters.query import ContentReaders
+from penstock.gateway.reading.turns import decode_body, encoding
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.traffic.calls.passages import is_conversation, passages, tools_called
 
 
-class Tape(Protocol):
+class ContentSource(Protocol):
     """The part of the store that is needed here."""
 
     def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
@@ -25,7 +25,7 @@ class Tape(Protocol):
     def pass_over(self, what: str, error: TapeError, /) -> None: ...
 
 
-def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
+def passage_reader(tape: ContentSource) -> Callable[[Span], list[Passage]]:
     """A function that reads the passages which a span adds to the conversation; none of a damaged span. It remembers
     the first calls of attempts, and the last passages that it read."""
 
@@ -33,7 +33,9 @@ def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
     def first_call(rid: str, aid: str) -> int | None:
         # Most often it is the very first span: reading later ones would cost more than everything else.
         spans = map(partial(tape.span, rid, aid), count(1))
-        return next((span.sequence for span in takewhile(bool, spans) if span is not None and converses(span)), None)
+        return next(
+            (span.sequence for span in takewhile(bool, spans) if span is not None and is_conversation(span)), None
+        )
 
     def read(span: Span) -> list[Passage]:
         try:
@@ -56,9 +58,9 @@ def reader_of_passages(tape: Tape) -> Callable[[Span], list[Passage]]:
     return read_once
 
 
-def contents(tape: Tape) -> Contents:
+def contents(tape: ContentSource) -> ContentReaders:
     """The contents of calls that a filter may ask for."""
-    read = reader_of_passages(tape)
+    read = passage_reader(tape)
 
     def tools(span: Span) -> Sequence[str]:
         if span.kind == "tool":
@@ -81,7 +83,7 @@ def contents(tape: Tape) -> Contents:
             _text(exchange.response_body, exchange.response_headers),
         )
 
-    return Contents(tools, texts, bodies)
+    return ContentReaders(tools, texts, bodies)
 
 
 def _bodies_of(span: Span) -> str:

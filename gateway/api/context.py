@@ -10,36 +10,37 @@ from typing import Protocol
 
 from aiohttp import web
 
-from penstock.gateway.api.heavy import HeavyReads
-from penstock.gateway.api.pages import Tape
-from penstock.gateway.budgets.service import Budgets
-from penstock.gateway.calls.auth import Auth
-from penstock.gateway.definitions.service import Definitions
-from penstock.gateway.index.link import Link
-from penstock.gateway.index.sql.runner import Queries
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.api.heavy_reads import HeavyReads
+from penstock.gateway.api.pagination import TapeSource
+from penstock.gateway.followers.index.link import IndexLink
+from penstock.gateway.followers.index.sql.runner import SqlRunner
+from penstock.gateway.followers.webhooks.service import WebhookService
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.policy.policy import Policy
-from penstock.gateway.policy.questions import Questions
-from penstock.gateway.queue.dispatcher import Dispatcher
+from penstock.gateway.reading.policy.policy import ToolPolicy
+from penstock.gateway.reading.policy.questions import QuestionQueue
 from penstock.gateway.releases.driver import Driver
-from penstock.gateway.retention.service import Retention
-from penstock.gateway.runs.service import RunService
-from penstock.gateway.store.audit_log import AuditLog
-from penstock.gateway.store.feed import Feed
-from penstock.gateway.upstream_settings import Route
-from penstock.gateway.webhooks.service import Webhooks
+from penstock.gateway.tape.retention.service import RetentionService
+from penstock.gateway.tape.store.audit_log import AuditLog
+from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.traffic.budgets.service import Budgets
+from penstock.gateway.traffic.calls.auth import Auth
+from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.upstream_settings import RouteSettings
+from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.runs.service import RunService
 
 
-class State(Protocol):
+class Readiness(Protocol):
     """The gateway's readiness."""
 
     @property
     def not_ready(self) -> str | None: ...
 
 
-class Team(Protocol):
+class GatewayWorkers(Protocol):
     """All workers of the gateway."""
 
     async def figures(self) -> Metrics: ...
@@ -52,31 +53,32 @@ class Team(Protocol):
 class Control:
     """The services that handlers use."""
 
-    tape: Tape
+    tape: TapeSource
     dispatcher: Dispatcher
     releases: Driver
+    rehearsals: Rehearsals
     runs: RunService
-    feed: Feed
-    team: Team
+    feed: ChangeFeed
+    team: GatewayWorkers
     auth: Auth
     metrics: Metrics
-    state: State
-    definitions: Definitions
+    state: Readiness
+    definitions: DefinitionService
     audit_log: AuditLog
-    webhooks: Webhooks
-    questions: Questions = field(default_factory=Questions)
+    webhooks: WebhookService
+    questions: QuestionQueue = field(default_factory=QuestionQueue)
     """Tool calls that wait for a person."""
-    policy: Policy = field(default_factory=lambda: Policy([]))
+    policy: ToolPolicy = field(default_factory=lambda: ToolPolicy([]))
     """Rules on tool calls, as configured."""
-    retention: Retention | None = None
+    retention: RetentionService | None = None
     """Service that forgets rollouts."""
-    index: Link | None = None
+    index: IndexLink | None = None
     """Index that finds rows without a scan."""
-    queries: Queries | None = None
+    queries: SqlRunner | None = None
     """Service that answers SQL."""
     prices: Prices = field(default_factory=Prices)
     """Prices of models."""
-    routes: Sequence[Route] = ()
+    routes: Sequence[RouteSettings] = ()
     """Routes of models to upstreams, as configured."""
     budgets: Budgets | None = None
     """Budgets of calls."""
@@ -87,7 +89,7 @@ class Control:
     heavy: HeavyReads = field(default_factory=HeavyReads)
     """Queue of the reads that take the bytes of calls."""
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
-    doing: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
+    pending_operations: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
     """Operations that are finished even if the client has left."""
 
 

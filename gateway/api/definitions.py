@@ -8,10 +8,10 @@ from aiohttp import web
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, id_of
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.definitions.service import Definitions
 from penstock.gateway.model.definitions import ApproveRequest, ServerDefinitions, ServerList, ServerView
+from penstock.gateway.tools.definitions.service import DefinitionService
 
 
 async def get_servers(request: web.Request) -> web.Response:
@@ -38,7 +38,7 @@ async def get_server(request: web.Request) -> web.Response:
     return answer(view)
 
 
-def _view(definitions: Definitions, one: ServerDefinitions) -> ServerView:
+def _view(definitions: DefinitionService, one: ServerDefinitions) -> ServerView:
     return ServerView(**dict(one), on_change=definitions.on_change.get(one.server))
 
 
@@ -50,10 +50,10 @@ async def approve(control: Control, ids: Ids, asked: ApproveRequest) -> ServerDe
 
 _SERVERS = "/api/mcp/definitions"
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", _SERVERS, "definitions", "What servers of tools list", ServerList, get_servers),
-    Route("GET", f"{_SERVERS}/{{server}}", "server_definitions", "What one server lists", ServerView, get_server),
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", _SERVERS, "definitions", "What servers of tools list", ServerList, get_servers),
+    ApiRoute("GET", f"{_SERVERS}/{{server}}", "server_definitions", "What one server lists", ServerView, get_server),
+    ApiRoute(
         "POST", f"{_SERVERS}/{{server}}/approve", "approve_definitions", "Approve what a server lists",
         ServerDefinitions, approve, body=ApproveRequest, errors=(404,),
     ),

@@ -13,7 +13,7 @@ from functools import partial
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.changes import TAPE, Sent, follow, since_of
+from penstock.gateway.api.changes import TAPE, FeedPiece, follow, since_of
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import query_of
 from penstock.gateway.model.base import Noun
@@ -45,17 +45,17 @@ async def get_digests(request: web.Request) -> web.StreamResponse:
     return await follow(request, control, since, partial(_next, asked.every_s))
 
 
-async def _next(every_s: float, control: Control, cursor: int) -> Sent:
+async def _next(every_s: float, control: Control, cursor: int) -> FeedPiece:
     """The event for the changes after the cursor, and the pause until the next one."""
     changes, after = await asyncio.to_thread(control.tape.changes, cursor, MOST_READ)
     if not changes:
-        return Sent(b"", after)
-    digest = gathered(changes, after)
+        return FeedPiece(b"", after)
+    digest = digest_of(changes, after)
     event = f"id: {after}\nevent: digest\ndata: {digest.model_dump_json(exclude_defaults=True)}\n\n"
-    return Sent(event.encode(), after, every_s)
+    return FeedPiece(event.encode(), after, every_s)
 
 
-def gathered(changes: Iterable[Change], cursor: int) -> Digest:
+def digest_of(changes: Iterable[Change], cursor: int) -> Digest:
     """The digest of these changes."""
     rollouts, names = (
         dict[str, None](),

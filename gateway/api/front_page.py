@@ -12,11 +12,11 @@ from typing import Final
 
 from penstock.gateway.api.guard import HEADERS
 from penstock.gateway.api.html_docs import STYLE
-from penstock.gateway.calls.address import AddressError, from_path
-from penstock.gateway.http.request import Request
+from penstock.gateway.traffic.calls.address import AddressError, from_path
+from penstock.gateway.wire.http.request import HttpRequest
 
 
-def front_page(request: Request) -> bytes | None:
+def front_page(request: HttpRequest) -> bytes | None:
     """The whole answer, head and body, also below an agent's address; None for any other request."""
     if request.method not in ("GET", "HEAD"):
         return None
@@ -32,7 +32,7 @@ def front_page(request: Request) -> bytes | None:
     return _answer(b"200 OK", headers, _PAGE, request)
 
 
-def _answer(status: bytes, headers: dict[str, str], body: bytes, request: Request) -> bytes:
+def _answer(status: bytes, headers: dict[str, str], body: bytes, request: HttpRequest) -> bytes:
     close = {} if request.keep_alive else {"Connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | HEADERS | close).items())
     return b"HTTP/1.1 %b\r\n%b\r\n%b" % (status, lines.encode("ascii"), b"" if request.method == "HEAD" else body)

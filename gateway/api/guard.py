@@ -22,16 +22,16 @@ from multidict import CIMultiDict
 from pydantic import BaseModel, ValidationError
 
 from penstock.gateway.api import compression
-from penstock.gateway.api.pages import CursorError
-from penstock.gateway.calls.auth import Auth, credentials, is_token
-from penstock.gateway.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
-from penstock.gateway.filters.query import QueryError
+from penstock.gateway.api.pagination import CursorError
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.audit import CALL, ROLES, Role
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.model.wording import sentence
-from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.operation import Refused
+from penstock.gateway.model.validation_messages import sentence
+from penstock.gateway.reading.filters.query import QueryError
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.traffic.calls.auth import Auth, credentials, is_token
+from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 M = TypeVar("M", bound=BaseModel)
@@ -92,7 +92,7 @@ def middleware(auth: Auth, public: frozenset[str], needs: Mapping[str, Role]) ->
             if not request.path.startswith(AGENT):
                 what = f"{request.method} {request.path}"
                 check(request.headers, request.path, auth, public, _needs(request, needs), what)
-            return await _small(request, await handler(request))
+            return await _compressed(request, await handler(request))
         except Exception as error:
             status, reason, headers, body = refusal(classify(error, request.method, request.path))
             return web.Response(
@@ -102,13 +102,13 @@ def middleware(auth: Auth, public: frozenset[str], needs: Mapping[str, Role]) ->
     return guard
 
 
-async def _small(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+async def _compressed(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
     """The answer, with gzip if requested and worth it. A feed compresses itself."""
     if not isinstance(response, web.Response) or response.prepared:
         return response
     body: object = response.body
     if isinstance(body, bytes):
-        response.body, headers = await compression.answered_soon(request.headers, body)
+        response.body, headers = await compression.compress_body_async(request.headers, body)
         response.headers.update(headers)
     return response
 
@@ -171,7 +171,7 @@ def body_of(content_type: str, body: bytes, model: type[M]) -> M:
     return _validated(model, lambda: model.model_validate_json(body))
 
 
-SPOKEN: Final = {"rid": "rollout", "aid": "attempt"}
+ID_WORDS: Final = {"rid": "rollout", "aid": "attempt"}
 """Words for the ids of a path in messages."""
 
 
@@ -183,7 +183,9 @@ def id_of(request: web.Request, name: str) -> str:
 def check_id(name: str, value: str) -> str:
     """Return the id; raises `ApiError` if it is not valid."""
     if not _ID.fullmatch(value):
-        message = f"{SPOKEN.get(name, name)}: {unquote(value)[:40]!r} is not an id: up to 128 letters, digits and . _ -"
+        message = (
+            f"{ID_WORDS.get(name, name)}: {unquote(value)[:40]!r} is not an id: up to 128 letters, digits and . _ -"
+        )
         raise ApiError(400, message, name, value, (ID_PATTERN,))
     return value
 
@@ -212,7 +214,7 @@ def _check_names(headers: Mapping[str, str], auth: Auth) -> None:
 def _check_key(presented: Sequence[str], path: str, auth: Auth, needs: Role | Literal["public"], what: str) -> str:
     if any(map(is_token, presented)) and path.startswith(("/api", "/metrics")):
         raise ApiError(403, "an agent token opens the data plane for its own rollout only, never the control API")
-    caller = auth.calling(presented)
+    caller = auth.find_call_key(presented)
     if caller is not None and needs != "public":
         message = f"the key {caller!r} has the role {CALL!r}, which opens calls and nothing of the control API"
         raise ApiError(403, message, "Authorization", CALL, ROLES)
@@ -235,7 +237,7 @@ def classify(error: Exception, method: str, path: str) -> ApiError:
     match error:
         case ApiError():
             return error
-        case Refused():
+        case OperationRefusedError():
             return ApiError(REFUSALS[error.kind], str(error), error.field, error.value)
         case TapeError():
             return ApiError(503, f"the tape does not take it: {error}")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from penstock.gateway.api.openapi import Route, document
-from penstock.gateway.filters.query import FIELDS
+from penstock.gateway.api.openapi import ApiRoute, document
+from penstock.gateway.reading.filters.query import FIELDS
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
@@ -23,7 +23,7 @@ b.method { color: #2a7; margin-right: .5rem; }
 """
 
 
-def page(routes: Sequence[Route], version: str) -> str:
+def page(routes: Sequence[ApiRoute], version: str) -> str:
     """The API as one HTML page, without scripts and without anything fetched from elsewhere."""
     doc = document(routes, version)
     parts = [f"<p>{_marked(text)}</p>" for text in doc["info"]["description"].split("\n\n")]
@@ -54,7 +54,7 @@ def _filter_table() -> str:
     return "<h2>The filter language</h2>" + _table(("field", "operators", "meaning"), rows)
 
 
-def _contents(routes: Sequence[Route]) -> str:
+def _contents(routes: Sequence[ApiRoute]) -> str:
     rows = [
         (f'<a href="#{route.name}">{_code(f"{route.method} {route.path}")}</a>', escape(route.summary))
         for route in routes
@@ -62,7 +62,7 @@ def _contents(routes: Sequence[Route]) -> str:
     return "<h2>Endpoints</h2>" + _table(("endpoint", ""), rows)
 
 
-def _endpoint(route: Route, doc: dict[str, Any]) -> str:
+def _endpoint(route: ApiRoute, doc: dict[str, Any]) -> str:
     operation = doc["paths"][route.path][route.method.lower()]
     rows = [(_code(p["name"]), p["in"], _type(p["schema"]), _marked(p["description"])) for p in operation["parameters"]]
     answers = [

@@ -1,9 +1,9 @@
 """The control API's description of itself as OpenAPI 3.1, made from the table that serves it.
 
-A `Route` has everything about an endpoint, its handler included. `gateway.api.routes` registers handlers from the same
-rows that are described here, so no endpoint can exist undescribed. Query parameters are the fields of a pydantic model,
-which also checks them. Descriptions are the docstrings below the fields in the source. They are read on the first
-request for the document, so importing the models stays cheap.
+A `ApiRoute` has everything about an endpoint, its handler included. `gateway.api.routes` registers handlers from the
+same rows that are described here, so no endpoint can exist undescribed. Query parameters are the fields of a pydantic
+model, which also checks them. Descriptions are the docstrings below the fields in the source. They are read on the
+first request for the document, so importing the models stays cheap.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, cast, get_args
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.model.answers import ErrorAnswer
-from penstock.gateway.model.audit import Role, Said
+from penstock.gateway.model.audit import ActionRequest, Role
 from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.reading.filters.query import FIELDS
 
 REF = "#/components/schemas/{model}"
 OCTETS, EVENTS, HTML, TEXT = "application/octet-stream", "text/event-stream", "text/html", "text/plain"
@@ -47,7 +47,7 @@ _ID = {"type": "string", "pattern": ID_PATTERN}
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ApiRoute:
     """One endpoint."""
 
     method: str
@@ -89,7 +89,7 @@ class Route:
         return self.body is not None and not (self.reads or self.waits)
 
     @property
-    def needs(self) -> Role:
+    def required_role(self) -> Role:
         """The least role of a key that opens it. Claiming runs of a rehearsal needs the same as claiming work."""
         if self.reads or self.method in ("GET", "HEAD"):
             return "read"
@@ -109,7 +109,7 @@ class Route:
         return re.findall(r"\{(\w+)", self.path)
 
 
-def document(routes: Sequence[Route], version: str) -> dict[str, Any]:
+def document(routes: Sequence[ApiRoute], version: str) -> dict[str, Any]:
     """The OpenAPI document of these routes."""
     paths: dict[str, Any] = {}
     for route in routes:
@@ -142,7 +142,7 @@ def _introduction() -> str:
     )
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: ApiRoute) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.name,
         "summary": route.summary,
@@ -152,13 +152,13 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     if route.body is not None:
         # A body that can only give a reason may be left out.
-        operation["requestBody"] = {"required": route.body is not Said, "content": _json(route.body)}
+        operation["requestBody"] = {"required": route.body is not ActionRequest, "content": _json(route.body)}
     if route.public:
         operation["security"] = [{}]
     return operation
 
 
-def error_statuses(route: Route) -> list[int]:
+def error_statuses(route: ApiRoute) -> list[int]:
     """Every status of 400 and above that an endpoint may answer with."""
     checked = (400,) if route.query or route.body or route.path_parameters else ()
     found = (404,) if route.path_parameters else ()
@@ -167,13 +167,13 @@ def error_statuses(route: Route) -> list[int]:
     return sorted({*checked, *found, *keyed, 403, *typed, 431, *route.errors})
 
 
-def _path_parameters(route: Route) -> Iterator[dict[str, Any]]:
+def _path_parameters(route: ApiRoute) -> Iterator[dict[str, Any]]:
     for name in route.path_parameters:
         schema = _SEQUENCE if name == "sequence" else _ID
         yield {"name": name, "in": "path", "required": True, "description": PATH_HELP[name], "schema": schema}
 
 
-def _query_parameters(route: Route) -> Iterator[dict[str, Any]]:
+def _query_parameters(route: ApiRoute) -> Iterator[dict[str, Any]]:
     if route.query is None:
         return
     schema = route.query.model_json_schema(ref_template=REF)
@@ -184,7 +184,7 @@ def _query_parameters(route: Route) -> Iterator[dict[str, Any]]:
         yield {"name": name, "in": "query", "required": required, "description": docs.get(name, ""), "schema": about}
 
 
-def _answer(route: Route) -> dict[str, Any]:
+def _answer(route: ApiRoute) -> dict[str, Any]:
     text = {"schema": {"type": "string"}}
     content = {route.answer: text} if isinstance(route.answer, str) else _json(route.answer)
     return {"description": route.summary, "content": content | (_json(route.also) if route.also else {})}
@@ -198,7 +198,7 @@ def _json(model: type[BaseModel]) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
 
 
-def _schemas(routes: Sequence[Route]) -> dict[str, Any]:
+def _schemas(routes: Sequence[ApiRoute]) -> dict[str, Any]:
     """Schemas of all models that occur, with the docstrings of their fields as descriptions."""
     answers = [m for route in routes for m in (route.answer, route.also) if isinstance(m, type)]
     bodies = [route.body for route in routes if route.body is not None]

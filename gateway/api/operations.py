@@ -3,7 +3,7 @@
 An operation is a plain function from the checked ids of its path and its checked body, if it has one, to the model of
 its answer. Workers claim, reward, finish and send heartbeats all the time, and a second server between them and the
 dispatcher would cost more than the work itself. So these requests do not pass through aiohttp, as other reading ones do
-(`gateway.server.bridge`). The table is the same (`Route`).
+(`gateway.process.control_plane`). The table is the same (`ApiRoute`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pydantic import BaseModel
 
 from penstock.gateway.api import compression, guard
 from penstock.gateway.api.context import Control
-from penstock.gateway.api.heavy import Unmade
-from penstock.gateway.api.openapi import Route
-from penstock.gateway.http.client_connection import ClientConnection
-from penstock.gateway.http.request import Request
-from penstock.gateway.model.audit import Asked, Said
+from penstock.gateway.api.heavy_reads import DeferredAnswer
+from penstock.gateway.api.openapi import ApiRoute
+from penstock.gateway.model.audit import ActionRequest, AuthenticatedRequest
+from penstock.gateway.wire.http.client_connection import ClientConnection
+from penstock.gateway.wire.http.request import HttpRequest
 
 Ids = Mapping[str, str]
 """Ids of a path by their names there, checked."""
-Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel | Unmade]]
+Operation = Callable[[Control, Ids, Any], Awaitable[BaseModel | DeferredAnswer]]
 
 _UNTYPED = ("", "application/octet-stream")
 """Content types of requests that say nothing about a body."""
@@ -44,16 +44,16 @@ _GOOD = b"HTTP/1.1 200 OK\r\n" + _HEADERS
 class Operations:
     """Serves the operations of the control API."""
 
-    def __init__(self, control: Control, routes: Iterable[Route]) -> None:
+    def __init__(self, control: Control, routes: Iterable[ApiRoute]) -> None:
         """`routes`: those of operations."""
         self._control = control
-        self._routes: dict[tuple[str, int], list[tuple[Route, list[str]]]] = {}
+        self._routes: dict[tuple[str, int], list[tuple[ApiRoute, list[str]]]] = {}
         self._running: set[asyncio.Task[None]] = set()
         for route in routes:
             segments = route.path.split("/")
             self._routes.setdefault((route.method, len(segments)), []).append((route, segments))
 
-    def find(self, method: str, target: bytes) -> tuple[Route, dict[str, str]] | None:
+    def find(self, method: str, target: bytes) -> tuple[ApiRoute, dict[str, str]] | None:
         """The operation that a request asks for, and the ids in its path; None if it is none."""
         path = target.partition(b"?")[0].decode("latin-1").split("/")
         for route, segments in self._routes.get((method, len(path)), ()):
@@ -68,11 +68,11 @@ class Operations:
         return None
 
     def serve(
-        self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
+        self, client: ClientConnection, request: HttpRequest, route: ApiRoute, ids: dict[str, str], trusted: bool
     ) -> None:
         """Begin an operation. `trusted`: the data plane has checked the caller."""
         running = asyncio.ensure_future(self._answer(client, request, route, ids, trusted))
-        client.served = _Running(running, client.paused)
+        client.served = _RunningOperation(running, client.paused)
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
@@ -80,29 +80,29 @@ class Operations:
     def running(self) -> int:
         return len(self._running)
 
-    async def finish(self, seconds: float) -> None:
+    async def drain(self, seconds: float) -> None:
         """Wait for running operations, for at most `seconds`."""
-        if left := {*self._running, *self._control.doing}:
+        if left := {*self._running, *self._control.pending_operations}:
             await asyncio.wait(left, timeout=seconds)
 
     async def _answer(
-        self, client: ClientConnection, request: Request, route: Route, ids: dict[str, str], trusted: bool
+        self, client: ClientConnection, request: HttpRequest, route: ApiRoute, ids: dict[str, str], trusted: bool
     ) -> None:
         headers = CIMultiDict[str]((name.decode(), value.decode("latin-1")) for name, _, value in request.headers)
         key = ""
         try:
             if not trusted:
                 what = f"{route.method} {route.path}"
-                key = guard.check(headers, route.path, self._control.auth, needs=route.needs, what=what)
+                key = guard.check(headers, route.path, self._control.auth, needs=route.required_role, what=what)
             content_type, body = headers.get("Content-Type", ""), request.body()
-            if route.body is Said and not body and content_type in _UNTYPED and "Origin" not in headers:
+            if route.body is ActionRequest and not body and content_type in _UNTYPED and "Origin" not in headers:
                 # A request without a reason and not from a web page, which would name its origin.
                 content_type, body = "application/json", b"{}"
             found = await operate(self._control, route, ids, content_type, body, key)
-            if isinstance(found, Unmade):
-                await self._control.heavy.give(partial(_made, found, headers), partial(_send, client, request))
+            if isinstance(found, DeferredAnswer):
+                await self._control.heavy.send_result(partial(_made, found, headers), partial(_send, client, request))
                 return
-            body, more = await compression.answered_soon(headers, guard.json_of(found))
+            body, more = await compression.compress_body_async(headers, guard.json_of(found))
             head = _GOOD + _lines(more)
         except Exception as error:
             status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))
@@ -111,7 +111,7 @@ class Operations:
         client.finish(request.keep_alive)
 
 
-class _Running:
+class _RunningOperation:
     """An operation, as its connection sees it."""
 
     __slots__ = ("_task", "taken")
@@ -135,40 +135,40 @@ class _Running:
         self.taken.set()
 
 
-def _made(found: Unmade, headers: CIMultiDict[str]) -> tuple[bytes, bytes]:
+def _made(found: DeferredAnswer, headers: CIMultiDict[str]) -> tuple[bytes, bytes]:
     """Head and body of an answer."""
-    body, more = compression.answered(headers, guard.json_of(found.make()))
+    body, more = compression.compress_body(headers, guard.json_of(found.make()))
     return _GOOD + _lines(more), body
 
 
-async def _send(client: ClientConnection, request: Request, made: tuple[bytes, bytes]) -> None:
+async def _send(client: ClientConnection, request: HttpRequest, made: tuple[bytes, bytes]) -> None:
     """Write the answer and return when the client has taken it."""
     running = client.served
-    if isinstance(running, _Running):  # the client has not left
+    if isinstance(running, _RunningOperation):  # the client has not left
         _write(client, request, *made)
         await running.taken.wait()
         client.finish(request.keep_alive)
 
 
-def _write(client: ClientConnection, request: Request, head: bytes, body: bytes) -> None:
+def _write(client: ClientConnection, request: HttpRequest, head: bytes, body: bytes) -> None:
     close = b"" if request.keep_alive else b"Connection: close\r\n"
     client.transport.write(b"%bContent-Length: %d\r\n%b\r\n%b" % (head, len(body), close, body))
 
 
 async def operate(
-    control: Control, route: Route, ids: Ids, content_type: str, body: bytes, key: str = ""
-) -> BaseModel | Unmade:
+    control: Control, route: ApiRoute, ids: Ids, content_type: str, body: bytes, key: str = ""
+) -> BaseModel | DeferredAnswer:
     """Check a request and run its operation; raises `ApiError`, `Refused` or `TapeError`. `key`: name of the request's
     key."""
     asked = None if route.body is None else guard.body_of(content_type, body, route.body)
-    if isinstance(asked, Asked):
-        asked.came_with(key)
+    if isinstance(asked, AuthenticatedRequest):
+        asked.set_key(key)
     for name, value in ids.items():
         guard.check_id(name, value)
     if not route.changes:
         return await route.handler(control, ids, asked)
     # A change on the tape is followed up here even if the client has left.
     doing = asyncio.ensure_future(route.handler(control, ids, asked))
-    control.doing.add(doing)
-    doing.add_done_callback(control.doing.discard)
+    control.pending_operations.add(doing)
+    doing.add_done_callback(control.pending_operations.discard)
     return await asyncio.shield(doing)

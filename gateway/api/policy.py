@@ -11,20 +11,29 @@ from aiohttp import web
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.api.pages import Mark, Tape, Walk, decode_cursor, encode_cursor, page, span_filter, summary_of
-from penstock.gateway.calls.turns import plain_bodies
-from penstock.gateway.dialects.mcp import MCP
-from penstock.gateway.filters.query import parse
-from penstock.gateway.model.release_calls import own
+from penstock.gateway.api.pagination import (
+    Mark,
+    TapeSource,
+    Walk,
+    decode_cursor,
+    encode_cursor,
+    page,
+    span_filter,
+    summary_of,
+)
+from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
-from penstock.gateway.policy.backtest import PolicyTest, TestedCall, TestedPage, tried
-from penstock.gateway.policy.policy import Policy
-from penstock.gateway.policy.questions import PolicyAnswer, Question, QuestionList
-from penstock.gateway.policy.rules import check_names
-from penstock.gateway.store.damage import unless_damaged
+from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading.policy.backtest import BacktestCall, BacktestPage, PolicyTest, backtest_call
+from penstock.gateway.reading.policy.policy import ToolPolicy
+from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionList
+from penstock.gateway.reading.policy.rules import check_names
+from penstock.gateway.reading.turns import plain_bodies
+from penstock.gateway.tape.store.damage import unless_damaged
+from penstock.gateway.wire.dialects.mcp import MCP
 
 PAGE: Final = 1000
 """Most calls in one answer."""
@@ -35,7 +44,7 @@ async def get_waiting(request: web.Request) -> web.Response:
     return answer(QuestionList(waiting=request.app[CONTROL].questions.waiting))
 
 
-async def say(control: Control, ids: Ids, asked: PolicyAnswer) -> Question:
+async def answer_question(control: Control, ids: Ids, asked: PolicyAnswer) -> Question:
     """Approve or refuse a tool call that waits. It is an event on its rollout who said what, and why."""
     found = control.questions.answer(ids["question"], asked)
     if found is None:
@@ -43,11 +52,11 @@ async def say(control: Control, ids: Ids, asked: PolicyAnswer) -> Question:
         message = "no call waits under this id, or not any more: `penstock policy waiting` lists those that do"
         raise ApiError(404, message, "question", ids["question"], known)
     target = f"{found.rollout}/{found.attempt} {found.server}.{found.tool}"
-    await control.audit_log.keep(asked, f"{asked.verdict}_call", target)
+    await control.audit_log.record(asked, f"{asked.verdict}_call", target)
     return found
 
 
-async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPage:
+async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> BacktestPage:
     """What rules would have done to recorded tool calls, and the rewards of their rollouts. Nothing is changed. Newest
     first, and a page at a time."""
     try:
@@ -55,40 +64,40 @@ async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> TestedPag
     except ValueError as error:
         raise ApiError(400, str(error), "rules") from None
     query, tape = parse(asked.filter, "spans", time.time_ns()), control.tape
-    policy = Policy(asked.rules, control.definitions.annotations)
+    policy = ToolPolicy(asked.rules, control.definitions.annotations)
     rollout_of = lru_cache(maxsize=1024)(partial(summary_of, tape))
 
-    def walk(mark: Mark | None) -> Iterator[tuple[Mark, TestedCall | None]]:
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, BacktestCall | None]]:
         wanted = span_filter(tape, query)
         for position, span in tape.recent(int(mark[0]) if mark else None):
-            is_call = span.kind == "tool" and span.dialect == MCP.name and not own(span)
+            is_call = span.kind == "tool" and span.dialect == MCP.name and not is_release_call(span)
             found = rollout_of(span.rollout) if is_call and wanted(span) else None
             yield (position,), None if found is None else _tried(tape, policy, span, found)
 
-    walked: Walk[TestedCall] = walk
+    walked: Walk[BacktestCall] = walk
     found = await page(walked, decode_cursor("recent", asked.cursor), PAGE, run=control.heavy.run)
-    return TestedPage(calls=found.rows, next=encode_cursor("recent", found.mark), scanned=found.scanned)
+    return BacktestPage(calls=found.rows, next=encode_cursor("recent", found.mark), scanned=found.scanned)
 
 
-def _tried(tape: Tape, policy: Policy, span: Span, rollout: RolloutSummary) -> TestedCall | None:
+def _tried(tape: TapeSource, policy: ToolPolicy, span: Span, rollout: RolloutSummary) -> BacktestCall | None:
     """The test of rules on a recorded call; None if its bytes are not stored, or damaged."""
     exchange, server = unless_damaged(partial(tape.exchange, span)), span.upstream or ""
     if exchange is None:
         return None
-    tool, said = tried(policy, server, rollout.mode, plain_bodies(exchange)[0])
+    tool, said = backtest_call(policy, server, rollout.mode, plain_bodies(exchange)[0])
     place = {"rollout": span.rollout, "attempt": span.attempt, "span": span.sequence}
-    return TestedCall.model_validate({**place, **said, "server": server, "tool": tool, "reward": rollout.reward})
+    return BacktestCall.model_validate({**place, **said, "server": server, "tool": tool, "reward": rollout.reward})
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/policy/waiting", "waiting", "Tool calls that wait for a person", QuestionList, get_waiting),
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/policy/waiting", "waiting", "Tool calls that wait for a person", QuestionList, get_waiting),
+    ApiRoute(
         "POST", "/api/policy/waiting/{question}", "answer_waiting", "Let a tool call run, or not",
-        Question, say, body=PolicyAnswer, errors=(404,),
+        Question, answer_question, body=PolicyAnswer, errors=(404,),
     ),
-    Route(
+    ApiRoute(
         "POST", "/api/policy/test", "test_policy", "Try rules on recorded calls",
-        TestedPage, try_policy, body=PolicyTest, reads=True,
+        BacktestPage, try_policy, body=PolicyTest, reads=True,
     ),
 )  # fmt: skip
 """This part of the API."""

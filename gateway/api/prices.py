@@ -6,7 +6,7 @@ from aiohttp import web
 
 from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.guard import answer
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.model.answers import PriceList
 from penstock.gateway.model.prices import BUILTIN
 
@@ -21,5 +21,5 @@ async def get_prices(request: web.Request) -> web.Response:
     )
 
 
-ROUTES: tuple[Route, ...] = (Route("GET", "/api/prices", "prices", "What models cost", PriceList, get_prices),)
+ROUTES: tuple[ApiRoute, ...] = (ApiRoute("GET", "/api/prices", "prices", "What models cost", PriceList, get_prices),)
 """This part of the API."""

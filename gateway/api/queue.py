@@ -1,9 +1,9 @@
 """The part of the control API that changes the queue: enqueuing, claiming, finishing, rewarding.
 
 Each function is an operation (`gateway.api.operations`): it gets the checked ids of its path and its checked body,
-hands them to the dispatcher (`gateway.queue.dispatcher`) and answers when the change is durable. If the tape refuses
-something, the guard makes an `ApiError` of it. An agent's own requests come through `gateway.server.dispatch`, which
-has checked the rollout; they arrive below `/agent` with their scope in the path.
+hands them to the dispatcher (`gateway.work.queue.dispatcher`) and answers when the change is durable. If the tape
+refuses something, the guard makes an `ApiError` of it. An agent's own requests come through
+`gateway.process.dispatch`, which has checked the rollout; they arrive below `/agent` with their scope in the path.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import Final
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.guard import ApiError
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.calls.address import Address, path_of
-from penstock.gateway.canary.outcomes import is_hard
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import (
     Claim,
     ClaimAnswer,
@@ -39,8 +37,10 @@ from penstock.gateway.model.queue import (
     RewardAnswer,
 )
 from penstock.gateway.model.rollout import Judgement, Rollout
-from penstock.gateway.queue.results import Claimed
-from penstock.gateway.store.records import Entry
+from penstock.gateway.releases.canary.outcomes import is_hard
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.traffic.calls.address import CallAddress, path_of
+from penstock.gateway.work.queue.results import ClaimedAttempt
 
 TOKEN_S: Final = 7 * 86400
 """Seconds for which the token of a claim is valid."""
@@ -52,13 +52,13 @@ async def enqueue(control: Control, ids: Ids, asked: EnqueueRequest) -> EnqueueA
     return EnqueueAnswer(rollouts=await control.dispatcher.enqueue(asked.rollouts))
 
 
-async def cancel(control: Control, ids: Ids, asked: Said) -> Rollout:
+async def cancel(control: Control, ids: Ids, asked: ActionRequest) -> Rollout:
     """Cancel a rollout that waits or runs. A worker that holds it hears of it with its next heartbeat and kills the
     agent."""
     return await control.dispatcher.cancel(ids["rid"], asked)
 
 
-async def requeue(control: Control, ids: Ids, asked: Said) -> Rollout:
+async def requeue(control: Control, ids: Ids, asked: ActionRequest) -> Rollout:
     """Queue a rollout again that has ended, whatever its number of attempts."""
     return await control.dispatcher.requeue(ids["rid"], asked)
 
@@ -67,18 +67,18 @@ async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
     """Take work. When there is none the answer waits up to `wait_s` for it. Each claim comes with the address and the
     token that the agent is to use; it is lost unless the worker is heard of within `lease_s`."""
     claimed = await control.dispatcher.claim(asked)
-    waiting = control.dispatcher.waiting
-    claims = [handed(control, one) for one in claimed]
+    waiting = control.dispatcher.queue
+    claims = [worker_claim(control, one) for one in claimed]
     return ClaimAnswer(claims=claims, queue=waiting.state, waiting=sum(waiting.counts().values()))
 
 
-def handed(control: Control, claimed: Claimed) -> Claim:
+def worker_claim(control: Control, claimed: ClaimedAttempt) -> Claim:
     """The claim of an attempt, as its worker gets it."""
     rollout, attempt = claimed.rollout, claimed.attempt
     return Claim(
         rollout=rollout,
         attempt=attempt,
-        address=path_of(Address(rollout.id, attempt.id, mode=rollout.mode)),
+        address=path_of(CallAddress(rollout.id, attempt.id, mode=rollout.mode)),
         token=control.auth.mint(rollout.id, TOKEN_S, int(time.time())),
     )
 
@@ -87,7 +87,7 @@ async def heartbeat(control: Control, ids: Ids, asked: HeartbeatRequest) -> Hear
     """Say that a worker is alive: its leases begin anew. The answer tells which attempts it has lost; what they run is
     to be killed."""
     held = await control.dispatcher.heartbeat(ids["wid"], asked)
-    return HeartbeatAnswer(attempts=held, queue=control.dispatcher.waiting.state)
+    return HeartbeatAnswer(attempts=held, queue=control.dispatcher.queue.state)
 
 
 async def finish(control: Control, ids: Ids, asked: FinishRequest) -> FinishAnswer:
@@ -96,7 +96,7 @@ async def finish(control: Control, ids: Ids, asked: FinishRequest) -> FinishAnsw
     attempt, is refused."""
     events = _entries(control, ids, asked.events)
     done = await control.dispatcher.finish(ids["rid"], ids["aid"], asked, events)
-    await _look(control, ids, events)
+    await _check_violations(control, ids, events)
     return FinishAnswer(rollout=done.rollout, attempt=done.attempt)
 
 
@@ -116,7 +116,7 @@ async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> Feedba
     span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
     if span is None:
         # The client may have been faster than the tape.
-        _ = await control.dispatcher.unwritten()
+        _ = await control.dispatcher.flush_calls()
         span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
     if span is None:
         message = f"no recorded response has the id {asked.response_id!r}"
@@ -150,23 +150,23 @@ async def agent_events(control: Control, ids: Ids, asked: EventsRequest) -> Even
 async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) -> EventsAnswer:
     entries = _entries(control, ids, asked.events)
     added = EventsAnswer(sequences=await control.dispatcher.add(entries, known))
-    await _look(control, ids, entries)
+    await _check_violations(control, ids, entries)
     return added
 
 
-async def _look(control: Control, ids: Ids, events: Sequence[Entry]) -> None:
+async def _check_violations(control: Control, ids: Ids, events: Sequence[SpanEntry]) -> None:
     """Check releases at once if an event is a hard violation."""
     if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in events):
-        await control.releases.violated(ids["rid"])
+        await control.releases.on_violation(ids["rid"])
 
 
-def _entries(control: Control, ids: Ids, events: Sequence[Event]) -> list[Entry]:
+def _entries(control: Control, ids: Ids, events: Sequence[Event]) -> list[SpanEntry]:
     now = control.dispatcher.now_ns()
     return [_entry(ids["rid"], ids["aid"], event, now) for event in events]
 
 
-def _entry(rollout: str, attempt: str, event: Event, now: int) -> Entry:
+def _entry(rollout: str, attempt: str, event: Event, now: int) -> SpanEntry:
     at = now if event.time_ns is None else event.time_ns
-    entry = Entry(rollout, attempt, kind="event", name=event.name, method="", status="ok", start_ns=at, end_ns=at)
+    entry = SpanEntry(rollout, attempt, kind="event", name=event.name, method="", status="ok", start_ns=at, end_ns=at)
     entry.parent_id, entry.attributes = event.parent_id, dict(event.attributes) or None
     return entry

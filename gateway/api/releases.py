@@ -11,13 +11,13 @@ from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.api.queue import handed
+from penstock.gateway.api.queue import worker_claim
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import Id, Noun
-from penstock.gateway.model.coverage import Unread
+from penstock.gateway.model.coverage import UnreadReason
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,
@@ -30,7 +30,7 @@ from penstock.gateway.model.release import (
     ReleaseView,
 )
 from penstock.gateway.model.resource import NeedList, NewVersion, Resource, ResourceList, ResourceView
-from penstock.gateway.releases.transitions import WANTED
+from penstock.gateway.releases.transitions import PERSON_CHANGES
 
 
 class ReleasesQuery(Noun):
@@ -70,15 +70,15 @@ async def rehearse(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnsw
     """Take runs of a release's rehearsal: recorded tasks that the agent does again. Its calls go to the address of the
     claim, where its tools are played. A run is kept by heartbeats and finished like work from the queue. When there is
     nothing to do yet the answer waits up to `wait_s`; `queue` is `draining` when there will be nothing more."""
-    claimed, more, waiting = await control.releases.rehearsals.claim(ids["release"], asked, control.dispatcher)
-    claims = [handed(control, one) for one in claimed]
+    claimed, more, waiting = await control.rehearsals.claim(ids["release"], asked, control.dispatcher)
+    claims = [worker_claim(control, one) for one in claimed]
     return ClaimAnswer(claims=claims, queue="open" if more else "draining", waiting=waiting)
 
 
-def decision(action: str) -> Callable[[Control, Ids, Said], Awaitable[Release]]:
+def decision(action: str) -> Callable[[Control, Ids, ActionRequest], Awaitable[Release]]:
     """The operation by which a person acts on a release. `action`: key of `DECISIONS`."""
 
-    async def decide(control: Control, ids: Ids, asked: Said) -> Release:
+    async def decide(control: Control, ids: Ids, asked: ActionRequest) -> Release:
         return await control.releases.decide(ids["release"], action, asked)
 
     decide.__doc__ = DECISIONS[action]
@@ -95,14 +95,14 @@ DECISIONS = {
     "approve": "Let a release leave the stage of its canary that waits for a person.",
 }
 """Actions of a person on a release, with their descriptions."""
-assert DECISIONS.keys() == WANTED.keys()
+assert DECISIONS.keys() == PERSON_CHANGES.keys()
 
 
 async def get_resources(request: web.Request) -> web.Response:
     """All resources with their versions, by name."""
     control = request.app[CONTROL]
     misses = (await control.team.figures()).prompt_misses
-    unread = {why: count for why in get_args(Unread) if (count := misses[(why,)])}
+    unread = {why: count for why in get_args(UnreadReason) if (count := misses[(why,)])}
     return answer(ResourceList(resources=await asyncio.to_thread(_resources, control), unread=unread))
 
 
@@ -203,37 +203,37 @@ def _release(request: web.Request) -> Release:
 
 _RELEASE = "/api/releases/{release}"
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/resources", "resources", "What releases can change", ResourceList, get_resources),
-    Route("GET", "/api/resources/{resource}", "resource", "One resource", ResourceView, get_resource),
-    Route("GET", "/api/resources/{resource}/needs", "needs", "Who needs a version", NeedList, get_needs),
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/resources", "resources", "What releases can change", ResourceList, get_resources),
+    ApiRoute("GET", "/api/resources/{resource}", "resource", "One resource", ResourceView, get_resource),
+    ApiRoute("GET", "/api/resources/{resource}/needs", "needs", "Who needs a version", NeedList, get_needs),
+    ApiRoute(
         "POST", "/api/resources/{resource}", "add_version", "Register a version",
         Resource, add_version, body=NewVersion, errors=(409,),
     ),
-    Route(
+    ApiRoute(
         "POST", "/api/resources/{resource}/releases", "start_release", "Start a release",
         Release, start_release, body=NewRelease, errors=(409,),
     ),
-    Route("GET", "/api/releases", "releases", "List releases", ReleaseList, get_releases, query=ReleasesQuery),
-    Route("GET", _RELEASE, "release", "One release", ReleaseView, get_release),
-    Route("GET", f"{_RELEASE}/forecast", "forecast", "What it is likely to take", Forecast, get_forecast),
-    Route("GET", f"{_RELEASE}/audit", "audit", "Why it is where it is", AuditTrail, get_audit),
-    Route(
+    ApiRoute("GET", "/api/releases", "releases", "List releases", ReleaseList, get_releases, query=ReleasesQuery),
+    ApiRoute("GET", _RELEASE, "release", "One release", ReleaseView, get_release),
+    ApiRoute("GET", f"{_RELEASE}/forecast", "forecast", "What it is likely to take", Forecast, get_forecast),
+    ApiRoute("GET", f"{_RELEASE}/audit", "audit", "Why it is where it is", AuditTrail, get_audit),
+    ApiRoute(
         "GET", f"{_RELEASE}/assignments", "assignments", "Who takes part",
         AssignmentPage, get_assignments, query=AssignmentsQuery,
     ),
     *(
-        Route(
+        ApiRoute(
             "POST", f"{_RELEASE}/{action}", action, f"{action.capitalize()} a release",
-            Release, decision(action), body=Said, errors=(409,),
+            Release, decision(action), body=ActionRequest, errors=(409,),
         )
         for action in DECISIONS
     ),
-    Route(
+    ApiRoute(
         "POST", f"{_RELEASE}/rehearse", "rehearse", "Take runs of a rehearsal",
         ClaimAnswer, rehearse, body=ClaimRequest, errors=(409,), waits=True,
     ),
-    Route("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, get_pins),
+    ApiRoute("GET", "/api/rollouts/{rid}/pins", "pins", "What a rollout was given", PinList, get_pins),
 )  # fmt: skip
 """This part of the API."""

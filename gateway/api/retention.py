@@ -9,14 +9,14 @@ from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import answer, query_of
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.index.link import Link
-from penstock.gateway.model.audit import Said
+from penstock.gateway.followers.index.link import IndexLink
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import ID_PATTERN, Noun
-from penstock.gateway.model.forgotten import Forgotten, Holding
-from penstock.gateway.model.retention import ForgottenPage, HoldingList, RetentionStatus
-from penstock.gateway.retention.service import Retention
+from penstock.gateway.model.retention import ForgottenPage, RetentionHoldList, RetentionStatus
+from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
+from penstock.gateway.tape.retention.service import RetentionService
 
 
 class ForgottenQuery(Noun):
@@ -28,7 +28,7 @@ class ForgottenQuery(Noun):
     """How many at most."""
 
 
-async def forget(control: Control, ids: Ids, asked: Said) -> Forgotten:
+async def forget(control: Control, ids: Ids, asked: ActionRequest) -> ForgottenRollout:
     """Take a rollout off the tape for good: what it was given, its attempts, calls and rewards, out of the file and out
     of the index. It is out of sight with the answer; `GET /api/retention` says when nothing is left. A rollout that
     runs, that somebody keeps, or that a live release still has to count is refused. Its name and the time stay, and so
@@ -36,12 +36,12 @@ async def forget(control: Control, ids: Ids, asked: Said) -> Forgotten:
     return await _retention(control).forget(ids["rid"], asked)
 
 
-async def hold(control: Control, ids: Ids, asked: Said) -> Holding:
+async def hold(control: Control, ids: Ids, asked: ActionRequest) -> RetentionHold:
     """Keep a rollout, whatever the rules of retention say, until the hold is lifted."""
     return await _retention(control).hold(ids["rid"], asked)
 
 
-async def lift(control: Control, ids: Ids, asked: Said) -> Holding:
+async def lift(control: Control, ids: Ids, asked: ActionRequest) -> RetentionHold:
     """Lift the hold of a rollout; how it was kept."""
     return await _retention(control).lift(ids["rid"], asked)
 
@@ -66,7 +66,7 @@ async def get_forgotten(request: web.Request) -> web.Response:
     return answer(await asyncio.to_thread(_retention(request.app[CONTROL]).forgotten, asked.cursor, asked.limit))
 
 
-def _in_index(link: Link | None, hidden_at: int) -> tuple[int | None, str]:
+def _in_index(link: IndexLink | None, hidden_at: int) -> tuple[int | None, str]:
     """(forgotten rollouts that are still in files of the index, None while that is not known; why they are not
     removed). `hidden_at`: the change up to which the index must have read."""
     if link is None:
@@ -84,26 +84,27 @@ def _in_index(link: Link | None, hidden_at: int) -> tuple[int | None, str]:
     )
 
 
-def _retention(control: Control) -> Retention:
+def _retention(control: Control) -> RetentionService:
     assert control.retention is not None
     return control.retention
 
 
-ROUTES: tuple[Route, ...] = (
-    Route(
-        "POST", "/api/rollouts/{rid}/forget", "forget", "Forget a rollout", Forgotten, forget, body=Said,
-        errors=(404, 409), least="admin",
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute(
+        "POST", "/api/rollouts/{rid}/forget", "forget", "Forget a rollout", ForgottenRollout, forget,
+        body=ActionRequest, errors=(404, 409), least="admin",
     ),
-    Route(
-        "POST", "/api/rollouts/{rid}/hold", "hold_rollout", "Keep a rollout", Holding, hold, body=Said, errors=(404,)
+    ApiRoute(
+        "POST", "/api/rollouts/{rid}/hold", "hold_rollout", "Keep a rollout", RetentionHold, hold, body=ActionRequest,
+        errors=(404,)
     ),
-    Route(
-        "POST", "/api/rollouts/{rid}/lift_hold", "lift_hold", "Lift the hold of a rollout", Holding, lift, body=Said,
-        errors=(404,), least="admin",
+    ApiRoute(
+        "POST", "/api/rollouts/{rid}/lift_hold", "lift_hold", "Lift the hold of a rollout", RetentionHold, lift,
+        body=ActionRequest, errors=(404,), least="admin",
     ),
-    Route("GET", "/api/retention", "retention", "How long rollouts stay", RetentionStatus, get_retention),
-    Route("GET", "/api/retention/holds", "holds", "Rollouts that somebody keeps", HoldingList, get_holds),
-    Route(
+    ApiRoute("GET", "/api/retention", "retention", "How long rollouts stay", RetentionStatus, get_retention),
+    ApiRoute("GET", "/api/retention/holds", "holds", "Rollouts that somebody keeps", RetentionHoldList, get_holds),
+    ApiRoute(
         "GET", "/api/retention/forgotten", "forgotten", "Rollouts that were forgotten", ForgottenPage, get_forgotten,
         query=ForgottenQuery,
     ),

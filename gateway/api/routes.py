@@ -2,7 +2,7 @@
 
 `ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so no endpoint can be
 served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the
-event loop (`gateway.api.reading`, `gateway.api.pages`), change it (`gateway.api.queue`) or follow the change feed
+event loop (`gateway.api.rollouts`, `gateway.api.pagination`), change it (`gateway.api.queue`) or follow the change feed
 (`gateway.api.changes`). Answers are `gateway.model.answers` and `gateway.model.queue`.
 """
 
@@ -19,12 +19,10 @@ from typing import get_args
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway import metrics
 from penstock.gateway.api import (
     audit,
     breakdown,
     budgets,
-    bulk,
     changes,
     definitions,
     digests,
@@ -35,24 +33,27 @@ from penstock.gateway.api import (
     policy,
     prices,
     queue,
-    reading,
     releases,
     retention,
+    rollouts,
     runs,
     search,
     sql,
     stats,
-    tool_reading,
+    tool_uses,
     upstreams,
     webhooks,
+    whole_rollouts,
 )
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
-from penstock.gateway.api.heavy import Unmade
-from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, Route
+from penstock.gateway.api.heavy_reads import DeferredAnswer
+from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, ApiRoute
 from penstock.gateway.api.operations import Ids, operate
-from penstock.gateway.filters.fields import described
+from penstock.gateway.followers.otlp.ingest import KEY, post_telemetry
+from penstock.gateway.model import metrics
 from penstock.gateway.model.answers import (
+    AgentToken,
     AttemptList,
     ChangePage,
     Diagnosis,
@@ -62,10 +63,9 @@ from penstock.gateway.model.answers import (
     SpanDetail,
     SpanPage,
     Stats,
-    Token,
     TokenRequest,
 )
-from penstock.gateway.model.audit import Role, Said
+from penstock.gateway.model.audit import ActionRequest, Role
 from penstock.gateway.model.base import Mode, Noun
 from penstock.gateway.model.queue import (
     ClaimAnswer,
@@ -85,11 +85,11 @@ from penstock.gateway.model.queue import (
     RewardAnswer,
     WorkerList,
 )
-from penstock.gateway.model.release import ENDED, Stage
+from penstock.gateway.model.release import ENDED, ReleaseStage
 from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
 from penstock.gateway.model.tools import ToolList
 from penstock.gateway.model.transcript import Transcript
-from penstock.gateway.otlp.ingest import KEY, post_telemetry
+from penstock.gateway.reading.filters.fields import describe_fields
 
 
 class StatsQuery(Noun):
@@ -108,18 +108,18 @@ async def get_stats(request: web.Request) -> web.Response:
     return answer(await stats.gather(control.tape, asked.spans, figures, total))
 
 
-async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> Token:
+async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> AgentToken:
     """Make an agent token: the API key of an agent that may speak for one rollout and for nothing else. The rollout
     need not exist yet. Tokens are not stored: a lost one is made again, a leaked one is good until it expires."""
     now = int(time.time())
     token = control.auth.mint(asked.rollout, asked.expires_s, now)
     expires_ns = None if asked.expires_s is None else (now + asked.expires_s) * 10**9
-    return Token(token=token, rollout=asked.rollout, expires_ns=expires_ns)
+    return AgentToken(token=token, rollout=asked.rollout, expires_ns=expires_ns)
 
 
 async def get_filters(request: web.Request) -> web.Response:
     """The fields of filters with their operators, and their values where there is a choice: for completion."""
-    return answer(FilterFields(spans=described("spans"), rollouts=described("rollouts")))
+    return answer(FilterFields(spans=describe_fields("spans"), rollouts=describe_fields("rollouts")))
 
 
 async def get_openapi(request: web.Request) -> web.Response:
@@ -150,7 +150,7 @@ async def get_metrics(request: web.Request) -> web.Response:
     control = request.app[CONTROL]
     await asyncio.to_thread(_look_at_tape, control)
     control.metrics.forget_arms()
-    page = await asyncio.to_thread(metrics.render, metrics.Snapshot(await control.team.figures()))
+    page = await asyncio.to_thread(metrics.render, metrics.MetricsSnapshot(await control.team.figures()))
     return web.Response(body=page, headers={"Content-Type": metrics.CONTENT_TYPE})
 
 
@@ -162,10 +162,10 @@ def _look_at_tape(control: Control) -> None:
     figures.queue_oldest_seconds = 0.0 if work.oldest_ns is None else max(0.0, (now - work.oldest_ns) / 1e9)
     figures.queue_claimed = work.claimed
     releases = control.releases.reader.releases()
-    control.releases.measure.look(releases, figures, now)
+    control.releases.metrics.update(releases, figures, now)
     live = Counter(release.stage for release in releases if release.live)
-    figures.releases = {(stage,): live[stage] for stage in get_args(Stage) if stage not in ENDED}
-    figures.workers = len(reading.recent_workers(control.dispatcher.reader, now))
+    figures.releases = {(stage,): live[stage] for stage in get_args(ReleaseStage) if stage not in ENDED}
+    figures.workers = len(rollouts.recent_workers(control.dispatcher.reader, now))
 
 
 @cache
@@ -181,104 +181,104 @@ def _docs_page() -> str:
 _ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"
 _SPAN = f"{_ATTEMPT}/spans/{{sequence}}"
 
-ROUTES: tuple[Route, ...] = (
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "GET", "/api/rollouts", "rollouts", "List rollouts",
-        RolloutPage, reading.get_rollouts, query=reading.RolloutsQuery,
+        RolloutPage, rollouts.get_rollouts, query=rollouts.RolloutsQuery,
     ),
-    Route("GET", "/api/rollouts/{rid}", "rollout", "One rollout", RolloutSummary, reading.get_rollout),
-    Route(
+    ApiRoute("GET", "/api/rollouts/{rid}", "rollout", "One rollout", RolloutSummary, rollouts.get_rollout),
+    ApiRoute(
         "GET", "/api/rollouts/{rid}/diagnosis", "diagnosis", "Can it be trained on?",
-        Diagnosis, reading.get_diagnosis, query=reading.DiagnosisQuery,
+        Diagnosis, rollouts.get_diagnosis, query=rollouts.DiagnosisQuery,
     ),
-    Route(
-        "GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, tool_reading.get_tools,
-        query=tool_reading.ToolsQuery,
+    ApiRoute(
+        "GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, tool_uses.get_tools,
+        query=tool_uses.ToolsQuery,
     ),
-    Route(
+    ApiRoute(
         "GET", f"{_ATTEMPT}/transcript", "transcript", "The task and every call of an attempt, read",
-        Transcript, reading.get_transcript, often=True,
+        Transcript, rollouts.get_transcript, often=True,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/rollouts/{rid}/attempts", "attempts", "Attempts of a rollout",
-        AttemptList, reading.get_attempts,
+        AttemptList, rollouts.get_attempts,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/rollouts/{rid}/spans", "rollout_spans", "Spans of a rollout",
-        SpanPage, reading.get_rollout_spans, query=reading.PageQuery,
+        SpanPage, rollouts.get_rollout_spans, query=rollouts.PageQuery,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/rollouts/{rid}/attempts/{aid}/spans", "attempt_spans", "Spans of an attempt",
-        SpanPage, reading.get_rollout_spans, query=reading.PageQuery,
+        SpanPage, rollouts.get_rollout_spans, query=rollouts.PageQuery,
     ),
-    Route("GET", _SPAN, "span", "One span, whole", SpanDetail, reading.get_span, query=reading.SpanQuery),
-    Route(
+    ApiRoute("GET", _SPAN, "span", "One span, whole", SpanDetail, rollouts.get_span, query=rollouts.SpanQuery),
+    ApiRoute(
         "GET", f"{_SPAN}/request", "request_body", "Request body, exact bytes",
-        OCTETS, reading.get_request_body, query=reading.BodyQuery,
+        OCTETS, rollouts.get_request_body, query=rollouts.BodyQuery,
     ),
-    Route(
+    ApiRoute(
         "GET", f"{_SPAN}/response", "response_body", "Response body, exact bytes",
-        OCTETS, reading.get_response_body, query=reading.BodyQuery,
+        OCTETS, rollouts.get_response_body, query=rollouts.BodyQuery,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/rollouts/{rid}/exchanges", "exchanges", "Bytes of all its calls",
-        OCTETS, reading.get_exchanges, query=reading.ExchangesQuery,
+        OCTETS, rollouts.get_exchanges, query=rollouts.ExchangesQuery,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/whole", "whole_rollouts", "Rollouts with their spans and the bytes of their calls",
-        OCTETS, bulk.get_whole, query=bulk.WholeQuery, errors=(404,),
+        OCTETS, whole_rollouts.get_whole, query=whole_rollouts.WholeRolloutsQuery, errors=(404,),
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",
-        SpanPage, reading.get_recent_spans, query=reading.PageQuery,
+        SpanPage, rollouts.get_recent_spans, query=rollouts.PageQuery,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/changes", "changes", "Follow what changes",
         EVENTS, changes.get_changes, query=changes.ChangesQuery, also=ChangePage,
     ),
-    Route(
+    ApiRoute(
         "GET", "/api/digest", "digest", "Follow the names of what changes",
         EVENTS, digests.get_digests, query=digests.DigestQuery,
     ),
-    Route("GET", "/api/filters", "filters", "The filter language", FilterFields, get_filters),
-    Route(
+    ApiRoute("GET", "/api/filters", "filters", "The filter language", FilterFields, get_filters),
+    ApiRoute(
         "POST", "/api/rollouts", "enqueue", "Queue tasks",
         EnqueueAnswer, queue.enqueue, body=EnqueueRequest, errors=(409,),
     ),
-    Route(
+    ApiRoute(
         "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
-        Rollout, queue.cancel, body=Said, errors=(409,),
+        Rollout, queue.cancel, body=ActionRequest, errors=(409,),
     ),
-    Route(
+    ApiRoute(
         "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
-        Rollout, queue.requeue, body=Said, errors=(409,),
+        Rollout, queue.requeue, body=ActionRequest, errors=(409,),
     ),
-    Route("POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest, waits=True),
-    Route(
+    ApiRoute("POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest, waits=True),
+    ApiRoute(
         "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
         HeartbeatAnswer, queue.heartbeat, body=HeartbeatRequest,
     ),
-    Route(
+    ApiRoute(
         "POST", f"{_ATTEMPT}/finish", "finish", "End an attempt",
         FinishAnswer, queue.finish, body=FinishRequest, errors=(409,),
     ),
-    Route(
+    ApiRoute(
         "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt", RewardAnswer, queue.reward, body=Judgement
     ),
-    Route(
+    ApiRoute(
         "POST", f"{_ATTEMPT}/events", "events", "Add events to an attempt",
         EventsAnswer, queue.add_events, body=EventsRequest,
     ),
-    Route(
+    ApiRoute(
         "POST", "/api/feedback", "feedback", "Reward a response",
         FeedbackAnswer, queue.feedback, body=FeedbackRequest, errors=(404,),
     ),
-    Route("GET", "/api/queue", "queue", "How much work there is", QueueStatus, reading.get_queue),
-    Route(
+    ApiRoute("GET", "/api/queue", "queue", "How much work there is", QueueStatus, rollouts.get_queue),
+    ApiRoute(
         "POST", "/api/queue", "set_queue", "Open, pause or drain the queue",
         QueueStatus, queue.set_queue, body=QueueRequest,
     ),
-    Route("GET", "/api/workers", "workers", "Who works", WorkerList, reading.get_workers),
+    ApiRoute("GET", "/api/workers", "workers", "Who works", WorkerList, rollouts.get_workers),
     *releases.ROUTES,
     *upstreams.ROUTES,
     *runs.ROUTES,
@@ -293,22 +293,22 @@ ROUTES: tuple[Route, ...] = (
     *search.ROUTES,
     *sql.ROUTES,
     *retention.ROUTES,
-    Route("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
-    Route("POST", "/api/tokens", "token", "Make an agent token", Token, make_token, body=TokenRequest),
-    Route("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
-    Route("GET", "/api/docs", "docs", "Readable documentation", HTML, get_docs, public=True),
-    Route("GET", "/healthz", "healthz", "Alive?", Health, get_health, public=True),
-    Route("GET", "/readyz", "readyz", "Ready for calls?", Health, get_ready, public=True, errors=(503,)),
-    Route("GET", "/metrics", "metrics", "Prometheus metrics", TEXT, get_metrics),
+    ApiRoute("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
+    ApiRoute("POST", "/api/tokens", "token", "Make an agent token", AgentToken, make_token, body=TokenRequest),
+    ApiRoute("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),
+    ApiRoute("GET", "/api/docs", "docs", "Readable documentation", HTML, get_docs, public=True),
+    ApiRoute("GET", "/healthz", "healthz", "Alive?", Health, get_health, public=True),
+    ApiRoute("GET", "/readyz", "readyz", "Ready for calls?", Health, get_ready, public=True, errors=(503,)),
+    ApiRoute("GET", "/metrics", "metrics", "Prometheus metrics", TEXT, get_metrics),
 )  # fmt: skip
 """The API."""
 
 
 _AGENT = guard.AGENT + "{kind}/{rid}/{aid}"
 
-AGENT_ROUTES: tuple[Route, ...] = (
-    Route("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, queue.agent_reward, body=Judgement),
-    Route("POST", f"{_AGENT}/events", "", "", EventsAnswer, queue.agent_events, body=EventsRequest),
+AGENT_ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, queue.agent_reward, body=Judgement),
+    ApiRoute("POST", f"{_AGENT}/events", "", "", EventsAnswer, queue.agent_events, body=EventsRequest),
 )
 """Requests that an agent may send below its own address; no part of the API."""
 
@@ -317,11 +317,11 @@ OPERATIONS = [*(route for route in ROUTES if route.operation), *AGENT_ROUTES]
 """Routes with a body, which change something or test rules, and those that runners read with every rollout."""
 
 
-def make_control(control: Control) -> web.Application:
+def make_application(control: Control) -> web.Application:
     """The application that serves reading requests. For a path that changes something it answers which methods exist.
     Its `shutdown` must be called when the gateway stops: it ends the followers."""
     public = frozenset(route.path for route in ROUTES if route.public)
-    needs: dict[str, Role] = {route.path: route.needs for route in ROUTES if route.method == "POST"}
+    needs: dict[str, Role] = {route.path: route.required_role for route in ROUTES if route.method == "POST"}
     # The listener limits the size of bodies.
     app = web.Application(middlewares=[guard.middleware(control.auth, public, needs)], client_max_size=0)
     app[CONTROL] = control
@@ -334,13 +334,13 @@ def make_control(control: Control) -> web.Application:
     return app
 
 
-def _operated(route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _operated(route: ApiRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """An operation as an aiohttp handler, for paths with escapes, which `Operations.find` does not match."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         control, body = request.app[CONTROL], await request.read()
         found = await operate(control, route, request.match_info, request.content_type, body)
-        if isinstance(found, Unmade):
+        if isinstance(found, DeferredAnswer):
             return await control.heavy.answer(request, lambda: guard.json_of(found.make()), guard.JSON)
         return answer(found)
 

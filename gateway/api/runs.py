@@ -13,14 +13,13 @@ from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.api.pages import Mark, Walk, decode_cursor, encode_cursor, page
+from penstock.gateway.api.pagination import Mark, Walk, decode_cursor, encode_cursor, page
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.run import (
     MOST_READ,
     CurveList,
-    Kind,
     NewRun,
     Point,
     PointPage,
@@ -32,21 +31,22 @@ from penstock.gateway.model.run import (
     RunEventsAnswer,
     RunEventsRequest,
     RunHead,
+    RunKind,
     RunPage,
-    Status,
+    RunStatus,
     Step,
-    seen_at,
+    status_at,
 )
-from penstock.gateway.runs.curves import curve
-from penstock.gateway.runs.service import RunService
+from penstock.gateway.work.runs.curves import curve
+from penstock.gateway.work.runs.service import RunService
 
 
 class RunsQuery(Noun):
     """Parameters of the list of runs."""
 
-    kind: Kind | None = None
+    kind: RunKind | None = None
     """Only those that learn like this."""
-    status: Status | None = None
+    status: RunStatus | None = None
     """Only those that stand here."""
     limit: int = Field(default=100, ge=1, le=1000)
     """How many at most."""
@@ -132,7 +132,7 @@ def _runs_walk(runs: RunService, asked: RunsQuery) -> Walk[RunHead]:
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, RunHead | None]]:
         now = runs.now_ns()
         for position, run in runs.reader.run_heads(int(mark[0]) if mark else None):
-            run.status = seen_at(run, now)
+            run.status = status_at(run, now)
             wanted = asked.kind in (None, run.kind) and asked.status in (None, run.status)
             yield (position,), run if wanted else None
 
@@ -145,7 +145,7 @@ async def get_run(request: web.Request) -> web.Response:
     run = runs.reader.run(name)
     if run is None:
         raise _missing(name)
-    run.status = seen_at(run, runs.now_ns())
+    run.status = status_at(run, runs.now_ns())
     return answer(run)
 
 
@@ -219,26 +219,26 @@ def _missing(name: str) -> ApiError:
 
 _RUN = "/api/runs/{run}"
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/runs", "runs", "List training runs", RunPage, get_runs, query=RunsQuery),
-    Route("POST", "/api/runs", "start_run", "Start a training run", Run, start_run, body=NewRun, errors=(409,)),
-    Route("GET", _RUN, "run", "One training run", Run, get_run),
-    Route("POST", _RUN, "change_run", "Say how a run stands", RunHead, change_run, body=RunChange),
-    Route("GET", f"{_RUN}/metrics", "curves", "Metrics over the steps", CurveList, get_curves, query=CurvesQuery),
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/runs", "runs", "List training runs", RunPage, get_runs, query=RunsQuery),
+    ApiRoute("POST", "/api/runs", "start_run", "Start a training run", Run, start_run, body=NewRun, errors=(409,)),
+    ApiRoute("GET", _RUN, "run", "One training run", Run, get_run),
+    ApiRoute("POST", _RUN, "change_run", "Say how a run stands", RunHead, change_run, body=RunChange),
+    ApiRoute("GET", f"{_RUN}/metrics", "curves", "Metrics over the steps", CurveList, get_curves, query=CurvesQuery),
+    ApiRoute(
         "POST", f"{_RUN}/metrics", "report", "Report metrics",
         RunHead, report_points, body=PointsRequest, errors=(409,),
     ),
-    Route("GET", f"{_RUN}/points", "points", "Points of a run, exactly", PointPage, get_points, query=PointsQuery),
-    Route(
+    ApiRoute("GET", f"{_RUN}/points", "points", "Points of a run, exactly", PointPage, get_points, query=PointsQuery),
+    ApiRoute(
         "GET", f"{_RUN}/events", "run_events", "What happened in a run",
         RunEventPage, get_run_events, query=RunEventsQuery,
     ),
-    Route(
+    ApiRoute(
         "POST", f"{_RUN}/events", "add_run_events", "Add events to a run",
         RunEventsAnswer, add_run_events, body=RunEventsRequest,
     ),
-    Route(
+    ApiRoute(
         "POST", f"{_RUN}/finish", "finish_run", "End a run",
         RunHead, finish_run, body=RunEnd, errors=(409,),
     ),

@@ -9,26 +9,26 @@ from typing import Final
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.contents import reader_of_passages
+from penstock.gateway.api.contents import passage_reader
 from penstock.gateway.api.context import CONTROL
-from penstock.gateway.api.finding import finder
 from penstock.gateway.api.guard import answer, query_of
-from penstock.gateway.api.openapi import Route
-from penstock.gateway.api.pages import (
+from penstock.gateway.api.index_lookup import index_lookup
+from penstock.gateway.api.openapi import ApiRoute
+from penstock.gateway.api.pagination import (
     SCAN_BODIES,
-    Find,
+    IndexLookup,
     Mark,
-    Tape,
+    TapeSource,
     Walk,
     decode_cursor,
     encode_cursor,
     page,
     recent_walk,
 )
-from penstock.gateway.api.reading import PageQuery
-from penstock.gateway.filters.search import Place, Search, search
+from penstock.gateway.api.rollouts import PageQuery
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.search import Hit, SearchPage, SearchRow
+from penstock.gateway.reading.filters.search import PassageMatch, TextSearch, search
 
 HITS: Final = 10
 """Most passages of one span that are shown."""
@@ -55,17 +55,17 @@ async def get_search(request: web.Request) -> web.Response:
     adds to the conversation and its answer: what is only sent once more is found where it was said first."""
     control, asked, now_ns = request.app[CONTROL], query_of(request, SearchQuery), time.time_ns()
     wanted = search(asked.text, asked.filter, asked.words, now_ns)
-    walk = search_walk(control.tape, wanted, asked.context, finder(control, "spans", wanted.query, now_ns))
+    walk = search_walk(control.tape, wanted, asked.context, index_lookup(control, "spans", wanted.query, now_ns))
     found = await page(walk, decode_cursor("recent", asked.cursor), asked.limit, SCAN_BODIES, control.heavy.run)
     next = encode_cursor("recent", found.mark)
     return answer(SearchPage(rows=found.rows, next=next, scanned=found.scanned))
 
 
-def search_walk(tape: Tape, wanted: Search, context: int, find: Find) -> Walk[SearchRow]:
+def search_walk(tape: TapeSource, wanted: TextSearch, context: int, find: IndexLookup) -> Walk[SearchRow]:
     """The spans that contain the text, with their passages."""
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, SearchRow | None]]:
-        read = reader_of_passages(tape)
+        read = passage_reader(tape)
         for position, span in recent_walk(tape, wanted.query, find)(mark):
             places = list(_places(read(span), wanted)) if span is not None else []
             hits = [_hit(passage, place, context) for passage, place in places[:HITS]]
@@ -75,13 +75,13 @@ def search_walk(tape: Tape, wanted: Search, context: int, find: Find) -> Walk[Se
     return walk
 
 
-def _places(passages: list[Passage], wanted: Search) -> Iterator[tuple[Passage, Place]]:
+def _places(passages: list[Passage], wanted: TextSearch) -> Iterator[tuple[Passage, PassageMatch]]:
     for passage in passages:
-        if (place := wanted.place(passage)) is not None:
+        if (place := wanted.find(passage)) is not None:
             yield passage, place
 
 
-def _hit(passage: Passage, place: Place, context: int) -> Hit:
+def _hit(passage: Passage, place: PassageMatch, context: int) -> Hit:
     text = passage.text
     return Hit(
         answer=passage.answer, role=passage.role, part=passage.kind, name=passage.name,
@@ -90,8 +90,8 @@ def _hit(passage: Passage, place: Place, context: int) -> Hit:
     )  # fmt: skip
 
 
-ROUTES: tuple[Route, ...] = (
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute(
         "GET", "/api/search", "search", "Search for a text in what calls say", SearchPage, get_search,
         query=SearchQuery,
     ),

@@ -1,4 +1,4 @@
-"""SQL over the tape (`gateway.index.sql`)."""
+"""SQL over the tape (`gateway.followers.index.sql`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from aiohttp import web
 
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.guard import ApiError, answer
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.index.sql.runner import NotAnswered
-from penstock.gateway.index.sql.views import VIEWS, given
+from penstock.gateway.followers.index.sql.runner import SqlQueryError
+from penstock.gateway.followers.index.sql.views import VIEWS, given
 from penstock.gateway.model.sql import SqlAnswer, SqlRequest, SqlView, SqlViewColumn, SqlViews
 
 MOST_RUNS: Final = 10_000
 
 
-class _Written(SqlAnswer):
+class _EncodedSqlAnswer(SqlAnswer):
     """An answer whose JSON exists already: parsing and writing megabytes of it anew would delay calls."""
 
     def model_dump_json(self, **_: Any) -> str:
@@ -45,7 +45,7 @@ async def get_views(request: web.Request) -> web.Response:
     )
 
 
-async def ask(control: Control, ids: Ids, asked: SqlRequest) -> SqlAnswer:
+async def run_sql(control: Control, ids: Ids, asked: SqlRequest) -> SqlAnswer:
     """Answer one SELECT over the views of the tape, in DuckDB's SQL. It runs in a process of its own that can read the
     files of the index and nothing else, with bounded memory and time; nothing can be changed. Needs the index, and
     starts it where the tape is too small to have one."""
@@ -53,9 +53,9 @@ async def ask(control: Control, ids: Ids, asked: SqlRequest) -> SqlAnswer:
     rows = await asyncio.to_thread(_given, control)
     try:
         found = await control.queries.run(asked.query, asked.format, asked.limit, asked.timeout_s, rows)
-    except NotAnswered as error:
+    except SqlQueryError as error:
         raise ApiError(error.status, error.message, error.field) from None
-    return _Written(columns=[], count=0, more=False, rows=[], file=found.decode())
+    return _EncodedSqlAnswer(columns=[], count=0, more=False, rows=[], file=found.decode())
 
 
 def _given(control: Control) -> Mapping[str, Sequence[Mapping[str, Any]]]:
@@ -71,10 +71,10 @@ def _given(control: Control) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     }
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/sql", "sql_views", "What SQL may read", SqlViews, get_views),
-    Route(
-        "POST", "/api/sql", "sql", "Ask by SQL", SqlAnswer, ask, body=SqlRequest, reads=True, errors=(400, 409, 503)
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/sql", "sql_views", "What SQL may read", SqlViews, get_views),
+    ApiRoute(
+        "POST", "/api/sql", "sql", "Ask by SQL", SqlAnswer, run_sql, body=SqlRequest, reads=True, errors=(400, 409, 503)
     ),
 )  # fmt: skip
 """This part of the API."""

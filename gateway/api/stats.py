@@ -14,21 +14,21 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal
 
-from penstock.gateway.api.pages import SLICE, Tape, summary_of
-from penstock.gateway.api.tool_stats import ToolTally, latencies, went
-from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.token_estimate import uncounted
-from penstock.gateway.index.questions import Totalled
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.api.pagination import SLICE, TapeSource, summary_of
+from penstock.gateway.api.tool_stats import ToolTally, failures_by_rollout, latencies
+from penstock.gateway.followers.index.protocol import TotalResult
 from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, Stats
-from penstock.gateway.model.base import CALLS, Kind
+from penstock.gateway.model.base import CALLS, SpanKind
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.negotiation import refused
-from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.rollout import Reward, RewardSource, Totals
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.token_estimate import lacks_token_counts
 
 
-class Answered:
+class AnsweredAttempts:
     """The attempts with an answered call, while calls are looked at, the newest first."""
 
     def __init__(self) -> None:
@@ -45,25 +45,25 @@ class Answered:
 
 
 @dataclass(slots=True)
-class Tally:
+class SpanTally:
     """Sums that grow span by span."""
 
     spans: int = 0
     since_ns: int | None = None
     totals: Totals = field(default_factory=Totals)
     by_status: Counter[str] = field(default_factory=Counter[str])
-    by_kind: Counter[Kind] = field(default_factory=Counter[Kind])
+    by_kind: Counter[SpanKind] = field(default_factory=Counter[SpanKind])
     rewards: list[Reward] = field(default_factory=list[Reward])
     by_model: defaultdict[str, ModelStats] = field(default_factory=lambda: defaultdict(ModelStats))
     durations: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     tools: ToolTally = field(default_factory=ToolTally)
-    answered: Answered = field(default_factory=Answered)
+    answered: AnsweredAttempts = field(default_factory=AnsweredAttempts)
 
     def add(self, span: Span) -> None:
         self.spans += 1
         self.since_ns = span.start_ns if self.since_ns is None else min(self.since_ns, span.start_ns)
         self.by_kind[span.kind] += 1
-        if own(span):
+        if is_release_call(span):
             return
         self.tools.add(span)
         self.by_status.update([span.status.value] if span.kind in CALLS else [])
@@ -101,7 +101,7 @@ def count_call(totals: Totals, span: Span, settled: bool) -> None:
     if span.usage is not None:
         totals.input_tokens = (totals.input_tokens or 0) + (span.usage.input_tokens or 0)
         totals.output_tokens = (totals.output_tokens or 0) + (span.usage.output_tokens or 0)
-    totals.uncounted += uncounted(span, by_name(span.dialect))
+    totals.uncounted += lacks_token_counts(span, by_name(span.dialect))
 
 
 _SUMS: Final = ("calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted")
@@ -116,7 +116,7 @@ NEWEST: Final = 10_000
 
 
 async def gather(
-    tape: Tape, most: int | None, metrics: Metrics, total: Callable[[], Totalled | None] | None = None
+    tape: TapeSource, most: int | None, metrics: Metrics, total: Callable[[], TotalResult | None] | None = None
 ) -> Stats:
     """Figures over the `most` newest spans; None for all, if `total` finds them in an index."""
     found = await asyncio.to_thread(total) if most is None and total is not None else None
@@ -133,7 +133,7 @@ async def gather(
     )
 
 
-def _summed(found: Totalled) -> dict[str, Any]:
+def _summed(found: TotalResult) -> dict[str, Any]:
     """The sums of an index."""
     rows = [{name: row[name] for name in _MODEL} for row in found.models]
     totals = {name: sum(row[name] for row in rows) for name in _SUMS}
@@ -150,13 +150,13 @@ def _summed(found: Totalled) -> dict[str, Any]:
     }
 
 
-async def _counted(tape: Tape, most: int) -> dict[str, Any]:
+async def _counted(tape: TapeSource, most: int) -> dict[str, Any]:
     """The sums of the newest spans."""
-    tally, before, complete = Tally(), None, False
+    tally, before, complete = SpanTally(), None, False
     while not complete and tally.spans < most:
         wanted = min(SLICE, most - tally.spans)
         before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
-    failed = await asyncio.to_thread(went, tally.tools, partial(summary_of, tape))
+    failed = await asyncio.to_thread(failures_by_rollout, tally.tools, partial(summary_of, tape))
     return {
         "counted_spans": tally.spans,
         "complete": complete,
@@ -170,7 +170,7 @@ async def _counted(tape: Tape, most: int) -> dict[str, Any]:
     }
 
 
-def _count_slice(tape: Tape, tally: Tally, before: int | None, wanted: int) -> tuple[int | None, bool]:
+def _count_slice(tape: TapeSource, tally: SpanTally, before: int | None, wanted: int) -> tuple[int | None, bool]:
     """Count up to `wanted` spans; return the position to go on from and whether the tape has ended."""
     rows = list(islice(tape.recent(before), wanted))
     for _, span in rows:

@@ -14,14 +14,14 @@ from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolStats
 
-Name = tuple[str, str]
+ToolName = tuple[str, str]
 """Server and tool."""
 ENDED = {RolloutStatus.FAILED: True, RolloutStatus.SUCCEEDED: False}
 """True if a rollout with this status failed; other statuses are not conclusive."""
 
 
 @dataclass(slots=True)
-class Runs:
+class ToolRunSums:
     """Sums of one tool."""
 
     calls: int = 0
@@ -35,7 +35,7 @@ class Runs:
 class ToolTally:
     """Sums that grow span by span."""
 
-    tools: defaultdict[Name, Runs] = field(default_factory=lambda: defaultdict(Runs))
+    tools: defaultdict[ToolName, ToolRunSums] = field(default_factory=lambda: defaultdict(ToolRunSums))
     rollouts: set[str] = field(default_factory=set[str])
     """Ids of all counted rollouts, with tools and without."""
 
@@ -77,7 +77,7 @@ def latencies(durations: list[int]) -> dict[str, int]:
     return {name: ordered[-(-len(ordered) * q // 100) - 1] for name, q in quantiles} if ordered else {}
 
 
-def went(tally: ToolTally, summary_of: Callable[[str], RolloutSummary | None]) -> dict[str, bool]:
+def failures_by_rollout(tally: ToolTally, summary_of: Callable[[str], RolloutSummary | None]) -> dict[str, bool]:
     """By rollout id, True if it failed; only rollouts with a known outcome. Nothing is looked up if no tool was run."""
     found = (summary_of(one) for one in tally.rollouts) if tally.tools else ()
     known = ((one.id, failed(one)) for one in found if one is not None)

@@ -3,7 +3,7 @@ on.
 
 A person or a trainer pauses the upstream, waits until no call runs there any more, changes the weights, and opens it. A
 hold is a lease in this process: holding again renews it, and a gateway that restarts has forgotten it
-(`gateway.upstreams.gate`).
+(`gateway.traffic.upstreams.gate`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from aiohttp import web
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.upstream import PauseRequest, RouteView, UpstreamList, UpstreamView
-from penstock.gateway.upstream_settings import Route as Configured
-from penstock.gateway.upstreams.pool import Pool
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.upstream_settings import RouteSettings as Configured
 
 
 async def get_upstreams(request: web.Request) -> web.Response:
@@ -42,18 +42,18 @@ async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView
     await control.team.pause(before.name, asked.bound_s)
     # A trainer's renewals of its hold change nothing, so they are not logged.
     if not before.paused or before.bound_s != asked.bound_s:
-        await control.audit_log.keep(asked, "pause_upstream", before.name)
+        await control.audit_log.record(asked, "pause_upstream", before.name)
     return await _found(control, ids)
 
 
-async def open_again(control: Control, ids: Ids, asked: Said) -> UpstreamView:
+async def open_again(control: Control, ids: Ids, asked: ActionRequest) -> UpstreamView:
     """Serve what waits for an upstream, in the order in which it came, and everything from then on."""
     before = await _found(control, ids)
     await control.team.open(before.name)
     # Waiting calls go out in this turn of the loop.
     await asyncio.sleep(0)
     if before.paused:
-        await control.audit_log.keep(asked, "open_upstream", before.name)
+        await control.audit_log.record(asked, "open_upstream", before.name)
     return await _found(control, ids)
 
 
@@ -64,7 +64,7 @@ async def _found(control: Control, ids: Ids) -> UpstreamView:
     return views[name]
 
 
-def view(pool: Pool) -> UpstreamView:
+def view(pool: ConnectionPool) -> UpstreamView:
     """The state of an upstream in this process."""
     gate, now, check = pool.gate, monotonic(), pool.health.check
     return UpstreamView(
@@ -72,10 +72,10 @@ def view(pool: Pool) -> UpstreamView:
         paused=gate.paused,
         paused_s=None if gate.paused_since is None else now - gate.paused_since,
         bound_s=gate.bound_s if gate.paused else None,
-        waiting=gate.waiting + pool.places.waiting,
+        waiting=gate.waiting + pool.concurrency_limit.waiting,
         running=pool.running,
-        waited=gate.figures.calls + pool.places.waited,
-        refused=gate.figures.refused,
+        waited=gate.stats.calls + pool.concurrency_limit.waited,
+        refused=gate.stats.refused,
         health=pool.health.state(now),
         failing=pool.health.why,
         rests_s=pool.health.rests_s(now),
@@ -84,14 +84,15 @@ def view(pool: Pool) -> UpstreamView:
     )
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/upstreams", "upstreams", "Where calls go", UpstreamList, get_upstreams),
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/upstreams", "upstreams", "Where calls go", UpstreamList, get_upstreams),
+    ApiRoute(
         "POST", "/api/upstreams/{upstream}/pause", "pause_upstream", "Let calls wait",
         UpstreamView, pause, body=PauseRequest,
     ),
-    Route(
-        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go", UpstreamView, open_again, body=Said
+    ApiRoute(
+        "POST", "/api/upstreams/{upstream}/open", "open_upstream", "Let calls go", UpstreamView, open_again,
+        body=ActionRequest
     ),
 )  # fmt: skip
 """This part of the API."""

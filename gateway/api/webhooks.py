@@ -10,10 +10,10 @@ from pydantic import Field
 
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
-from penstock.gateway.api.openapi import Route
+from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.webhook import Delivery, DeliveryList, WebhookList, WebhookTest, WebhookTried
+from penstock.gateway.model.webhook import Delivery, DeliveryList, WebhookList, WebhookTest, WebhookTestResult
 
 
 class DeliveriesQuery(Noun):
@@ -40,7 +40,7 @@ async def get_deliveries(request: web.Request) -> web.Response:
     return answer(DeliveryList(deliveries=await asyncio.to_thread(read)))
 
 
-async def test(control: Control, ids: Ids, asked: WebhookTest) -> WebhookTried:
+async def send_test(control: Control, ids: Ids, asked: WebhookTest) -> WebhookTestResult:
     """Send a webhook a signed message of the type `webhook.test`, once, and say what it answers. A webhook that has
     answered 410 is told of releases again when it takes this."""
     _check(control, ids["webhook"])
@@ -55,12 +55,12 @@ def _check(control: Control, name: str) -> None:
 
 _WEBHOOK = "/api/webhooks/{webhook}"
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/api/webhooks", "webhooks", "Who is told of releases", WebhookList, get_webhooks),
-    Route(
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/webhooks", "webhooks", "Who is told of releases", WebhookList, get_webhooks),
+    ApiRoute(
         "GET", f"{_WEBHOOK}/deliveries", "deliveries", "What it was told",
         DeliveryList, get_deliveries, query=DeliveriesQuery,
     ),
-    Route("POST", f"{_WEBHOOK}/test", "test_webhook", "Send a test", WebhookTried, test, body=WebhookTest),
+    ApiRoute("POST", f"{_WEBHOOK}/test", "test_webhook", "Send a test", WebhookTestResult, send_test, body=WebhookTest),
 )  # fmt: skip
 """This part of the API."""

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from penstock.gateway.client.connection import ClientError, Params, brief
 from penstock.gateway.client.definitions import DefinitionClient
-from penstock.gateway.client.exchanges import PARTS, RECORDS, Recorded, RolloutPart, Unpacker, WholeRollout
+from penstock.gateway.client.exchanges import PARTS, RECORDS, CallBytes, RolloutPart, Unpacker, WholeRollout
 from penstock.gateway.client.index import IndexClient
 from penstock.gateway.client.policy import PolicyClient
 from penstock.gateway.client.releases import ReleaseClient
@@ -30,31 +30,31 @@ from penstock.gateway.client.runs import RunClient
 from penstock.gateway.client.upstreams import UpstreamClient
 from penstock.gateway.client.webhooks import WebhookClient
 from penstock.gateway.model.answers import (
+    AgentToken,
     AttemptList,
     AuditPage,
-    Bytes,
     ChangePage,
     Diagnosis,
+    ExchangeBytes,
     FilterFields,
     PriceList,
     RolloutPage,
     SpanDetail,
     SpanPage,
     Stats,
-    Token,
     TokenRequest,
 )
-from penstock.gateway.model.audit import UNSAID, AuditEntry, Caller, Said
-from penstock.gateway.model.base import Kind
+from penstock.gateway.model.audit import EMPTY_ACTION, ActionRequest, AuditEntry, Caller
+from penstock.gateway.model.base import SpanKind
 from penstock.gateway.model.breakdown import Breakdown, UnreadList
+from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
 from penstock.gateway.model.change import TAPE_HEADER, Change, ChangeKind, Digest
-from penstock.gateway.model.grouping import By
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
     EnqueueAnswer,
-    Enqueued,
     EnqueueRequest,
+    EnqueueResult,
     Event,
     EventsAnswer,
     EventsRequest,
@@ -156,7 +156,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """The attempts of a rollout, oldest first."""
         return (await self.get(f"{_path(rollout)}/attempts", AttemptList)).attempts
 
-    async def span(self, rollout: str, attempt: str, sequence: int, exchange: Bytes = "exact") -> SpanDetail:
+    async def span(self, rollout: str, attempt: str, sequence: int, exchange: ExchangeBytes = "exact") -> SpanDetail:
         """A whole span; `exchange`: its bytes as recorded, without their content encodings, or left out."""
         return await self.get(_path(rollout, attempt, sequence), SpanDetail, {"exchange": exchange})
 
@@ -179,7 +179,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """The exact bytes of a call's response body; `side` as in `request_body`."""
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/response", params={"side": side})
 
-    async def exchanges(self, rollout: str, of: str | None = None) -> AsyncGenerator[Recorded]:
+    async def exchanges(self, rollout: str, of: str | None = None) -> AsyncGenerator[CallBytes]:
         """The recorded bytes of all calls of a rollout, content encodings removed, in their order. `of`: `models`, the
         default, for model calls, or `tools` for exchanges with servers of tools."""
         unpacker = Unpacker(RECORDS)
@@ -188,7 +188,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
                 for call in unpacker.feed(piece):
                     yield call
 
-    async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[Kind] = ()) -> AsyncGenerator[WholeRollout]:
+    async def whole_rollouts(self, ids: Sequence[str], kinds: Sequence[SpanKind] = ()) -> AsyncGenerator[WholeRollout]:
         """The named rollouts (at most 200), in the order given, each with its spans (all, or of these `kinds`) and the
         bytes of its model calls. One request; no more than one rollout is held in memory. Raises `ClientError` before
         the first when one of them does not exist."""
@@ -214,7 +214,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         index."""
         return await self.get("/api/stats", Stats, {"spans": spans})
 
-    async def breakdown(self, by: By, filter: str = "") -> Breakdown:
+    async def breakdown(self, by: BreakdownDimension, filter: str = "") -> Breakdown:
         """Figures of the calls that match the filter, grouped by a property such as the model."""
         return await self.get("/api/breakdown", Breakdown, {"by": by, "filter": filter})
 
@@ -241,14 +241,14 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         async for entry in self.rows("/api/audit", AuditPage, {}, limit, lambda page: page.entries):
             yield entry
 
-    async def make_token(self, rollout: str, expires_s: int | None = None) -> Token:
+    async def make_token(self, rollout: str, expires_s: int | None = None) -> AgentToken:
         """Makes an agent token for one rollout."""
         try:
             request = TokenRequest(rollout=rollout, expires_s=expires_s)
         except ValidationError as e:
             raise ClientError(brief(e)) from None
         answer = await self.read("POST", "/api/tokens", body=request.model_dump_json())
-        return self._parsed("/api/tokens", Token, answer)
+        return self._parsed("/api/tokens", AgentToken, answer)
 
     async def changes(
         self,
@@ -317,7 +317,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
 
     # Work -------------------------------------------------------------------------------------------------------------
 
-    async def enqueue(self, rollouts: Sequence[RolloutSpec]) -> list[Enqueued]:
+    async def enqueue(self, rollouts: Sequence[RolloutSpec]) -> list[EnqueueResult]:
         """Queues tasks, all of them or none; at most `model.queue.MOST_ROLLOUTS` in one call."""
         request = EnqueueRequest(rollouts=list(rollouts))
         return (await self.post("/api/rollouts", EnqueueAnswer, request)).rollouts
@@ -334,11 +334,11 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """Ends an attempt; when this returns every earlier call of it is durable."""
         return await self.post(f"{_path(rollout, attempt)}/finish", FinishAnswer, request)
 
-    async def cancel(self, rollout: str, said: Said = UNSAID) -> Rollout:
+    async def cancel(self, rollout: str, said: ActionRequest = EMPTY_ACTION) -> Rollout:
         """Stops a rollout, whether it waits or runs; `said`: who wants it, and why."""
         return await self.post(f"{_path(rollout)}/cancel", Rollout, said)
 
-    async def requeue(self, rollout: str, said: Said = UNSAID) -> Rollout:
+    async def requeue(self, rollout: str, said: ActionRequest = EMPTY_ACTION) -> Rollout:
         """Queues a rollout again that has ended."""
         return await self.post(f"{_path(rollout)}/requeue", Rollout, said)
 
@@ -359,7 +359,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         """The state of the queue, and the numbers of rollouts that wait or are claimed."""
         return await self.get("/api/queue", QueueStatus)
 
-    async def set_queue(self, state: QueueState, said: Said = UNSAID) -> QueueStatus:
+    async def set_queue(self, state: QueueState, said: ActionRequest = EMPTY_ACTION) -> QueueStatus:
         """Opens, pauses or drains the queue."""
         return await self.post(
             "/api/queue", QueueStatus, QueueRequest(state=state, **said.model_dump(exclude_unset=True))

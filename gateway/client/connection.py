@@ -17,7 +17,7 @@ from yarl import URL
 
 from penstock.gateway.client.tls import CLIENT_CERT, client_context
 from penstock.gateway.model.answers import ErrorAnswer, Page
-from penstock.gateway.model.wording import sentence
+from penstock.gateway.model.validation_messages import sentence
 
 M = TypeVar("M", bound=BaseModel)
 P = TypeVar("P", bound=Page)
@@ -49,7 +49,7 @@ class ClientError(Exception):
         return self.status is None or (self.status >= 500 and self.status != 501)
 
 
-class Connection:
+class ApiConnection:
     """Sends requests to a gateway. Use it as an asynchronous context manager."""
 
     def __init__(self, url: str, key: str | None = None, compressed: bool = False) -> None:

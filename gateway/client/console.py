@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.gateway.model.terminals import shown
+from penstock.gateway.model.terminal_text import terminal_safe
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -51,7 +51,7 @@ RolloutTerms = Annotated[
         "must all hold for one call of the rollout.",
     ),
 ]
-Which = Annotated[
+RolloutSelection = Annotated[
     str,
     Parameter(
         allow_leading_hyphen=True,
@@ -76,7 +76,7 @@ FLAT = Parameter(name="*")
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON, one object a line.")]
 
 
-class Failure(Exception):
+class CommandError(Exception):
     """Ends the command with one line on stderr."""
 
     def __init__(self, message: str, code: int = 1) -> None:
@@ -91,21 +91,21 @@ def control_key() -> str | None:
 
 
 def joined_terms(words: Iterable[str]) -> str:
-    """The filter made of the words on the command line. Raises `Failure` for an unknown option."""
+    """The filter made of the words on the command line. Raises `CommandError` for an unknown option."""
     found = [utf8(word) for word in words]
     unknown = next((word for word in found if word.startswith("--")), None)
     if unknown is not None:
-        raise Failure(f"unknown option {unknown!r}; --help has all. Filters need none: status:failed", 2)
+        raise CommandError(f"unknown option {unknown!r}; --help has all. Filters need none: status:failed", 2)
     return " ".join(found)
 
 
 def utf8(word: str) -> str:
-    """The same word. Raises `Failure` if it is not UTF-8: it could not be sent to a gateway, and would silently be left
-    out of a URL."""
+    """The same word. Raises `CommandError` if it is not UTF-8: it could not be sent to a gateway, and would silently
+    be left out of a URL."""
     try:
         _ = word.encode()
     except UnicodeEncodeError:
-        raise Failure(f"{word!r} is not UTF-8", 2) from None
+        raise CommandError(f"{word!r} is not UTF-8", 2) from None
     return word
 
 
@@ -123,17 +123,17 @@ def ids_or_filter(words: Sequence[str]) -> tuple[list[str], str]:
         is_term or (words[at] in ("not", "-") and terms[at + 1 : at + 2] == [True]) for at, is_term in enumerate(terms)
     ]
     if not words:
-        raise Failure("say which rollouts: by their ids, or by a filter such as group:q1 status:failed", 2)
+        raise CommandError("say which rollouts: by their ids, or by a filter such as group:q1 status:failed", 2)
     if all(terms):
         return [], filter
     if any(terms):
         id, term = words[terms.index(False)], words[terms.index(True)]
-        raise Failure(
+        raise CommandError(
             f"give ids or a filter, not both: {id!r} is an id, {term!r} a term; rollout:{id} is a term too", 2
         )
     wrong = next((word for word in words if not re.fullmatch(ID_PATTERN, word)), None)
     if wrong is not None:
-        raise Failure(f"{wrong!r} is neither the id of a rollout nor a term of a filter such as group:q1", 2)
+        raise CommandError(f"{wrong!r} is neither the id of a rollout nor a term of a filter such as group:q1", 2)
     return list(dict.fromkeys(words)), ""
 
 
@@ -141,7 +141,7 @@ def target_of(text: str) -> tuple[str, str | None, int | None]:
     """(rollout, attempt, sequence) of a target: RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE; None for absent parts."""
     match = TARGET.fullmatch(utf8(text))
     if match is None:
-        raise Failure(f"{text!r} is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE", 2)
+        raise CommandError(f"{text!r} is not RID, RID/ATTEMPT or RID/ATTEMPT#SEQUENCE", 2)
     sequence = match["sequence"]
     return match["rollout"], match["attempt"], None if sequence is None else int(sequence)
 
@@ -153,7 +153,7 @@ def seconds(option: str, text: str) -> float:
     try:
         return times.seconds(option, text)
     except ValueError as e:
-        raise Failure(str(e), 2) from None
+        raise CommandError(str(e), 2) from None
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
@@ -161,23 +161,23 @@ def pairs(words: Sequence[str], option: str) -> dict[str, str]:
     found = [word.partition("=") for word in words]
     wrong = next((word for word, (name, sign, _) in zip(words, found, strict=True) if not name or not sign), None)
     if wrong is not None:
-        raise Failure(f"{option}: {wrong!r} is not NAME=VALUE", 2)
+        raise CommandError(f"{option}: {wrong!r} is not NAME=VALUE", 2)
     return {name: value for name, _, value in found}
 
 
-def made(model: type[M], *arguments: str, **fields: Any) -> M:
+def validated_model(model: type[M], *arguments: str, **fields: Any) -> M:
     """A model made of values from the command line. `arguments`: fields that are positional arguments and not
     options."""
     from pydantic import ValidationError
 
-    from penstock.gateway.model.wording import sentence
+    from penstock.gateway.model.validation_messages import sentence
 
     try:
         return model(**fields)
     except ValidationError as e:
         first: Mapping[str, Any] = e.errors(include_url=False)[0]
         named = "".join(f"{option}: " for option in _option(first["loc"], arguments))
-        raise Failure(named + sentence(first), 2) from None
+        raise CommandError(named + sentence(first), 2) from None
 
 
 def _option(place: Sequence[int | str], arguments: Sequence[str]) -> Iterator[str]:
@@ -189,19 +189,19 @@ def _option(place: Sequence[int | str], arguments: Sequence[str]) -> Iterator[st
 
 
 async def only_attempt(client: Client, rid: str, example: str = "#1") -> str:
-    """The id of a rollout's only attempt, when none was named; raises `Failure` if there are several. `example`: what
-    follows the attempt in a correct target."""
+    """The id of a rollout's only attempt, when none was named; raises `CommandError` if there are several. `example`:
+    what follows the attempt in a correct target."""
     attempts = await client.attempts(rid)
     if len(attempts) != 1:
         names = ", ".join(attempt.id for attempt in attempts[:20])
-        raise Failure(
+        raise CommandError(
             f"rollout {rid!r} has {len(attempts)} attempts ({names}): say which, as {rid}/ATTEMPT{example}", 2
         )
     return attempts[0].id
 
 
 def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) -> None:
-    """Runs `ask` with a client of the gateway; a `ClientError` becomes a `Failure`."""
+    """Runs `ask` with a client of the gateway; a `ClientError` becomes a `CommandError`."""
     import asyncio
 
     from penstock.gateway.client.client import Client, ClientError
@@ -213,15 +213,15 @@ def with_client(url: str, ask: Callable[[Client], Coroutine[Any, Any, None]]) ->
     try:
         asyncio.run(talk())
     except ClientError as e:
-        raise Failure(str(e)) from None
+        raise CommandError(str(e)) from None
 
 
 def note(text: str) -> None:
     """Prints a remark to stderr, beside the result."""
-    print(shown(text), file=sys.stderr)
+    print(terminal_safe(text), file=sys.stderr)
 
 
-async def up_to(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:
+async def limited_rows(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> list[T]:
     """Up to `limit` rows; prints a note when there are more. `rows` yields up to so many rows."""
     found = [row async for row in rows(limit + 1)]
     if len(found) > limit:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from penstock.gateway.client.connection import Connection
+from penstock.gateway.client.connection import ApiConnection
 from penstock.gateway.model.definitions import ApproveRequest, ServerDefinitions, ServerList, ServerView
 
 
-class DefinitionClient(Connection):
+class DefinitionClient(ApiConnection):
     """Reads and approves the definitions that servers of tools list."""
 
     async def definitions(self) -> list[ServerView]:

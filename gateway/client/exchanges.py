@@ -21,7 +21,7 @@ LARGEST = (1 << 32) - 1
 """Maximum number of bytes of one call's record: two bodies and their names."""
 
 
-class Recorded(msgspec.Struct, array_like=True, frozen=True):
+class CallBytes(msgspec.Struct, array_like=True, frozen=True):
     """The bytes of one call."""
 
     attempt: str
@@ -51,14 +51,14 @@ class SpanPart(msgspec.Struct, array_like=True, frozen=True, tag="span"):
 class CallPart(msgspec.Struct, array_like=True, frozen=True, tag="call"):
     """The bytes of a call of the current rollout."""
 
-    call: Recorded
+    call: CallBytes
 
 
 Part: TypeAlias = RolloutPart | SpanPart | CallPart
 R = TypeVar("R")
 
 _encoder = msgspec.msgpack.Encoder()
-RECORDS: msgspec.msgpack.Decoder[Recorded] = msgspec.msgpack.Decoder(Recorded)
+RECORDS: msgspec.msgpack.Decoder[CallBytes] = msgspec.msgpack.Decoder(CallBytes)
 PARTS: msgspec.msgpack.Decoder[Part] = msgspec.msgpack.Decoder(Part)
 
 
@@ -70,7 +70,7 @@ class WholeRollout:
     """The task and the attempts."""
     spans: list[Span] = field(default_factory=list[Span])
     """Heads of its spans, by attempt and sequence."""
-    calls: list[Recorded] = field(default_factory=list[Recorded])
+    calls: list[CallBytes] = field(default_factory=list[CallBytes])
     """The recorded bytes of its model calls."""
 
     def add(self, part: SpanPart | CallPart) -> None:
@@ -81,7 +81,7 @@ class WholeRollout:
             self.spans.append(Span.model_validate_json(part.span))
 
 
-def pack(record: Recorded | Part) -> bytes:
+def pack(record: CallBytes | Part) -> bytes:
     """A record as bytes, with its length in front."""
     made = _encoder.encode(record)
     return len(made).to_bytes(LENGTH) + made

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from penstock.gateway.client.console import Failure
+from penstock.gateway.client.console import CommandError
 from penstock.gateway.client.sinks import Format
 
 
 @contextmanager
 def whole_file(path: Path | None) -> Generator[IO[bytes]]:
     """A file that appears under its name when all is written, and not at all if that fails; None is stdout. A pipe or a
-    device is written to directly, and a link is followed. Raises `Failure` when it cannot be written."""
+    device is written to directly, and a link is followed. Raises `CommandError` when it cannot be written."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -36,12 +36,12 @@ def whole_file(path: Path | None) -> Generator[IO[bytes]]:
             with suppress(OSError):
                 part.unlink()
     except OSError as e:
-        raise Failure(f"{path}: {e.strerror}") from None
+        raise CommandError(f"{path}: {e.strerror}") from None
 
 
 def check_format(format: Format, output: Path | None) -> None:
-    """Raises `Failure` where Parquet cannot be written."""
+    """Raises `CommandError` where Parquet cannot be written."""
     if format == "parquet" and output is None:
-        raise Failure("Parquet goes to a file: say which, as --output FILE", 2)
+        raise CommandError("Parquet goes to a file: say which, as --output FILE", 2)
     if format == "parquet" and find_spec("pyarrow") is None:
-        raise Failure("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'")
+        raise CommandError("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'")

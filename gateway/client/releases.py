@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
-from penstock.gateway.client.connection import Connection
-from penstock.gateway.model.audit import Said
+from penstock.gateway.client.connection import ApiConnection
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     Assignment,
+    AssignmentEvidence,
     AssignmentPage,
     AuditTrail,
-    Entry,
+    AuditTrailEntry,
     Forecast,
     NewRelease,
     Pin,
@@ -20,14 +21,13 @@ from penstock.gateway.model.release import (
     Release,
     ReleaseList,
     ReleaseView,
-    Seen,
 )
 from penstock.gateway.model.resource import Need, NeedList, NewVersion, Resource, ResourceList, ResourceView
 
 PAGE = 5000
 
 
-class ReleaseClient(Connection):
+class ReleaseClient(ApiConnection):
     """Reads resources and releases, registers versions, starts and steers releases."""
 
     async def resources(self) -> list[ResourceView]:
@@ -67,7 +67,7 @@ class ReleaseClient(Connection):
         """The forecast for a release with an equal candidate: its length, and how it ends."""
         return await self.get(f"/api/releases/{quote(name, safe='')}/forecast", Forecast)
 
-    async def decide(self, name: str, action: str, decision: Said) -> Release:
+    async def decide(self, name: str, action: str, decision: ActionRequest) -> Release:
         """Promotes, rolls back (`rollback`), aborts, holds, resumes or approves a release."""
         return await self.post(f"/api/releases/{quote(name, safe='')}/{action}", Release, decision)
 
@@ -75,11 +75,13 @@ class ReleaseClient(Connection):
         """Claims runs of a release's rehearsal, as `claim` claims work."""
         return await self.post(f"/api/releases/{quote(name, safe='')}/rehearse", ClaimAnswer, request)
 
-    async def audit(self, name: str) -> list[Entry]:
+    async def audit(self, name: str) -> list[AuditTrailEntry]:
         """The audit chain of a release, oldest first."""
         return (await self.get(f"/api/releases/{quote(name, safe='')}/audit", AuditTrail)).entries
 
-    async def assignments(self, name: str, after: int = 0) -> AsyncIterator[tuple[Assignment, Seen | None]]:
+    async def assignments(
+        self, name: str, after: int = 0
+    ) -> AsyncIterator[tuple[Assignment, AssignmentEvidence | None]]:
         """The assignments of a release in their order, each with its outcome; None while it is awaited."""
         path, at = f"/api/releases/{quote(name, safe='')}/assignments", after
         while True:

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from urllib.parse import quote
 
-from penstock.gateway.client.connection import PAGE, Connection
+from penstock.gateway.client.connection import PAGE, ApiConnection
 from penstock.gateway.model.run import (
     Curve,
     CurveList,
-    Kind,
     NewRun,
     Point,
     PointPage,
@@ -30,12 +29,13 @@ from penstock.gateway.model.run import (
     RunEventsAnswer,
     RunEventsRequest,
     RunHead,
+    RunKind,
     RunPage,
-    Status,
+    RunStatus,
 )
 
 
-class RunClient(Connection):
+class RunClient(ApiConnection):
     """Reports training runs, and reads them."""
 
     async def start_run(self, new: NewRun) -> Run:
@@ -64,7 +64,7 @@ class RunClient(Connection):
         return await self.post(f"{_path(run)}/finish", RunHead, end)
 
     async def runs(
-        self, kind: Kind | None = None, status: Status | None = None, limit: int | None = None
+        self, kind: RunKind | None = None, status: RunStatus | None = None, limit: int | None = None
     ) -> AsyncIterator[RunHead]:
         """Training runs, newest first; all of them or up to `limit`."""
         params = {"kind": kind, "status": status}

@@ -10,19 +10,19 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import IO, Any, Final, Literal, Protocol
 
-Kind = Literal["text", "whole", "number", "flag", "json", "ids", "flags", "numbers"]
+ColumnKind = Literal["text", "whole", "number", "flag", "json", "ids", "flags", "numbers"]
 Format = Literal["jsonl", "parquet"]
 Row = dict[str, Any]
 Encode = Callable[[Any], bytes]
 
-ARROW: Final[dict[Kind, str]] = {
+ARROW: Final[dict[ColumnKind, str]] = {
     "text": "string",
     "whole": "int64",
     "number": "double",
     "flag": "bool",
     "json": "string",
 }
-LISTS: Final[dict[Kind, str]] = {"ids": "int32", "flags": "bool", "numbers": "float"}
+LISTS: Final[dict[ColumnKind, str]] = {"ids": "int32", "flags": "bool", "numbers": "float"}
 GROUP_ROWS, GROUP_BYTES = 10_000, 32 << 20
 """Rows, and bytes of JSON text and numbers, at which a row group ends."""
 
@@ -39,7 +39,7 @@ class Sink(Protocol):
         ...
 
 
-class Lines:
+class JsonLinesSink:
     def __init__(self, file: IO[bytes], encode: Encode) -> None:
         self._file, self._encode = file, encode
 
@@ -50,10 +50,10 @@ class Lines:
         """Does nothing: no row is buffered."""
 
 
-class Parquet:
+class ParquetSink:
     """Writes Parquet, a row group at a time."""
 
-    def __init__(self, file: IO[bytes], columns: Mapping[str, Kind], encode: Encode) -> None:
+    def __init__(self, file: IO[bytes], columns: Mapping[str, ColumnKind], encode: Encode) -> None:
         self._columns, self._encode = columns, encode
         self._arrow = import_module("pyarrow")
         self._schema = self._arrow.schema([(name, self._type(kind)) for name, kind in columns.items()])
@@ -61,7 +61,7 @@ class Parquet:
         self._rows: list[Row] = []
         self._bytes = 0
 
-    def _type(self, kind: Kind) -> Any:
+    def _type(self, kind: ColumnKind) -> Any:
         named = self._arrow.type_for_alias
         return self._arrow.list_(named(LISTS[kind])) if kind in LISTS else named(ARROW[kind])
 
@@ -91,6 +91,6 @@ class Parquet:
             self._writer.write_batch(batch)
 
 
-def sink(file: IO[bytes], columns: Mapping[str, Kind], format: Format, encode: Encode) -> Sink:
+def sink(file: IO[bytes], columns: Mapping[str, ColumnKind], format: Format, encode: Encode) -> Sink:
     """A sink for rows with these columns. `encode` makes JSON of a value."""
-    return Lines(file, encode) if format == "jsonl" else Parquet(file, columns, encode)
+    return JsonLinesSink(file, encode) if format == "jsonl" else ParquetSink(file, columns, encode)

@@ -23,7 +23,7 @@ _OURS: Final = "penstock-"
 _LOCKED: Final = ".penstock-lives"
 
 
-class Folder(tempfile.TemporaryDirectory[str]):
+class LockedFolder(tempfile.TemporaryDirectory[str]):
     """A temporary directory of this process, locked while the process lives."""
 
     def __init__(self, prefix: str, dir: str | None = None) -> None:
@@ -66,8 +66,8 @@ def _remove_left(folder: str) -> None:
             os.close(file)
 
 
-def socket_folder(prefix: str, longest: str) -> Folder:
+def socket_folder(prefix: str, longest: str) -> LockedFolder:
     """A directory that only this user can enter, for sockets whose names are no longer than `longest`. It lies among
     the temporary files, unless that path is too long for a socket's address."""
     made = len(os.fsencode(os.path.join(tempfile.gettempdir(), prefix))) + _BY_CHANCE + len(f"/{longest}")
-    return Folder(prefix, None if made <= _ROOM else _SHORT)
+    return LockedFolder(prefix, None if made <= _ROOM else _SHORT)

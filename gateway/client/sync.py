@@ -172,7 +172,7 @@ class SyncClient:
 
     # Upstreams
     upstreams = _waited(Client.upstreams)
-    where_calls_go = _waited(Client.where_calls_go)
+    upstream_list = _waited(Client.upstream_list)
     pause_upstream = _waited(Client.pause_upstream)
     open_upstream = _waited(Client.open_upstream)
 

@@ -16,7 +16,7 @@ from typing import IO, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from penstock.gateway.client import sinks
-from penstock.gateway.client.sinks import Format, Kind, Sink
+from penstock.gateway.client.sinks import ColumnKind, Format, Sink
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.rollout import RolloutSummary, Totals
@@ -24,14 +24,14 @@ from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage
 from penstock.gateway.model.tools import ToolRow
 from penstock.gateway.model.turn import Choice, Message, Tool
 
-What = Literal["rollouts", "spans", "messages", "tools"]
+ExportKind = Literal["rollouts", "spans", "messages", "tools"]
 
 SPREAD: Final[dict[Any, str]] = {Totals: "", Usage: "", Estimate: "estimated_"}
 """Nouns whose fields become columns of their own, and the prefixes of these columns' names."""
-KINDS: Final[dict[Any, Kind]] = {str: "text", int: "whole", float: "number", bool: "flag"}
+KINDS: Final[dict[Any, ColumnKind]] = {str: "text", int: "whole", float: "number", bool: "flag"}
 
 
-class Conversation(Noun):
+class ConversationRow(Noun):
     """What was said in a call: a row of an export of messages."""
 
     rollout: Id
@@ -60,7 +60,7 @@ class Conversation(Noun):
     """What could not be read and why."""
 
     @classmethod
-    def of(cls, detail: SpanDetail) -> Conversation | None:
+    def of(cls, detail: SpanDetail) -> ConversationRow | None:
         """The conversation of a call; None where nothing was recorded."""
         span, turn = detail.span, detail.turn
         if span.kind != "llm" or turn is None:
@@ -70,31 +70,31 @@ class Conversation(Noun):
         return cls(**(head | said))
 
 
-NOUNS: Final[dict[What, type[BaseModel]]] = {
+NOUNS: Final[dict[ExportKind, type[BaseModel]]] = {
     "rollouts": RolloutSummary,
     "spans": Span,
-    "messages": Conversation,
+    "messages": ConversationRow,
     "tools": ToolRow,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ExportColumn:
     """A column of an export."""
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     noun: type[BaseModel]
     """The noun that has this field."""
 
 
-def columns(what: What) -> list[Column]:
+def columns(what: ExportKind) -> list[ExportColumn]:
     """The columns of an export, in order."""
     noun = NOUNS[what]
     return [column for name, field in noun.model_fields.items() for column in _columns(noun, name, field.annotation)]
 
 
-def _columns(noun: type[BaseModel], name: str, annotation: Any) -> Iterator[Column]:
+def _columns(noun: type[BaseModel], name: str, annotation: Any) -> Iterator[ExportColumn]:
     optional = get_origin(annotation) in (UnionType, Union)
     kind = next(inner for inner in get_args(annotation) if inner is not NoneType) if optional else annotation
     if kind in SPREAD:
@@ -103,10 +103,10 @@ def _columns(noun: type[BaseModel], name: str, annotation: Any) -> Iterator[Colu
                 replace(column, name=SPREAD[kind] + inner) for column in _columns(kind, inner, field.annotation)
             )
     elif kind in KINDS:
-        yield Column(name, KINDS[kind], noun)
+        yield ExportColumn(name, KINDS[kind], noun)
     else:
         named = get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, Enum))
-        yield Column(name, "text" if named else "json", noun)
+        yield ExportColumn(name, "text" if named else "json", noun)
 
 
 def row(noun: BaseModel) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def row(noun: BaseModel) -> dict[str, Any]:
     return found
 
 
-def sink(file: IO[bytes], what: What, format: Format) -> Sink:
+def sink(file: IO[bytes], what: ExportKind, format: Format) -> Sink:
     """A sink for the rows of an export."""
     return sinks.sink(file, {column.name: column.kind for column in columns(what)}, format, _json)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from penstock.gateway.client.connection import Connection
+from penstock.gateway.client.connection import ApiConnection
 from penstock.gateway.model.webhook import (
     Delivery,
     DeliveryList,
     WebhookList,
     WebhookTest,
-    WebhookTried,
+    WebhookTestResult,
     WebhookView,
 )
 
 
-class WebhookClient(Connection):
+class WebhookClient(ApiConnection):
     """Reads webhooks and their deliveries, and sends tests."""
 
     async def webhooks(self) -> list[WebhookView]:
@@ -26,9 +26,9 @@ class WebhookClient(Connection):
         """The deliveries to a webhook, made and due, newest first."""
         return (await self.get(f"{_path(webhook)}/deliveries", DeliveryList, {"limit": limit})).deliveries
 
-    async def test_webhook(self, webhook: str) -> WebhookTried:
+    async def test_webhook(self, webhook: str) -> WebhookTestResult:
         """Sends a test to a webhook, and returns its answer."""
-        return await self.post(f"{_path(webhook)}/test", WebhookTried, WebhookTest())
+        return await self.post(f"{_path(webhook)}/test", WebhookTestResult, WebhookTest())
 
 
 def _path(webhook: str) -> str:

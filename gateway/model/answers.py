@@ -13,14 +13,14 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.gateway.model.audit import AuditEntry
-from penstock.gateway.model.base import Id, Kind, Noun
+from penstock.gateway.model.base import Id, Noun, SpanKind
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Chunk, Exchange, Side
+from penstock.gateway.model.finding_codes import FindingCode, SequenceStart
 from penstock.gateway.model.prices import Price
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, RewardSource, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolStats
-from penstock.gateway.model.trouble import Begins, Trouble
 from penstock.gateway.model.turn import Turn
 
 
@@ -136,7 +136,7 @@ class ExchangeView(Noun):
         )
 
 
-Bytes = Literal["exact", "plain", "none"]
+ExchangeBytes = Literal["exact", "plain", "none"]
 """The requested bytes of an exchange: as recorded, without their content encodings, or none."""
 
 
@@ -217,7 +217,7 @@ class Stats(Noun):
     """The same for each model asked for."""
     by_status: dict[str, int]
     """Counted calls of agents by how they ended."""
-    by_kind: dict[Kind, int]
+    by_kind: dict[SpanKind, int]
     """Counted spans by what happened."""
     by_tool: list[ToolStats] = Field(default_factory=list[ToolStats])
     """Runs of the tools of servers behind the gateway, the busiest first."""
@@ -236,7 +236,7 @@ class Stats(Noun):
 class Finding(Noun):
     """Something about an attempt or a call that training cares about."""
 
-    code: Trouble
+    code: FindingCode
     """What it is."""
     blocks: bool
     """True when this keeps it out of training; else it is only worth knowing."""
@@ -261,7 +261,7 @@ class CallDiagnosis(Noun):
     """True when neither it nor its attempt has a finding that blocks."""
     goes_on: int | None
     """Sequence of the call whose tokens its prompt begins with: both are one training sequence."""
-    begins: list[Begins]
+    begins: list[SequenceStart]
     """Why sequences begin with it, one for each choice that continues no other."""
     findings: list[Finding]
     """What was found, the gravest first."""
@@ -344,7 +344,7 @@ class TokenRequest(Noun):
     """How long it is valid; s. None is for ever."""
 
 
-class Token(Noun):
+class AgentToken(Noun):
     """An agent token: what an agent uses as its API key."""
 
     token: str

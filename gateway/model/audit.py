@@ -23,7 +23,7 @@ NOBODY: Final = "api"
 """The `who` of a client that gives no name."""
 
 
-class Asked(Noun):
+class AuthenticatedRequest(Noun):
     """A change that is asked for, and the key that it came with. Only the gateway sets the key: it is no field."""
 
     _key: str = PrivateAttr(default="")
@@ -33,11 +33,11 @@ class Asked(Noun):
         """Name of the key; empty where the gateway has none."""
         return self._key
 
-    def came_with(self, key: str) -> None:
+    def set_key(self, key: str) -> None:
         self._key = key
 
 
-class Said(Asked):
+class ActionRequest(AuthenticatedRequest):
     """Who wants a change, and why."""
 
     who: Person = ""
@@ -46,7 +46,7 @@ class Said(Asked):
     """Why, in a sentence."""
 
 
-UNSAID: Final = Said()
+EMPTY_ACTION: Final = ActionRequest()
 """A change without a person or a reason."""
 
 

@@ -28,12 +28,12 @@ Mode = Literal["train", "val", "test", "online"]
 Origin = Literal["queued", "header", "implicit"]
 
 
-Kind = Literal["llm", "tool", "mcp", "reward", "event", "otel"]
+SpanKind = Literal["llm", "tool", "mcp", "reward", "event", "otel"]
 
 
-CALLS: tuple[Kind, ...] = ("llm", "tool", "mcp")
+CALLS: tuple[SpanKind, ...] = ("llm", "tool", "mcp")
 """Kinds of spans that are calls: of a model, of a tool, and other requests to a server of tools."""
-TOOLS: tuple[Kind, ...] = ("tool", "mcp")
+TOOLS: tuple[SpanKind, ...] = ("tool", "mcp")
 """Kinds of calls to a server of tools."""
 
 
@@ -49,7 +49,7 @@ class Noun(BaseModel):
 N = TypeVar("N", bound=BaseModel)
 
 
-def readable(noun: type[N], record: bytes | None) -> N | None:
+def parse_record(noun: type[N], record: bytes | None) -> N | None:
     """A noun from its record; None where there is none, or it is damaged: a damaged record must not stop others."""
     try:
         return None if record is None else noun.model_validate_json(record)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.gateway.model.answers import ModelStats
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.grouping import By
+from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
 
 
 class BreakdownRow(ModelStats):
@@ -64,7 +64,7 @@ class Breakdown(Noun):
     """Sums over the calls of agents that a filter takes, the busiest value first. Calls that were made to try a release
     are in none."""
 
-    by: By
+    by: BreakdownDimension
     """What they are broken down by."""
     rows: list[BreakdownRow] = Field(default_factory=list[BreakdownRow])
     """A row for each value."""

@@ -10,10 +10,10 @@ from penstock.gateway.model.base import Noun
 from penstock.gateway.model.times import NOTATION, nanoseconds
 from penstock.gateway.model.toml import Section
 
-Per = Literal["all", "key", "agent", "rollout", "run", "arm"]
-Unit = Literal["calls", "tokens", "usd"]
-Unread = Literal["refuse", "call", "allow"]
-MOST: Final = 10**9
+BudgetScope = Literal["all", "key", "agent", "rollout", "run", "arm"]
+BudgetUnit = Literal["calls", "tokens", "usd"]
+UnreadAction = Literal["refuse", "call", "allow"]
+MOST_USD: Final = 10**9
 """Most US dollars of a budget: sums are counted in billionths of a dollar."""
 MONTH, TOTAL = "month", "total"
 """Windows that are not a length of time."""
@@ -25,14 +25,14 @@ class Budget(Section):
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What refusals, `penstock budgets` and metrics call it."""
-    per: Per = "all"
+    per: BudgetScope = "all"
     """What has a budget of its own: each `key`, `agent`, `rollout`, training `run` or `arm` of a release. `all` is one
     budget for all calls."""
     only: list[str] = Field(default=[])
     """Which keys, agents, rollouts, runs or arms (`RELEASE:ARM`): names or patterns with `*` and `?`. Default: each."""
     model: str = Field(default="*", min_length=1, max_length=256)
     """Calls for which models it is about: a name, or a pattern with `*` and `?`."""
-    unit: Unit
+    unit: BudgetUnit
     """What is counted: `calls`, `tokens` (of prompts and of answers), or US dollars by the list of prices."""
     limit: float = Field(gt=0, le=1e15)
     """How many of them may be used up in a window."""
@@ -42,7 +42,7 @@ class Budget(Section):
     """Tokens that are reserved for an answer to which its request sets no limit."""
     unpriced: Literal["refuse", "free"] = "refuse"
     """What happens to a call whose model has no price, where `unit` is `usd`: it is refused, or counts nothing."""
-    unread: Unread | None = None
+    unread: UnreadAction | None = None
     """What happens to a call of which nobody can say what it uses: it is refused, it passes and counts as one call, or
     it passes and counts nowhere. Default: `"call"` where `unit` is `calls`, else `"refuse"`."""
 
@@ -54,7 +54,7 @@ class Budget(Section):
         return value
 
     @property
-    def of_unread(self) -> Unread:
+    def unread_action(self) -> UnreadAction:
         """The fate of a call whose use cannot be told: `unread`, or its default for the unit."""
         return self.unread or ("call" if self.unit == "calls" else "refuse")
 
@@ -62,8 +62,8 @@ class Budget(Section):
     def _makes_sense(self) -> Budget:
         if self.unit != "usd" and self.limit != int(self.limit):
             raise ValueError(f"limit: {self.limit:g} {self.unit} are no whole number")
-        if self.unit == "usd" and self.limit > MOST:
-            raise ValueError(f"limit: {self.limit:g} is more than {MOST} US dollars")
+        if self.unit == "usd" and self.limit > MOST_USD:
+            raise ValueError(f"limit: {self.limit:g} is more than {MOST_USD} US dollars")
         if self.per == "all" and self.only:
             raise ValueError('only: it names what has a budget of its own, and per = "all" gives that to none')
         return self
@@ -74,11 +74,11 @@ class BudgetUse(Noun):
 
     budget: str
     """Its name."""
-    per: Per
+    per: BudgetScope
     """What has one of its own."""
     of: str = ""
     """Whose this one is: a key, an agent, a rollout, a run, or an arm; empty where it is that of all calls."""
-    unit: Unit
+    unit: BudgetUnit
     """What is counted."""
     limit: float
     """How much may be used."""

@@ -8,16 +8,16 @@ from pydantic import Field
 
 from penstock.gateway.model.base import Id, Noun
 
-Unread = Literal["encoding", "utf8", "nan", "depth", "shape", "json"]
+UnreadReason = Literal["encoding", "utf8", "nan", "depth", "shape", "json"]
 """Why a request's texts cannot be read, so that it passes as it came: an unknown or wrong content encoding; no UTF-8;
 nested too deep; JSON that is not of this API; no JSON. Tapes of earlier versions also have `nan`, for `NaN` or
 `Infinity`, which are read now."""
-Why = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
+MissReason = Literal["miss", "ambiguous", "placeholder", "slots", "unknown"]
 """Why a text passes as it came: it is no registered prompt; it could be two, or one in two ways; it has a placeholder
 that cannot be read; the version has other slots; there is no version."""
 
 
-class Difference(Noun):
+class TextDifference(Noun):
     """Where the text of a call first differs from the version that it is nearest to."""
 
     version: Id
@@ -37,9 +37,9 @@ class LastMiss(Noun):
     """Its rollout."""
     at_ns: int
     """When it was counted; ns since the epoch."""
-    why: Why | Unread
+    why: MissReason | UnreadReason
     """Why its text passed as it came."""
-    difference: Difference | None = None
+    difference: TextDifference | None = None
     """Where the text differs; None where it does not, could not be read, or has a secret."""
 
 

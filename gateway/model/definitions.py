@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import Noun
 
-Kind = Literal["tools", "prompts", "resources", "templates", "instructions"]
+DefinitionKind = Literal["tools", "prompts", "resources", "templates", "instructions"]
 """The kind of a list. Instructions are a list of one text, which has no name."""
 
 OnChange = Literal["warn", "hold", "deny"]
@@ -21,7 +21,7 @@ class DefinitionVersion(Noun):
 
     version: int
     """Its number among all versions of the server."""
-    kind: Kind
+    kind: DefinitionKind
     """What is listed."""
     fingerprint: str
     """SHA-256 of the names and fingerprints in it; hex. The order of a list does not matter."""
@@ -42,7 +42,7 @@ class Approval(Noun):
     """When."""
     person: str
     """By whom."""
-    kind: Kind
+    kind: DefinitionKind
     """Which list it is of."""
     version: int
     """What was approved."""
@@ -59,10 +59,10 @@ class ServerDefinitions(Noun):
     """Its name in penstock.toml."""
     versions: list[DefinitionVersion] = Field(default_factory=list[DefinitionVersion])
     """Oldest first; of very many the oldest are forgotten."""
-    pinned: dict[Kind, int] = Field(default_factory=dict[Kind, int])
+    pinned: dict[DefinitionKind, int] = Field(default_factory=dict[DefinitionKind, int])
     """The version of each list that is approved: the first, then whichever a person approves. While changes are only
     warned of, it is the newest."""
-    newest: dict[Kind, int] = Field(default_factory=dict[Kind, int])
+    newest: dict[DefinitionKind, int] = Field(default_factory=dict[DefinitionKind, int])
     """The version of each list that the server gave last."""
     given: int = 0
     """How many versions there have been."""
@@ -73,11 +73,11 @@ class ServerDefinitions(Noun):
         """The version of this number; None if there is none."""
         return next((one for one in self.versions if one.version == number), None)
 
-    def of(self, kind: Kind) -> list[DefinitionVersion]:
+    def of(self, kind: DefinitionKind) -> list[DefinitionVersion]:
         """The versions of one list, oldest first."""
         return [one for one in self.versions if one.kind == kind]
 
-    def pending(self, kind: Kind) -> bool:
+    def pending(self, kind: DefinitionKind) -> bool:
         """True if the server's newest list differs from the approved one."""
         return self.newest.get(kind) != self.pinned.get(kind)
 
@@ -98,7 +98,7 @@ class ServerList(Noun):
     """By name."""
 
 
-class ApproveRequest(Said):
+class ApproveRequest(ActionRequest):
     """Approves what a server says."""
 
     version: int | None = Field(default=None, ge=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
-from penstock.gateway.model.policy import QUARTER, REPLAY_ALPHA, SRM_ALPHA, Policy
+from penstock.gateway.model.release_policy import QUARTER, REPLAY_ALPHA, SRM_ALPHA, ReleasePolicy
 
 FIXED: dict[str, Any] = {
     "failed": 0.0,
@@ -19,7 +19,7 @@ FIXED: dict[str, Any] = {
 on."""
 
 
-def frozen(policy: Policy) -> dict[str, Any]:
+def freeze_policy(policy: ReleasePolicy) -> dict[str, Any]:
     """A policy as the tape has it, with the values of `FIXED`."""
     made = policy.model_dump(mode="json")
     _add(made, FIXED)
@@ -30,7 +30,7 @@ def frozen(policy: Policy) -> dict[str, Any]:
     return made
 
 
-def thawed(value: Any) -> Any:
+def thaw_policy(value: Any) -> Any:
     """The values of a policy on the tape that can be set; any value that is no object is returned unchanged."""
     if not isinstance(value, dict):
         return value

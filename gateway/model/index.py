@@ -1,4 +1,4 @@
-"""The state of the gateway's index (`gateway.index`)."""
+"""The state of the gateway's index (`followers.index`)."""
 
 from __future__ import annotations
 

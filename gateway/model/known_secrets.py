@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 from urllib.parse import quote
 
-MASKED: Final = b"*"
+MASK_BYTE: Final = b"*"
 SLICE: Final = 1 << 20
 """Bytes searched at a time: the interpreter serves no other thread meanwhile."""
 _BLOCK: Final = 64 << 10
@@ -36,7 +36,7 @@ _ESCAPE: Final = re.compile(r"%[0-9A-F]{2}")
 _LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
 
 
-class About(NamedTuple):
+class BodyContext(NamedTuple):
     """Facts about a body that is to be masked."""
 
     content_type: str = ""
@@ -50,7 +50,7 @@ class About(NamedTuple):
 
 
 class Secrets:
-    """Values to hide. `gateway.masking` extends this class with rules that hide more; the methods that take `about` are
+    """Values to hide. `wire.masking` extends this class with rules that hide more; the methods that take `about` are
     for it."""
 
     __slots__ = ("_forms", "_longest", "_starts", "values")
@@ -77,7 +77,7 @@ class Secrets:
             return body
         hidden = bytearray(body)
         for start, end in found:
-            hidden[start:end] = MASKED * (end - start)
+            hidden[start:end] = MASK_BYTE * (end - start)
         return bytes(hidden)
 
     def absent(self, pieces: Iterable[bytes], most: int) -> bool:
@@ -102,7 +102,7 @@ class Secrets:
                 most = max(most, _begun(body, form))
         return most if most >= _BEGUN else 0
 
-    def begun(self, body: bytes) -> int:
+    def partial_match_length(self, body: bytes) -> int:
         """Length of the longest end of a body that is the beginning of a secret, and not all of it."""
         return max((_begun(body, form) for form in self._forms), default=0)
 
@@ -113,7 +113,7 @@ class Secrets:
         body = text.encode("utf-8", "surrogatepass")
         hidden = self.hide(body, ended=False)
         if _PREFIX in hidden:
-            hidden = _TOKEN.sub(lambda found: MASKED * len(found[0]), hidden)
+            hidden = _TOKEN.sub(lambda found: MASK_BYTE * len(found[0]), hidden)
         return text if hidden is body else hidden.decode("utf-8", "replace")
 
     def texts(self, texts: Sequence[str | None]) -> Sequence[str | None]:
@@ -127,7 +127,7 @@ class Secrets:
         """A JSON value without secrets, in its strings and its keys."""
         return _mapped(value, lambda text: Secrets.text(self, text))
 
-    def body(self, body: bytes, about: About, ended: bool = True) -> bytes:
+    def body(self, body: bytes, about: BodyContext, ended: bool = True) -> bytes:
         """The same as `hide`, for a body of which more is known."""
         return self.hide(body, ended)
 
@@ -135,16 +135,16 @@ class Secrets:
         """Header lines with the secrets hidden."""
         return self.hide(block, ended=False)
 
-    def without_tokens(self, body: bytes, about: About) -> bytes:
+    def without_tokens(self, body: bytes, about: BodyContext) -> bytes:
         """A body without tokens and their ids, which would spell its text, where something was `masked` in the same
         call."""
         return body
 
-    def also(self, values: Iterable[bytes]) -> Secrets:
+    def with_values(self, values: Iterable[bytes]) -> Secrets:
         """These secrets and further ones."""
         return Secrets(self.values | frozenset(values))
 
-    def noting(self) -> Secrets:
+    def for_call(self) -> Secrets:
         """The same secrets, for one call: the result notes what it masks from now on."""
         return self
 
@@ -159,12 +159,12 @@ class Secrets:
         return False
 
     @property
-    def noted(self) -> dict[str, Any]:
+    def span_attributes(self) -> dict[str, Any]:
         """The notes, as attributes of a span."""
         return {}
 
 
-def distinct(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def with_distinct_keys(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """An object of these members. Keys that masking has made equal are numbered, so that none is lost."""
     made, number = dict[str, Any](), 1
     for key, item in members:
@@ -181,11 +181,11 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
         return change(value)
     if isinstance(value, dict):
         items = cast(dict[str, Any], value).items()
-        return distinct((change(key), _mapped(item, change)) for key, item in items)
+        return with_distinct_keys((change(key), _mapped(item, change)) for key, item in items)
     return [_mapped(item, change) for item in cast(list[Any], value)] if isinstance(value, list) else value
 
 
-NONE: Final = Secrets(())
+NO_SECRETS: Final = Secrets(())
 
 
 def fingerprint(value: bytes) -> str:
@@ -202,14 +202,14 @@ def _is_own(value: bytes) -> bool:
     return len(value) >= 16 or (len(value) >= 8 and _DIGIT.search(value) is not None)
 
 
-def is_telling(value: bytes) -> bool:
+def may_be_secret(value: bytes) -> bool:
     """True if an agent's value can be a key: it is long, and not made of words or of one letter."""
     if len(value) < 16 or len(set(value)) < 8:
         return False
     return len(value) >= 32 or (_DIGIT.search(value) is not None and _LETTER.search(value) is not None)
 
 
-def presented(name: bytes, value: bytes) -> Iterator[bytes]:
+def presented_secrets(name: bytes, value: bytes) -> Iterator[bytes]:
     """The secrets in the value of a header that carries a credential: `Bearer KEY`, `Basic` user and password, cookies.
     `name`: in lower case."""
     if b"cookie" in name:
@@ -217,7 +217,7 @@ def presented(name: bytes, value: bytes) -> Iterator[bytes]:
     else:
         scheme, _, rest = value.strip().partition(b" ")
         parts = (rest.strip() or scheme, *(_basic(rest) if scheme.lower() == b"basic" else ()))
-    return filter(is_telling, parts)
+    return filter(may_be_secret, parts)
 
 
 def _basic(blob: bytes) -> tuple[bytes, ...]:

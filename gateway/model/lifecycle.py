@@ -140,7 +140,7 @@ def deadline(
     return min(ends, default=None)
 
 
-def claimed(origin: Origin, status: RolloutStatus) -> bool:
+def is_claimed(origin: Origin, status: RolloutStatus) -> bool:
     """True if a worker holds the rollout; always False for one that did not come from the queue."""
     return origin == "queued" and status in ACTIVE
 

@@ -37,12 +37,12 @@ class LocalNames:
         """True if a host, with or without a port, is this machine for certain."""
         return LOOPBACK.fullmatch(host) is not None or _PORT.sub("", host).lower() in self._names
 
-    def may_be_asked(self, host: str) -> bool:
+    def accepts_host(self, host: str) -> bool:
         """True if a call may name this host."""
         name = _PORT.sub("", host).lower()
         return _PRIVATE.fullmatch(name) is not None or name in self._names or name in self._asked
 
-    def may_ask(self, origin: str, host: str) -> bool:
+    def accepts_origin(self, origin: str, host: str) -> bool:
         """True if a page of this origin may send calls: it is this machine's, it is of the same `host`, which was
         accepted, or it belongs to a local program, such as an editor."""
         web = _WEB.match(origin)

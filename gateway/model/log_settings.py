@@ -1,4 +1,4 @@
-"""Settings of the log: `[log]` of penstock.toml. `gateway.http.log` writes it."""
+"""Settings of the log: `[log]` of penstock.toml. `gateway.wire.http.log` writes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from penstock.gateway.model.toml import Section
 
 
-class Log(Section):
+class LogSettings(Section):
     """`[log]`: what the gateway writes to stderr."""
 
     format: Literal["text", "json"] = "text"

@@ -42,7 +42,7 @@ def stem(name: str) -> str:
     return cut if any(map(str.isdigit, cut)) else name
 
 
-def names(name: str) -> Iterator[str]:
+def lookup_names(name: str) -> Iterator[str]:
     """The names under which a model may be listed, the most specific first: its own name, without the state, without
     the server, without the region and the vendor."""
     name = name.strip().lower()
@@ -56,7 +56,7 @@ def names(name: str) -> Iterator[str]:
     yield from known
 
 
-class Pattern:
+class ModelPattern:
     """A name with `*` and `?`. Where the text before a `*` has a version in it, the `*` stands for states of that
     model, or after a separator for the rest of its name, but for no other version."""
 

@@ -14,7 +14,7 @@ KIND: Final = "translation"
 """The `error` of these refusals in spans."""
 
 
-class Ended(Protocol):
+class CallResult(Protocol):
     """The fields of a call that tell a refusal."""
 
     @property
@@ -25,6 +25,6 @@ class Ended(Protocol):
     def upstream(self) -> str | None: ...
 
 
-def refused(call: Ended) -> bool:
+def refused(call: CallResult) -> bool:
     """True if the call was refused before any engine was called."""
     return call.status == SpanStatus.ERROR and call.error == KIND and call.upstream is None

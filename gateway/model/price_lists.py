@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.model_names import hyphened, names, stem
+from penstock.gateway.model.model_names import hyphened, lookup_names, stem
 from penstock.gateway.model.prices import Price, PriceFile, Rates
 from penstock.gateway.model.toml import ConfigError, read, validated
 
@@ -56,7 +56,7 @@ _MOST: Final = 0.1
 _OWN: Final = "it is yours"
 
 
-class Difference(Noun):
+class PriceChange(Noun):
     """What an update does to the price of a model."""
 
     model: str
@@ -67,11 +67,11 @@ class Difference(Noun):
     """From what to what, or why it is kept."""
 
 
-class Update(NamedTuple):
+class PriceListUpdate(NamedTuple):
     """A list updated from another one, and their differences."""
 
     file: PriceFile
-    differences: list[Difference]
+    differences: list[PriceChange]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _thinned(rows: dict[str, Price]) -> Iterator[Price]:
     """The rows that do not repeat another row of the same model."""
     by_name = {other: price for name, price in rows.items() for other in (name.lower(), hyphened(name))}
     for name, price in rows.items():
-        others = [it for other in names(name) if (it := by_name.get(other)) is not None and it is not price]
+        others = [it for other in lookup_names(name) if (it := by_name.get(other)) is not None and it is not price]
         if not others or _told(others[0]) != _told(price):
             yield price
 
@@ -239,27 +239,27 @@ def _number(name: str, key: str, value: Any, most: float = math.inf) -> float:
 # -- holding against one's own ----------------------------------------------------------------------------------------
 
 
-def updated(own: PriceFile, new: PriceFile) -> Update:
+def merge_price_lists(own: PriceFile, new: PriceFile) -> PriceListUpdate:
     """A list with the prices of another. Rows without a source are its owner's and stay. Where a price has changed, the
     old one is kept, too, because it prices older calls."""
     mine = {stem(one.model.rstrip("*")) for one in own.price if one.source is None}
-    rows, said = list(own.price), list[Difference]()
+    rows, said = list(own.price), list[PriceChange]()
     newest = _newest(one for one in own.price if one.source is not None)
     for one in new.price:
         known = newest.get(one.model.lower())
         if stem(one.model) in mine:
-            said.append(Difference(model=one.model, what="kept", said=_OWN))
+            said.append(PriceChange(model=one.model, what="kept", said=_OWN))
         elif known is None:
             rows.append(one)
-            said.append(Difference(model=one.model, what="new", said=_shown(one)))
+            said.append(PriceChange(model=one.model, what="new", said=_shown(one)))
         elif _told(known) != _told(one):
-            said.append(Difference(model=one.model, what="changed", said=f"{_shown(known)} -> {_shown(one, known)}"))
+            said.append(PriceChange(model=one.model, what="changed", said=f"{_shown(known)} -> {_shown(one, known)}"))
             since = one.since or new.as_of
             if known.since is not None and known.since >= since:
                 rows.remove(known)
             rows.append(one.model_copy(update={"since": since}))
     as_of = max(own.as_of, new.as_of)
-    return Update(own.model_copy(update={"as_of": as_of, "price": rows}), said)
+    return PriceListUpdate(own.model_copy(update={"as_of": as_of, "price": rows}), said)
 
 
 def _newest(rows: Iterable[Price]) -> dict[str, Price]:
@@ -281,7 +281,7 @@ _HEAD: Final = """# Prices of models, for a million tokens (docs/finding.md#cost
 """
 
 
-def written(file: PriceFile, head: str = _HEAD) -> str:
+def render_toml(file: PriceFile, head: str = _HEAD) -> str:
     """A list as the text of its file, a line for each key."""
     rows = "".join(f"\n[[price]]\n{_table(one)}" for one in file.price)
     return f'{head}as_of = {file.as_of}\ncurrency = "{file.currency}"\n{rows}'

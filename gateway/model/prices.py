@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
-from penstock.gateway.model.model_names import Pattern, hyphened, names, stem
+from penstock.gateway.model.model_names import ModelPattern, hyphened, lookup_names, stem
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.toml import Section, read, validated
 
@@ -76,7 +76,7 @@ class Rates(Section):
     """Generated images; None: like `output`."""
 
 
-class Special(Rates):
+class SpecialRates(Rates):
     """Rates in place of a price's own."""
 
     tier: str | None = Field(default=None, min_length=1, max_length=32)
@@ -96,7 +96,7 @@ class Price(Rates):
     """The first day, in UTC; None: ever."""
     source: str | None = Field(default=None, max_length=512)
     """Where the price is from. A row of one's own has none, and no update changes it."""
-    rates: list[Special] = Field(default_factory=list[Special])
+    rates: list[SpecialRates] = Field(default_factory=list[SpecialRates])
     """What tiers and long prompts cost."""
     tools: dict[str, float] = Field(default_factory=dict[str, float])
     """What a thousand runs of the provider's tools cost; `call`: what a thousand calls cost besides."""
@@ -113,7 +113,7 @@ class Price(Rates):
             raise ValueError(f"{self.model!r} has a price or factor for {wrong!r} that is below 0 or above a million")
         return self
 
-    def cost(self, tokens: Tokens) -> float:
+    def cost(self, tokens: TokenCounts) -> float:
         """The cost of these tokens and tools, without the parts of the call that have another price."""
         billed: Mapping[str, Any] = tokens.billed or {}
         asked, said = tokens.input or 0, tokens.output or 0
@@ -206,7 +206,7 @@ class PriceFile(Section):
         return self
 
 
-class Tokens(NamedTuple):
+class TokenCounts(NamedTuple):
     """The tokens of a call, as a span's usage has them; None where nobody has counted."""
 
     input: int | None
@@ -218,7 +218,7 @@ class Tokens(NamedTuple):
     billed: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, usage: Usage | None) -> Tokens:
+    def of(cls, usage: Usage | None) -> TokenCounts:
         """The tokens of a usage; all None where there is none."""
         u = usage or Usage()
         return cls(u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens, u.billed)
@@ -228,7 +228,7 @@ class Tokens(NamedTuple):
         """The cost that the provider itself reports; None where it reports none."""
         return (self.billed or {}).get("cost")
 
-    def less(self, parts: Sequence[Tokens]) -> Tokens:
+    def minus(self, parts: Sequence[TokenCounts]) -> TokenCounts:
         """The tokens without those of these parts."""
         asked = max(0, (self.input or 0) - sum(it.input or 0 for it in parts))
         said = max(0, (self.output or 0) - sum(it.output or 0 for it in parts))
@@ -237,15 +237,15 @@ class Tokens(NamedTuple):
         long = sum((it.billed or {}).get("cache_write_long", 0) for it in parts)
         billed = dict(self.billed or {})
         billed["cache_write_long"] = max(0, billed.get("cache_write_long", 0) - long)
-        return Tokens(asked, said, cached, written, self.reasoning, billed)
+        return TokenCounts(asked, said, cached, written, self.reasoning, billed)
 
-    def parts(self) -> Iterator[tuple[str | None, Tokens]]:
+    def parts(self) -> Iterator[tuple[str | None, TokenCounts]]:
         """(the model where it is another one, tokens) of each part of the call with a price of its own. Tools ran in
         the call itself."""
         billed = self.billed or {}
         of = {name: value for name, value in billed.items() if name in ("tier", "speed", "geo")}
         for model, asked, said, cached, written, long in billed.get("parts", ()):
-            yield model, Tokens(asked, said, cached, written, None, of | {"cache_write_long": long or 0})
+            yield model, TokenCounts(asked, said, cached, written, None, of | {"cache_write_long": long or 0})
 
 
 class Prices:
@@ -271,27 +271,27 @@ class Prices:
         return hashlib.blake2b(_BY + self.file.model_dump_json().encode(), digest_size=8).hexdigest()
 
     @cached_property
-    def _rows(self) -> tuple[dict[str, list[Price]], list[tuple[Pattern, Price]]]:
+    def _rows(self) -> tuple[dict[str, list[Price]], list[tuple[ModelPattern, Price]]]:
         """(rows by name, rows by pattern), the longest pattern first, and of one pattern's prices the newest."""
         ordered = sorted(self.file.price, key=lambda one: (len(one.model), one.since or date.min), reverse=True)
-        named, patterns = dict[str, list[Price]](), list[tuple[Pattern, Price]]()
+        named, patterns = dict[str, list[Price]](), list[tuple[ModelPattern, Price]]()
         for one in ordered:
             if "*" in one.model or "?" in one.model:
-                patterns.append((Pattern(one.model), one))
+                patterns.append((ModelPattern(one.model), one))
             else:
                 for name in dict.fromkeys((one.model.lower(), hyphened(one.model))):
                     named.setdefault(name, []).append(one)
         return named, patterns
 
-    def stale(self, now_ns: int) -> str | None:
+    def staleness_warning(self, now_ns: int) -> str | None:
         """A warning if the list is old, with what to do; else None."""
         with self.path.open(encoding="utf-8") as lines:
             # A start reads no more of the list than this.
             found = next((it for line in islice(lines, 64) if (it := _AS_OF.match(line))), None)
         as_of = self.file.as_of if found is None else date.fromisoformat(found[1])
-        return old(as_of, now_ns)
+        return staleness_warning(as_of, now_ns)
 
-    def cost(self, served: str | None, asked: str | None, start_ns: int, tokens: Tokens) -> float | None:
+    def cost(self, served: str | None, asked: str | None, start_ns: int, tokens: TokenCounts) -> float | None:
         """The cost of a call: the provider's figure, else by the price of the model that answered, else of the
         requested one. None where nobody has counted its tokens, or where there is no price."""
         if tokens.own_cost is not None:
@@ -313,7 +313,7 @@ class Prices:
         ):
             self._miss(unknown)
             return None
-        left = price.cost(tokens.less([part for _, part in parts]))
+        left = price.cost(tokens.minus([part for _, part in parts]))
         return left + sum(found.cost(part) for found, part in priced if found is not None)
 
     def price(self, model: str | None, at_ns: int) -> Price | None:
@@ -328,7 +328,7 @@ class Prices:
         return next((one for since, one in known if since <= at_ns), None)
 
     def _listed(self, model: str) -> list[Price]:
-        called, (named, patterns) = list(names(model)), self._rows
+        called, (named, patterns) = list(lookup_names(model)), self._rows
         found = [one for name in called for one in named.get(name, ())]
         found += [one for pattern, one in patterns if any(map(pattern.matches, called))]
         # A row of one's own counts before those of an update.
@@ -341,7 +341,7 @@ class Prices:
             _log.info("model %r has no price in %s: its calls are in no cost (`penstock prices`)", model, self.path)
 
 
-def old(as_of: date, now_ns: int) -> str | None:
+def staleness_warning(as_of: date, now_ns: int) -> str | None:
     """A warning if a list of that day is old, with what to do; else None."""
     days = (datetime.fromtimestamp(now_ns / 1e9, UTC).date() - as_of).days
     if days <= STALE_DAYS:

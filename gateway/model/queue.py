@@ -13,18 +13,18 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import Id, Mode, Noun
 from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
-    Figures,
     Judgement,
     Outcome,
     Rollout,
     RolloutConfig,
     RolloutStatus,
     Worker,
+    WorkerUsage,
 )
 
 MOST_ROLLOUTS = 10_000
@@ -32,7 +32,7 @@ MOST_EVENTS = 1_000
 LONGEST_WAIT_S = 60.0
 QueueState = Literal["open", "paused", "draining"]
 """`paused` and `draining` hand out nothing; workers stay when it is paused and leave when it is draining."""
-End = Literal["succeeded", "failed", "timeout", "cancelled", "environment"]
+AttemptEnd = Literal["succeeded", "failed", "timeout", "cancelled", "environment"]
 """The ends of an attempt that a worker may report. With `environment` it hands the attempt back: the agent could not
 work where it was run, so it was no try at the task. An attempt that the worker has finished as `failed` can be handed
 back too."""
@@ -77,7 +77,7 @@ class EnqueueRequest(Noun):
     """In the order in which they are to be handed out."""
 
 
-class Enqueued(Noun):
+class EnqueueResult(Noun):
     """What became of one task."""
 
     id: Id
@@ -91,7 +91,7 @@ class Enqueued(Noun):
 class EnqueueAnswer(Noun):
     """What became of the tasks."""
 
-    rollouts: list[Enqueued]
+    rollouts: list[EnqueueResult]
     """In the order of the request."""
 
 
@@ -136,7 +136,7 @@ class ClaimAnswer(Noun):
     """Rollouts that are still in the queue, of all modes."""
 
 
-class Held(Noun):
+class HeldAttempt(Noun):
     """An attempt that a worker believes to hold."""
 
     rollout: Id
@@ -150,17 +150,17 @@ class Held(Noun):
 class HeartbeatRequest(Noun):
     """A worker says that it is alive and what it is doing."""
 
-    attempts: list[Held] = Field(default_factory=list[Held], max_length=1000)
+    attempts: list[HeldAttempt] = Field(default_factory=list[HeldAttempt], max_length=1000)
     """What it is working on; their leases begin anew."""
     complete: bool = True
     """True when `attempts` is all that it is working on: what it no longer names is over there."""
     lease_s: float = Field(default=30.0, ge=1, le=3600)
     """How long they are its own from now; s."""
-    figures: Figures = Field(default_factory=Figures)
+    figures: WorkerUsage = Field(default_factory=WorkerUsage)
     """What its machine and agents use."""
 
 
-class HeldAnswer(Noun):
+class LeaseAnswer(Noun):
     """Whether an attempt is still the worker's."""
 
     rollout: Id
@@ -176,7 +176,7 @@ class HeldAnswer(Noun):
 class HeartbeatAnswer(Noun):
     """What a worker may keep."""
 
-    attempts: list[HeldAnswer]
+    attempts: list[LeaseAnswer]
     """In the order of the request."""
     queue: QueueState
     """Whether there will be more work."""
@@ -200,7 +200,7 @@ class FinishRequest(Noun):
 
     worker: Id | None = None
     """Its name; an attempt that a worker has claimed is finished by that worker or, without a name, by anybody."""
-    status: End
+    status: AttemptEnd
     """How it ended."""
     outcome: Outcome = Field(default_factory=Outcome)
     """What is known of it."""
@@ -263,7 +263,7 @@ class FeedbackAnswer(RewardAnswer):
     """The attempt that it belongs to."""
 
 
-class QueueRequest(Said):
+class QueueRequest(ActionRequest):
     """Opens or closes the queue."""
 
     state: QueueState

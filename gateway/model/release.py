@@ -15,14 +15,16 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from penstock.gateway.model.audit import Asked
+from penstock.gateway.model.audit import AuthenticatedRequest
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.frozen_policy import frozen, thawed
-from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.frozen_policy import freeze_policy, thaw_policy
+from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import Audience, Person, ResourceKind, Version
 
-Stage = Literal["draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"]
+ReleaseStage = Literal[
+    "draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"
+]
 """The stage of a release: the last of these that it has passed, or `canary` while it runs one, or how it ended."""
 Arm = Literal["stable", "candidate"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
@@ -63,7 +65,7 @@ class PinList(Noun):
     """One for each resource and agent that has asked for it."""
 
 
-class Early(Noun):
+class EarlyEvidence(Noun):
     """What was seen of an assignment long before its outcome was due."""
 
     seen_ns: int
@@ -92,11 +94,11 @@ class Assignment(Noun):
     """Name of the canary's stage then."""
     assigned_ns: int
     """When."""
-    early: Early | None = None
+    early: EarlyEvidence | None = None
     """What was seen of it early; None while that is awaited, and where the policy has no early guard."""
 
 
-class Observed(Noun):
+class RolloutEvidence(Noun):
     """What was seen of a rollout when it was counted."""
 
     rollout: Id
@@ -118,18 +120,18 @@ class Observed(Noun):
     """ATTEMPT#SEQUENCE of the reward's span; None for a unit."""
 
 
-class Seen(Observed):
+class AssignmentEvidence(RolloutEvidence):
     """What was seen of an assignment when it was counted; decisions are made from this and nothing else."""
 
     number: int
     """Its place in the order of assignment."""
     seen_ns: int
     """When it was counted."""
-    parts: list[Observed] = Field(default_factory=list[Observed])
+    parts: list[RolloutEvidence] = Field(default_factory=list[RolloutEvidence])
     """What was seen of each rollout of a unit, in their order; empty for a rollout that is assigned by itself."""
 
 
-class Entry(Noun):
+class AuditTrailEntry(Noun):
     """One link of the audit chain."""
 
     number: int
@@ -143,9 +145,9 @@ class Entry(Noun):
     action: str
     """What was done: `start`, `check`, `replay`, `shadow`, `canary`, `advance`, `approve`, `promote`, `roll_back`,
     `hold`, `resume`, `abort`."""
-    before: Stage | None
+    before: ReleaseStage | None
     """Stage before; None for the first."""
-    after: Stage
+    after: ReleaseStage
     """Stage after."""
     step: int = 0
     """Which stage of the canary it is in after it, from 0."""
@@ -168,7 +170,7 @@ class Entry(Noun):
     signature: str = ""
     """HMAC-SHA256 of the hash by the gateway's audit key; hex. Empty where it has none."""
 
-    def sealed(self, previous: str, key: str | None = None) -> Entry:
+    def sealed(self, previous: str, key: str | None = None) -> AuditTrailEntry:
         """The entry as a link after `previous`, signed where there is a key."""
         linked = self.model_copy(update={"previous": previous})
         found = linked.digest()
@@ -179,7 +181,7 @@ class Entry(Noun):
         return digest(self.previous, self.model_dump(mode="json", exclude={"hash", "signature"}))
 
 
-Frozen = Annotated[Policy, BeforeValidator(thawed), PlainSerializer(frozen)]
+FrozenPolicy = Annotated[ReleasePolicy, BeforeValidator(thaw_policy), PlainSerializer(freeze_policy)]
 """A policy as it was when a release began, with the values that were fixed then."""
 
 
@@ -203,15 +205,15 @@ class Release(Noun):
     """The versions of these that it started from."""
     only: Audience = Field(default_factory=Audience)
     """Which calls it speaks to."""
-    policy: Frozen = Field(default_factory=Policy)
+    policy: FrozenPolicy = Field(default_factory=ReleasePolicy)
     """What it may do by itself."""
-    stage: Stage = "draft"
+    stage: ReleaseStage = "draft"
     """How far it has come."""
     step: int = 0
     """Which stage of the canary it is in, from 0; after the last one comes the holdback."""
     split: float = 0.0
     """Share of new rollouts that get the candidate."""
-    held_in: Stage | None = None
+    held_in: ReleaseStage | None = None
     """The stage it was held in, while it is held."""
     waits: str | None = None
     """What it waits for: `approval`, or a check that is under way; None otherwise."""
@@ -258,16 +260,16 @@ class Release(Noun):
         """Everything that the release changes; the resource that it is named after comes first."""
         return (self.resource, *self.companions)
 
-    def given(self, arm: Arm) -> dict[str, str]:
+    def arm_versions(self, arm: Arm) -> dict[str, str]:
         """The versions that rollouts on an arm get, by the resource's name."""
         if arm == "candidate":
             return {self.resource: self.candidate, **self.companions}
         return {self.resource: self.stable, **self.companions_stable}
 
     @property
-    def places(self) -> set[str]:
+    def qualified_versions(self) -> set[str]:
         """NAME@VERSION of all versions that the release may give to a rollout."""
-        return {f"{name}@{version}" for arm in ARMS for name, version in self.given(arm).items()}
+        return {f"{name}@{version}" for arm in ARMS for name, version in self.arm_versions(arm).items()}
 
     def config(self) -> str:
         """SHA-256 of the release's configuration; hex."""
@@ -277,11 +279,11 @@ class Release(Noun):
         return digest("", self.model_dump(mode="json", include=fields))
 
 
-ENDED: frozenset[Stage] = frozenset({"promoted", "rolled_back", "aborted"})
+ENDED: frozenset[ReleaseStage] = frozenset({"promoted", "rolled_back", "aborted"})
 """Stages that no release leaves."""
 
 
-class NewRelease(Asked):
+class NewRelease(AuthenticatedRequest):
     """A release to start."""
 
     candidate: Id
@@ -291,7 +293,7 @@ class NewRelease(Asked):
     trained on it."""
     only: Audience = Field(default_factory=Audience)
     """Which calls it speaks to; all unless given."""
-    policy: Policy = Field(default_factory=Policy)
+    policy: ReleasePolicy = Field(default_factory=ReleasePolicy)
     """What it may do by itself."""
     author: Person = ""
     """Who starts it; `gateway` is what decides by the rules."""
@@ -364,7 +366,7 @@ class ReleaseList(Noun):
 class AuditTrail(Noun):
     """All entries of a release, oldest first."""
 
-    entries: list[Entry]
+    entries: list[AuditTrailEntry]
     """The chain."""
 
 
@@ -373,7 +375,7 @@ class AssignmentPage(Noun):
 
     assignments: list[Assignment]
     """Those of the page."""
-    seen: list[Seen]
+    seen: list[AssignmentEvidence]
     """Those of them that were counted."""
     next: int | None = None
     """Number to ask for `after`; None at the end."""

@@ -15,12 +15,12 @@ REHEARSAL: Final = "-rehearsal-a"
 _NAME: Final = re.compile(rf".+{REHEARSAL}[0-9]+-[0-9]+-(?:candidate|incumbent)")
 
 
-def rehearsed(rollout: str) -> bool:
+def is_rehearsal(rollout: str) -> bool:
     """True if a rollout is a run of a rehearsal, under way or not."""
     return REHEARSAL in rollout and _NAME.fullmatch(rollout) is not None
 
 
-def own(span: Span) -> bool:
+def is_release_call(span: Span) -> bool:
     """True if a span is of a call that was made for a release, or of a run of a rehearsal; its rewards count too."""
     marked = bool(span.attributes) and not {REPLAY_OF, SHADOW_OF}.isdisjoint(span.attributes)
-    return marked or rehearsed(span.rollout)
+    return marked or is_rehearsal(span.rollout)

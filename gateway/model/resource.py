@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from penstock.gateway.model.base import Id, Mode, Noun
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.template import Template, TemplateError
+from penstock.gateway.model.validation_messages import sentence
 from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.model.wording import sentence
 
 ResourceKind = Literal["prompt", "model", "tool-text"]
 """The text of a prompt, the weights of a model, the description of a tool."""
@@ -142,17 +142,17 @@ class Resource(Version):
     """Of kind and content as canonical JSON; hex."""
 
     @property
-    def place(self) -> str:
+    def qualified_name(self) -> str:
         """The version's name with its resource's: NAME@VERSION."""
         return f"{self.name}@{self.version}"
 
 
-def sent(versions: Iterable[Resource]) -> bool:
+def sent_by_agents(versions: Iterable[Resource]) -> bool:
     """True if agents themselves send one of these versions of a text."""
     return any(one.content.get("sent") for one in versions)
 
 
-class Rule(Noun):
+class StableRule(Noun):
     """The stable version of some calls: what a release with an audience has promoted."""
 
     only: Audience
@@ -161,12 +161,12 @@ class Rule(Noun):
     """The version."""
 
 
-class Stable(Noun):
+class StableVersion(Noun):
     """Which version new rollouts get while no release is live."""
 
     version: Id
     """Everybody's, unless a rule says otherwise."""
-    rules: list[Rule] = Field(default_factory=list[Rule])
+    rules: list[StableRule] = Field(default_factory=list[StableRule])
     """Exceptions, the latest first."""
 
 
@@ -177,7 +177,7 @@ class ResourceView(Noun):
     """Its name."""
     kind: ResourceKind
     """What it is."""
-    stable: Stable
+    stable: StableVersion
     """The version that new rollouts get."""
     versions: list[Resource]
     """Oldest first."""

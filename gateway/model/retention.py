@@ -6,7 +6,7 @@ from pydantic import Field, field_validator
 
 from penstock.gateway.model.answers import Page
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.forgotten import Forgotten, Holding
+from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
 from penstock.gateway.model.times import NOTATION, nanoseconds
 from penstock.gateway.model.toml import Section
 
@@ -69,15 +69,15 @@ class RetentionStatus(Noun):
         return not self.wiping and not self.overwriting and self.in_index == 0
 
 
-class HoldingList(Noun):
+class RetentionHoldList(Noun):
     """Rollouts that somebody keeps, by name."""
 
-    holds: list[Holding] = Field(default_factory=list[Holding])
+    holds: list[RetentionHold] = Field(default_factory=list[RetentionHold])
     """One each."""
 
 
 class ForgottenPage(Page):
     """Rollouts that were forgotten, by name."""
 
-    forgotten: list[Forgotten] = Field(default_factory=list[Forgotten])
+    forgotten: list[ForgottenRollout] = Field(default_factory=list[ForgottenRollout])
     """One each."""

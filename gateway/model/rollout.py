@@ -250,7 +250,7 @@ class RolloutSummary(Rollout):
     """The reward of its newest attempt that has one."""
 
 
-class Figures(Noun):
+class WorkerUsage(Noun):
     """What a worker's machine and agents use."""
 
     cpu_percent: float | None = None
@@ -272,7 +272,7 @@ class Worker(Noun):
     """When it was first heard of."""
     last_seen_ns: int = 0
     """When it was last heard of."""
-    figures: Figures = Field(default_factory=Figures)
+    figures: WorkerUsage = Field(default_factory=WorkerUsage)
     """As of its last heartbeat."""
     attempts: list[str] = Field(default_factory=list[str])
     """What it is working on: ROLLOUT/ATTEMPT."""
@@ -280,7 +280,7 @@ class Worker(Noun):
     """Attempts that it has finished."""
 
 
-def final(attempts: Sequence[Attempt]) -> Attempt | None:
+def deciding_attempt(attempts: Sequence[Attempt]) -> Attempt | None:
     """The attempt that counts: the newest that succeeded, else the newest; None if there is none."""
     good = [one for one in attempts if one.status == AttemptStatus.SUCCEEDED]
     return next(reversed(good or attempts), None)

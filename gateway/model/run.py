@@ -22,11 +22,11 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from penstock.gateway.model.answers import Page
 from penstock.gateway.model.base import Id, Noun
 
-Kind = Literal["grpo", "sft", "dpo", "apo", "custom"]
-End = Literal["succeeded", "failed", "stopped"]
-Status = Literal["running", "succeeded", "failed", "stopped", "silent"]
-Level = Literal["info", "warning", "error"]
-ENDS: tuple[End, ...] = get_args(End)
+RunKind = Literal["grpo", "sft", "dpo", "apo", "custom"]
+RunEndStatus = Literal["succeeded", "failed", "stopped"]
+RunStatus = Literal["running", "succeeded", "failed", "stopped", "silent"]
+EventLevel = Literal["info", "warning", "error"]
+ENDS: tuple[RunEndStatus, ...] = get_args(RunEndStatus)
 
 MOST_POINTS = 10_000
 """Most points of one request."""
@@ -57,7 +57,7 @@ Step = Annotated[int, Field(ge=0, lt=2**53)]
 Time = Annotated[int, Field(ge=0, lt=2**62)]
 
 
-class Made(Noun):
+class VersionReference(Noun):
     """A version of a resource that a run has made."""
 
     name: Id
@@ -112,11 +112,11 @@ class RunHead(Noun):
 
     id: Id
     """Its name, unique on the tape."""
-    kind: Kind
+    kind: RunKind
     """How it learns."""
     name: str = ""
     """What it is called, for a person."""
-    status: Status = "running"
+    status: RunStatus = "running"
     """Where it stands. `silent` is a running one that has not been heard of for its lease: found when it is read."""
     created_ns: int = 0
     """When it was started; ns since the epoch."""
@@ -136,7 +136,7 @@ class RunHead(Noun):
     """The step from which it went on when it was last resumed."""
     metrics: list[str] = Field(default_factory=list[str])
     """Names of its metrics, in the order in which they first came."""
-    made: list[Made] = Field(default_factory=list[Made])
+    made: list[VersionReference] = Field(default_factory=list[VersionReference])
     """Versions of resources that it has made."""
     message: str | None = None
     """How it stands, or why it ended, for a person."""
@@ -151,7 +151,7 @@ class Run(RunHead):
     """Its candidates; None for a run that does not search, or has none yet."""
 
 
-def seen_at(run: RunHead, now_ns: int) -> Status:
+def status_at(run: RunHead, now_ns: int) -> RunStatus:
     """The status of a run at a time: a running one whose trainer is not heard of is silent."""
     silent = run.status == "running" and now_ns - run.last_seen_ns > run.lease_s * 1e9
     return "silent" if silent else run.status
@@ -165,7 +165,7 @@ class NewRun(Noun):
 
     id: Id | None = None
     """Its name; the kind and a number when not given. The same run may be sent again under its name."""
-    kind: Kind
+    kind: RunKind
     """How it learns."""
     name: str = Field(default="", max_length=256)
     """What it is called, for a person."""
@@ -184,7 +184,7 @@ class RunChange(Noun):
     """How it stands, for a person."""
     steps: int | None = Field(default=None, ge=1, lt=2**53)
     """How many steps are planned now."""
-    made: list[Made] = Field(default_factory=list[Made], max_length=100)
+    made: list[VersionReference] = Field(default_factory=list[VersionReference], max_length=100)
     """Versions that it has made, which must be registered; those that are known already are not doubled."""
     tree: CandidateTree | None = None
     """Its candidates as they stand now, in place of those that it told of before."""
@@ -193,7 +193,7 @@ class RunChange(Noun):
 class RunEnd(Noun):
     """How a run ended."""
 
-    status: End
+    status: RunEndStatus
     """How."""
     message: str | None = Field(default=None, max_length=LONGEST_TEXT)
     """Why, for a person."""
@@ -242,7 +242,7 @@ class RunEvent(Noun):
     """When; ns since the epoch. Now when not given; with it an event may be sent again and is kept once."""
     step: Step | None = None
     """At which step."""
-    level: Level = "info"
+    level: EventLevel = "info"
     """How grave it is."""
     text: str = Field(min_length=1, max_length=LONGEST_TEXT)
     """What happened, such as `published policy v12`."""

@@ -129,7 +129,7 @@ class McpServer(Section):
         return environment_key(f"mcp.servers.{name}", self.key_env)
 
 
-class Mcp(Section):
+class McpSettings(Section):
     """`[mcp]`: servers of tools."""
 
     servers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")], McpServer] = Field(default={})

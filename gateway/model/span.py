@@ -6,7 +6,7 @@ interpretation of an exchange (messages, tool calls, usage). It is made when it 
 parser also fixes how old calls are read.
 
 Times are integers in nanoseconds since the epoch, durations in nanoseconds, sizes in bytes. How summaries are laid out
-on the tape is `gateway.store.records`, which a test holds against `Span`.
+on the tape is `gateway.tape.store.records`, which a test holds against `Span`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock.gateway.model.base import Id, Kind, Noun
+from penstock.gateway.model.base import Id, Noun, SpanKind
 
 POLICY_VIOLATION: Final = "policy_violation"
 """The `error` of a tool call that a policy refused."""
@@ -72,7 +72,7 @@ class Span(Noun):
     """The attempt it belongs to."""
     sequence: int
     """Its place within the attempt, from 1, by start."""
-    kind: Kind = "llm"
+    kind: SpanKind = "llm"
     """What happened."""
     name: str | None = None
     """Name of what is no call: `reward`, `stdout`, `stderr`, an OpenTelemetry span's own name ..."""

@@ -1,4 +1,4 @@
-"""Settings of TLS on the agents' side: `[tls]` of penstock.toml. `gateway.server.tls` reads the files."""
+"""Settings of TLS on the agents' side: `[tls]` of penstock.toml. `gateway.process.tls` reads the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from penstock.gateway.model.toml import Section
 
 
-class Tls(Section):
+class TlsSettings(Section):
     """`[tls]`: HTTPS on the port. The Unix socket stays without."""
 
     certificate: Path | None = Field(default=None, strict=False)
@@ -21,11 +21,11 @@ class Tls(Section):
     """PEM file of certificate authorities: every client must show a certificate of one of them."""
 
     @model_validator(mode="after")
-    def _has_certificate(self) -> Tls:
+    def _has_certificate(self) -> TlsSettings:
         if self.certificate is None:
             raise ValueError("certificate is missing: name the PEM file with the gateway's certificate")
         return self
 
 
-NO_TLS = Tls.model_construct()
+NO_TLS = TlsSettings.model_construct()
 """Plain HTTP, which is served without a `[tls]`. An empty `[tls]` is a mistake."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from penstock.gateway.model.wording import sentence
+from penstock.gateway.model.validation_messages import sentence
 
 Tree = TypeVar("Tree", bound=BaseModel)
 

@@ -13,7 +13,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Message, Turn
 
 
-class Call(Noun):
+class TranscriptCall(Noun):
     """A model call."""
 
     span: Span
@@ -31,7 +31,7 @@ class Transcript(Noun):
     """The attempt, as the tape has it."""
     outcome: Outcome
     """How the agent ended."""
-    calls: list[Call] = Field(default_factory=list[Call])
+    calls: list[TranscriptCall] = Field(default_factory=list[TranscriptCall])
     """Its model calls in the order in which they began."""
     violations: list[Span] = Field(default_factory=list[Span])
     """Tool calls that a policy did not let run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.gateway.model.base import Id, Noun
 
 
-class Member(Noun):
+class UnitMember(Noun):
     """A rollout of a unit."""
 
     rollout: Id
@@ -19,5 +19,5 @@ class Unit(Noun):
 
     number: int
     """Place of its assignment."""
-    members: list[Member]
+    members: list[UnitMember]
     """The rollouts that are counted, in their order."""

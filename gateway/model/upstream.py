@@ -7,14 +7,14 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import Noun
 
 LONGEST_HOLD_S: Final = 3600.0
 """The longest hold, in seconds: no client waits for longer."""
 
 
-class PauseRequest(Said):
+class PauseRequest(ActionRequest):
     """How long calls may wait."""
 
     bound_s: float = Field(default=60.0, gt=0, le=LONGEST_HOLD_S)

@@ -11,20 +11,20 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from penstock.gateway.model.base import Id, Noun
-from penstock.gateway.model.release import Stage
+from penstock.gateway.model.release import ReleaseStage
 from penstock.gateway.model.resource import ResourceKind
 
-Event = Literal[
+ReleaseEvent = Literal[
     "start", "check", "replay", "shadow", "canary", "advance", "wait", "approve", "promote", "roll_back", "hold",
     "resume", "abort",
 ]  # fmt: skip
 """A change of a release, by its name in the audit chain; a rollback is a `roll_back`, whoever requests it."""
-EVENTS: tuple[Event, ...] = get_args(Event)
-Status = Literal["waiting", "delivered", "given_up"]
+RELEASE_EVENTS: tuple[ReleaseEvent, ...] = get_args(ReleaseEvent)
+DeliveryStatus = Literal["waiting", "delivered", "given_up"]
 """The state of a delivery."""
 
 
-class ReleaseChanged(Noun):
+class ReleaseChangeData(Noun):
     """The `data` of a message: one entry of a release's audit chain, and what release that is."""
 
     release: Id
@@ -39,9 +39,9 @@ class ReleaseChanged(Noun):
     """The version it tries."""
     companions: dict[Id, Id]
     """Versions of other resources that it tries together with the candidate."""
-    before: Stage | None
+    before: ReleaseStage | None
     """Stage before; None for the first entry."""
-    after: Stage
+    after: ReleaseStage
     """Stage after."""
     canary: str | None
     """Name of the stage of the canary that it is in after it; None while it is in none."""
@@ -61,21 +61,21 @@ class ReleaseChanged(Noun):
     """Hash of the entry; hex. `penstock release history --json` shows the same."""
 
 
-class Tested(Noun):
+class WebhookTestData(Noun):
     """The `data` of a test."""
 
     webhook: str
     """Name of the webhook."""
 
 
-class Message(Noun):
+class WebhookMessage(Noun):
     """What is sent: the body of a request, as Standard Webhooks has it."""
 
     type: str
     """What has happened, such as `release.roll_back`; `webhook.test` for a test."""
     timestamp: str
     """When that was: RFC 3339, UTC."""
-    data: ReleaseChanged | Tested
+    data: ReleaseChangeData | WebhookTestData
     """More of it."""
 
 
@@ -88,7 +88,7 @@ class Delivery(Noun):
     """Name of the webhook."""
     id: str
     """Its `webhook-id`: the same each time that it is sent."""
-    event: Event
+    event: ReleaseEvent
     """What was done to the release."""
     release: Id
     """The release."""
@@ -96,7 +96,7 @@ class Delivery(Noun):
     """Number of the entry in the release's audit chain."""
     made_ns: int
     """When that was done; ns since the epoch."""
-    status: Status = "waiting"
+    status: DeliveryStatus = "waiting"
     """How far it has come."""
     attempts: int = 0
     """How often it was sent."""
@@ -126,7 +126,7 @@ class WebhookView(Noun):
     """Its name."""
     url: str
     """Where it listens, without what may be secret: scheme, host and port."""
-    events: list[Event]
+    events: list[ReleaseEvent]
     """Which changes of releases it is told of."""
     waiting: int = 0
     """Deliveries that it has not taken yet."""
@@ -155,7 +155,7 @@ class WebhookTest(Noun):
     """A test to send."""
 
 
-class WebhookTried(Noun):
+class WebhookTestResult(Noun):
     """What came of a test."""
 
     webhook: str

@@ -12,12 +12,12 @@ from pydantic import Field, model_validator
 
 from penstock.gateway.model.server_settings import environment_key
 from penstock.gateway.model.toml import ConfigError, Section
-from penstock.gateway.model.webhook import Event
+from penstock.gateway.model.webhook import ReleaseEvent
 
 PREFIX: Final = "whsec_"
 LEAST, MOST = 24, 64
 """Least and most bytes of a secret, as Standard Webhooks defines them."""
-USUAL: Final[tuple[Event, ...]] = ("start", "wait", "promote", "roll_back", "hold", "abort")
+DEFAULT_EVENTS: Final[tuple[ReleaseEvent, ...]] = ("start", "wait", "promote", "roll_back", "hold", "abort")
 """The events sent by default: those that a person must know of."""
 
 
@@ -30,7 +30,7 @@ class Webhook(Section):
     """Where it listens: `https://`, or `http://` on this machine."""
     secret_env: str
     """Environment variable with the secret that signs what it is told: `whsec_` and 24 to 64 bytes in base64."""
-    events: list[Event] = Field(default=list(USUAL), min_length=1)
+    events: list[ReleaseEvent] = Field(default=list(DEFAULT_EVENTS), min_length=1)
     """Which changes of releases it is told of."""
 
     @model_validator(mode="after")
@@ -44,13 +44,13 @@ class Webhook(Section):
             raise ValueError("url: it must be an https:// URL, with a host and perhaps a port") from None
         if parts.scheme == "http" and not _is_here(parts.hostname):
             raise ValueError(
-                f"url: {self.shown!r} is not on this machine, and http:// would send what becomes of releases in the "
-                "clear: write https://"
+                f"url: {self.redacted_url!r} is not on this machine, and http:// would send what becomes of releases "
+                "in the clear: write https://"
             )
         return self
 
     @property
-    def shown(self) -> str:
+    def redacted_url(self) -> str:
         """The URL as far as people may see it: receivers have keys in user info, path and query."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -63,7 +63,7 @@ class ModelVersion(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ResidencyPlan:
     """Changes to make on a server, in this order, and problems for a person."""
 
     unload: list[str] = field(default_factory=list[str])
@@ -85,13 +85,13 @@ class Residency:
     slots: int | None = None
     """Adapters that the server computes with at a time (`--max-loras`); None when it is not known."""
 
-    def plan(self, present: Mapping[str, str | None], wanted: Iterable[str]) -> Plan:
+    def plan(self, present: Mapping[str, str | None], wanted: Iterable[str]) -> ResidencyPlan:
         """The changes to make. `present`: the names that the server lists, as `Engine.adapters` gives them; `wanted`:
         names, the most important first.
 
         Raises `KeyError` for a wanted name that is not known.
         """
-        made = Plan()
+        made = ResidencyPlan()
         names = dict.fromkeys(wanted)
         for name in names:
             self._place(made, name, self.known[name], present)
@@ -104,7 +104,7 @@ class Residency:
             )
         return made
 
-    def _place(self, made: Plan, name: str, version: ModelVersion, present: Mapping[str, str | None]) -> None:
+    def _place(self, made: ResidencyPlan, name: str, version: ModelVersion, present: Mapping[str, str | None]) -> None:
         if name not in present:
             if version.adapter is None:
                 made.problems[name] = (

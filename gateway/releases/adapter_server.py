@@ -1,6 +1,6 @@
 """Adapters on a vLLM server: loads, checks, warms and unloads them, and says clearly when one of these does not work.
 
-`Engine` speaks to one server. All its operations can be repeated: `load` of an adapter that is there succeeds, and
+`VllmClient` speaks to one server. All its operations can be repeated: `load` of an adapter that is there succeeds, and
 `unload` of one that is not there too. So the same call repairs a server that was restarted and has lost its adapters.
 Two processes that load the same version at once both succeed. After a `timeout` the server may still finish its work;
 the next `load` finds out.
@@ -23,13 +23,13 @@ from typing import Any, Literal
 
 import aiohttp
 
-from penstock.gateway.model.weights import Plan, Residency, other_weights
+from penstock.gateway.model.weights import Residency, ResidencyPlan, other_weights
 
 LIST_S, LOAD_S, CHECK_S = 10.0, 120.0, 60.0
 """Bounds for an answer, in seconds. Adapters may lie on a slow disk; the first answer after a start takes long."""
 PROMPT = "Say hello."
 
-Trouble = Literal["not_found", "refused", "unreachable", "timeout", "mismatch", "unusable"]
+ServingErrorKind = Literal["not_found", "refused", "unreachable", "timeout", "mismatch", "unusable"]
 """In order: no such adapter; the server refuses; nobody answers; not in time; other weights; its answer is not one of a
 model."""
 
@@ -37,13 +37,13 @@ model."""
 class ServingError(Exception):
     """A server did not do what it was asked to; the message names the adapter, the server and the way out."""
 
-    def __init__(self, kind: Trouble, message: str) -> None:
+    def __init__(self, kind: ServingErrorKind, message: str) -> None:
         super().__init__(message)
-        self.kind: Trouble = kind
+        self.kind: ServingErrorKind = kind
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ProbeResult:
     """The answer of a version to a canned prompt."""
 
     text: str
@@ -51,7 +51,7 @@ class Check:
     seconds: float
 
 
-class Engine:
+class VllmClient:
     """The client of one vLLM server."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Engine:
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """`base_url`: as in an upstream, with or without `/v1`; `key`: the server's `--api-key`; `options`: of a
-        connection to it (`gateway.upstreams.reach`)."""
+        connection to it (`gateway.traffic.upstreams.transport`)."""
         self._options = options
         self._session = session
         self.url = base_url.rstrip("/").removesuffix("/v1")
@@ -108,13 +108,13 @@ class Engine:
             raise self._refused(status, text, f"unload adapter {name!r}")
         return status == 200
 
-    async def check(self, name: str, numbers: bool = True) -> Check:
+    async def check(self, name: str, numbers: bool = True) -> ProbeResult:
         """Ask a version one prompt, which it must answer in time.
 
         `numbers`: its log-probabilities must be numbers; False for servers that do not give them.
         """
         began = monotonic()
-        return Check(await self._answer(name, numbers), monotonic() - began)
+        return ProbeResult(await self._answer(name, numbers), monotonic() - began)
 
     async def warm(self, name: str, n: int) -> float:
         """Ask a version `n` prompts at once, so that no agent waits for first times; return the seconds it took."""
@@ -188,14 +188,14 @@ class Engine:
     def _refused(self, status: int, text: str, what: str, hint: str = "") -> ServingError:
         if status in (401, 403):
             hint = "; set key_env of the upstream to its --api-key (vLLM takes it as 'Authorization: Bearer' only)"
-        kind: Trouble = "not_found" if status == 404 else "refused"
+        kind: ServingErrorKind = "not_found" if status == 404 else "refused"
         return self._error(kind, f"would not {what}: {_reason(text)} ({status}){hint}")
 
     def _no_numbers(self, name: str) -> ServingError:
         message = f"answers as {name!r} with log-probabilities that are not numbers: its weights are damaged (NaN)"
         return self._error("unusable", message)
 
-    def _error(self, kind: Trouble, sentence: str) -> ServingError:
+    def _error(self, kind: ServingErrorKind, sentence: str) -> ServingError:
         return ServingError(kind, f"the server at {self.url} {sentence}")
 
 
@@ -210,10 +210,10 @@ def _reason(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class AdapterChanges:
     """The changes made on a server."""
 
-    plan: Plan
+    plan: ResidencyPlan
     done: list[str] = field(default_factory=list[str])
     """Names of the plan that were unloaded or loaded."""
     failed: dict[str, ServingError] = field(default_factory=dict[str, ServingError])
@@ -221,13 +221,13 @@ class Settled:
 
 
 async def settle(
-    engine: Engine, residency: Residency, wanted: Iterable[str], present: Mapping[str, str | None] | None = None
-) -> Settled:
+    engine: VllmClient, residency: Residency, wanted: Iterable[str], present: Mapping[str, str | None] | None = None
+) -> AdapterChanges:
     """Unload and load until the server holds the wanted adapters. Raises `ServingError` when it cannot be asked at all.
 
     `present`: the names that the server lists; asked for unless given.
     """
-    made = Settled(residency.plan(await engine.adapters() if present is None else present, wanted))
+    made = AdapterChanges(residency.plan(await engine.adapters() if present is None else present, wanted))
     for name in (*made.plan.unload, *made.plan.load):
         version = made.plan.load.get(name)
         try:

@@ -16,22 +16,30 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
-from penstock.gateway.canary.decision import Canary
-from penstock.gateway.canary.early import as_of, early_deadline, look_early, looked_early
-from penstock.gateway.canary.evidence import Evidence
-from penstock.gateway.canary.outcomes import observation
-from penstock.gateway.canary.unit import Known, due, look_at
-from penstock.gateway.canary.verify import Decided, decided, glanced, no_evidence, walk, weigh, weigh_early
-from penstock.gateway.model.release import Assignment, Release, Seen
+from penstock.gateway.model.release import Assignment, AssignmentEvidence, Release
 from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.releases.canary.decision import Canary
+from penstock.gateway.releases.canary.early_errors import as_of, early_deadline, early_outcome, has_early_guard
+from penstock.gateway.releases.canary.evidence import CanaryEvidence
+from penstock.gateway.releases.canary.outcomes import observation
+from penstock.gateway.releases.canary.unit import PinnedMember, assignment_outcome, outcome_due
+from penstock.gateway.releases.canary.verification import (
+    CanaryDecision,
+    add_early_looks,
+    add_outcomes,
+    apply_early_look,
+    decision_of,
+    empty_evidence,
+    replay_decisions,
+)
 from penstock.gateway.releases.count_operations import CountOperations
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.transitions import DECIDED, entry
-from penstock.gateway.store import Store
-from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.recorder import Recorder
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.releases.transitions import RULE_CHANGES, entry
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.tape.store.transaction import Transaction
 
 BATCH: Final = 64
 """Assignments that are examined together."""
@@ -39,14 +47,14 @@ BETWEEN_S: Final = 0.02
 """Seconds between two rounds: while calls are recorded there is a commit every few milliseconds."""
 
 
-class Round(NamedTuple):
+class CountRound(NamedTuple):
     """The result of one round over the next assignments."""
 
     looked: Sequence[Assignment] = ()
     """Assignments that were examined early, with the result."""
-    seen: Sequence[Seen] = ()
+    seen: Sequence[AssignmentEvidence] = ()
     """The counted outcomes."""
-    found: Decided | None = None
+    found: CanaryDecision | None = None
     """The decision that follows from the last of them."""
     due: int | None = None
     """Time at which the next assignment counts at the latest; ns since the epoch."""
@@ -57,14 +65,14 @@ class Round(NamedTuple):
         return BATCH in (len(self.looked), len(self.seen))
 
 
-class Counting:
+class OutcomeCounter:
     """The counter of all canaries of a gateway."""
 
     def __init__(
         self,
         tape: Store,
         recorder: Recorder,
-        feed: Feed,
+        feed: ChangeFeed,
         now_ns: Callable[[], int],
         changed: Callable[[], Awaitable[None]],
     ) -> None:
@@ -78,10 +86,10 @@ class Counting:
 
     async def run(self, release: Release, show: Callable[[Canary], None]) -> None:
         """Count until the release changes; `show` is called with the canary that is stepped."""
-        canary, left = await asyncio.to_thread(self.walked, release)
+        canary, left = await asyncio.to_thread(self.replayed, release)
         show(canary)
         if left is not None:
-            await self._act(release, Round(found=left))
+            await self._act(release, CountRound(found=left))
             return
         cursor = self._feed.cursor
         while (now := self._reader.release(release.id)) is not None and now.revision == release.revision:
@@ -94,7 +102,7 @@ class Counting:
             if not done.full:
                 cursor = await self._wait(cursor, done.due)
 
-    def walked(self, release: Release) -> tuple[Canary, Decided | None]:
+    def replayed(self, release: Release) -> tuple[Canary, CanaryDecision | None]:
         """Return the canary as the tape has it, and the decision that follows from it and was not made yet."""
         canary, audit, (assigned, seen) = (
             Canary.of(release),
@@ -102,80 +110,80 @@ class Counting:
             self._read(release),
         )
         made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in audit)
-        return canary, next(islice(walk(canary, assigned, seen, audit), made, None), None)
+        return canary, next(islice(replay_decisions(canary, assigned, seen, audit), made, None), None)
 
-    def evidence(self, release: Release) -> Evidence:
+    def evidence(self, release: Release) -> CanaryEvidence:
         """Return the evidence of all counted rollouts."""
         assigned, seen = self._read(release)
-        return weigh_early(weigh(no_evidence(release), zip(assigned, seen, strict=False)), assigned)
+        return add_early_looks(add_outcomes(empty_evidence(release), zip(assigned, seen, strict=False)), assigned)
 
-    def _read(self, release: Release) -> tuple[list[Assignment], list[Seen]]:
+    def _read(self, release: Release) -> tuple[list[Assignment], list[AssignmentEvidence]]:
         """Return the assignments that were counted or examined early up to this state of the release, and the
         outcomes."""
-        assigned, seen, until = list[Assignment](), list[Seen](), max(release.counted, release.early)
+        assigned, seen, until = list[Assignment](), list[AssignmentEvidence](), max(release.counted, release.early)
         while len(assigned) < until:
             page = self._reader.assignments(release.id, len(assigned))
             assigned += page[0]
             seen += page[1]
         return as_of(release, assigned[:until]), seen[: release.counted]
 
-    def _round(self, release: Release, canary: Canary) -> Round:
-        early = self._early(release, canary) if looked_early(release) else Round()
+    def _round(self, release: Release, canary: Canary) -> CountRound:
+        early = self._early(release, canary) if has_early_guard(release) else CountRound()
         if early.found is not None:
             return early
-        ahead = release.early + len(early.looked) if looked_early(release) else release.assigned
+        ahead = release.early + len(early.looked) if has_early_guard(release) else release.assigned
         late = self._count(release, canary, ahead)
         found = None if late.found is None else late.found._replace(early=release.early + len(early.looked))
         dues = [one.due for one in (early, late) if one.due is not None]
-        return Round(early.looked, late.seen, found, min(dues, default=None))
+        return CountRound(early.looked, late.seen, found, min(dues, default=None))
 
-    def _early(self, release: Release, canary: Canary) -> Round:
+    def _early(self, release: Release, canary: Canary) -> CountRound:
         """Examine the next assignments early."""
         looked: list[Assignment] = []
         for assignment in self._reader.assignments(release.id, release.early, BATCH)[0]:
             pins, now = self._reader.pins(assignment.rollout), self._now_ns()
-            seen = look_early(self._tape, pins, release, assignment, now)
+            seen = early_outcome(self._tape, pins, release, assignment, now)
             if seen is None:
-                return Round(looked, due=early_deadline(release, assignment))
+                return CountRound(looked, due=early_deadline(release, assignment))
             looked.append(assignment.model_copy(update={"early": seen}))
-            if (verdict := glanced(canary, looked[-1])) is not None:
-                return Round(looked, found=decided(verdict, release.counted, assignment.number))
-        return Round(looked)
+            if (verdict := apply_early_look(canary, looked[-1])) is not None:
+                return CountRound(looked, found=decision_of(verdict, release.counted, assignment.number))
+        return CountRound(looked)
 
-    def _count(self, release: Release, canary: Canary, ahead: int) -> Round:
+    def _count(self, release: Release, canary: Canary, ahead: int) -> CountRound:
         """Count the outcomes of the next assignments, up to `ahead`, the last one that was examined early."""
-        seen: list[Seen] = []
+        seen: list[AssignmentEvidence] = []
         for assignment in self._reader.assignments(release.id, release.counted, BATCH)[0]:
             if assignment.number > ahead:
                 break
             now = self._now_ns()
-            one = look_at(self._tape, self._members(release, assignment), release, assignment, now)
+            one = assignment_outcome(self._tape, self._members(release, assignment), release, assignment, now)
             if one is None:
-                return Round(seen=seen, due=due(release, assignment, now))
+                return CountRound(seen=seen, due=outcome_due(release, assignment, now))
             seen.append(one)
             if one.left_out is None:
-                found = decided(canary.step(observation(assignment, one)), one.number)
+                found = decision_of(canary.step(observation(assignment, one)), one.number)
                 if found is not None and not (found.action == "wait" and release.waits):
-                    return Round(seen=seen, found=found)
-        return Round(seen=seen)
+                    return CountRound(seen=seen, found=found)
+        return CountRound(seen=seen)
 
-    def _members(self, release: Release, assignment: Assignment) -> Iterator[Known]:
+    def _members(self, release: Release, assignment: Assignment) -> Iterator[PinnedMember]:
         """Yield the rollouts of an assignment; each is read in its turn."""
         for member in self._reader.members(release.id, assignment):
-            yield Known(member, self._reader.pins(member.rollout))
+            yield PinnedMember(member, self._reader.pins(member.rollout))
 
-    async def _act(self, release: Release, done: Round) -> Release:
+    async def _act(self, release: Release, done: CountRound) -> Release:
         """Write the counts and the decision that follows, in one transaction."""
         now, found = self._now_ns(), done.found
 
         def counted(transaction: Transaction) -> Release:
             operations = CountOperations(transaction)
-            operations.look_early(release.id, release.revision, done.looked)
+            operations.record_early_looks(release.id, release.revision, done.looked)
             return operations.count(release.id, release.revision, done.seen)
 
         if found is None:
             return await self._recorder.submit(counted)
-        update = DECIDED[found.action](release)
+        update = RULE_CHANGES[found.action](release)
         link = entry(found.action, GATEWAY, found.verdict.reason, found.counted, found.early)
         link.evidence = dict(found.verdict.figures)
 

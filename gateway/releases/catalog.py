@@ -1,61 +1,30 @@
-"""Switches traffic: finds the resources that a call uses and the versions that its rollout has, and writes the request
-to send.
+"""Resources and releases in the form that calls need. Pure.
 
-`look` runs for every call and must cost nothing while nothing is registered. `pinned` answers from memory. The first
-call of a rollout that uses a resource waits until its pin is on the tape (`pin`), so that no crash can put a rollout on
-two arms. A `Catalog` holds the known resources and releases, and is made anew when one changes.
+A `Catalog` finds the resources that a call uses, and writes the request to send. It is made anew when a resource or a
+release changes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
 
-from penstock.gateway.calls.admitted import Admitted
-from penstock.gateway.calls.model_name import replace_model
-from penstock.gateway.canary.assignment import Asker, pins_on, speaks_to, stable_version
-from penstock.gateway.canary.unit import unit_of
-from penstock.gateway.http.redact import Redactor
-from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.release import Assignment, Pin, Release
-from penstock.gateway.model.resource import Audience, Resource, Stable, ToolText, sent
-from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.model.release import Pin, Release
+from penstock.gateway.model.resource import Resource, StableVersion, ToolText, sent_by_agents
 from penstock.gateway.model.template import Template
 from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.prompts.nearest import Sent
-from penstock.gateway.prompts.recognise import Known, Recogniser
-from penstock.gateway.prompts.rewrite import Findings, Miss, Rewritten, find, write
-from penstock.gateway.releases.coverage.noting import Notes
-from penstock.gateway.releases.operations import ReleaseOperations, Wanted
-from penstock.gateway.releases.unwritten import Unwritten
-from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.recorder import Recorder
-from penstock.gateway.store.records import Entry
-from penstock.gateway.store.transaction import Transaction
-
-REMEMBERED: Final = 16_384
-"""Rollouts whose pins are remembered."""
-K = TypeVar("K")
-_log = logging.getLogger("penstock.releases")
-
-
-class Tape(Protocol):
-    """The reads of the tape that are needed here."""
-
-    def resources(self) -> dict[str, tuple[Stable, list[Resource]]]: ...
-    def releases(self) -> list[Release]: ...
-    def pins(self, rollout: str) -> list[Pin]: ...
-    def unit(self, release: str, unit: str) -> Assignment | None: ...
-    def rollout(self, rollout: str) -> Rollout | None: ...
+from penstock.gateway.releases.prompts.nearest_text import SentVersion
+from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText
+from penstock.gateway.releases.prompts.rewrite import (
+    RewriteResult,
+    TextFindings,
+    write_versions,
+)
+from penstock.gateway.wire.model_name import replace_model
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ModelTarget:
     """A version of a model, as calls are sent to it."""
 
     upstreams: tuple[str, ...]
@@ -73,28 +42,30 @@ class Weights:
 class Catalog:
     """Resources and releases in the form that calls need; immutable."""
 
-    def __init__(self, resources: Mapping[str, tuple[Stable, list[Resource]]], releases: Iterable[Release]) -> None:
+    def __init__(
+        self, resources: Mapping[str, tuple[StableVersion, list[Resource]]], releases: Iterable[Release]
+    ) -> None:
         self.stable = {name: stable for name, (stable, _) in resources.items()}
-        self.models: dict[str, dict[str, Weights]] = {}
+        self.models: dict[str, dict[str, ModelTarget]] = {}
         self.templates: dict[str, dict[str, Template]] = {}
-        known: list[Known] = []
-        self.sent: list[Sent] = []
+        known: list[RegisteredText] = []
+        self.sent: list[SentVersion] = []
         """The versions that agents send."""
         for name, (_, versions) in resources.items():
             for version in versions:
                 content = version.read()
                 if isinstance(content, ModelVersion):
                     served = content.name(name, version.version)
-                    self.models.setdefault(name, {})[version.version] = Weights(
+                    self.models.setdefault(name, {})[version.version] = ModelTarget(
                         content.upstreams, served, content.adapter is not None
                     )
                     continue
                 self.templates.setdefault(name, {})[version.version] = content.template
                 # If agents send one version of a tool's text, they may send any: a server of tools may have been made
                 # to list it, perhaps for another rollout of the same process.
-                if content.sent or (isinstance(content, ToolText) and sent(versions)):
-                    known.append(Known.of(name, content))
-                    self.sent.append(Sent(name, version.version, content.template, known[-1].tool))
+                if content.sent or (isinstance(content, ToolText) and sent_by_agents(versions)):
+                    known.append(RegisteredText.of(name, content))
+                    self.sent.append(SentVersion(name, version.version, content.template, known[-1].tool))
         self.recogniser = Recogniser(known)
         found = list(releases)
         self.releases = {one.id: one for one in found}
@@ -103,13 +74,13 @@ class Catalog:
         self.rehearses = any(one.policy.replay.closed_loop for one in found)
         """True if there can be an agent in rehearsal."""
 
-    def written(
-        self, body: bytes, prompts: Findings | None, model: str | None, versions: Mapping[str, str], form: str = ""
-    ) -> tuple[Rewritten, Weights | None]:
+    def rewrite(
+        self, body: bytes, prompts: TextFindings | None, model: str | None, versions: Mapping[str, str], form: str = ""
+    ) -> tuple[RewriteResult, ModelTarget | None]:
         """Return a request with these versions of its resources in it, and its weights. `form`: its type."""
-        made, weights = Rewritten(body, [], []), None
+        made, weights = RewriteResult(body, [], []), None
         if prompts is not None and prompts.uses:
-            made = write(
+            made = write_versions(
                 body, prompts, {name: self.templates[name][it] for name, it in versions.items() if name != model}
             )
         if model is not None:
@@ -131,269 +102,3 @@ class Catalog:
     def empty(self) -> bool:
         """True while nothing is registered."""
         return not (self.models or self.templates)
-
-
-@dataclass(slots=True)
-class Uses:
-    """The resources that a call uses."""
-
-    resources: list[str]
-    prompts: Findings | None
-    model: str | None
-    """The requested model, if it is a resource."""
-    noted: bool = False
-    """True if its texts are counted already."""
-
-
-@dataclass(slots=True)
-class Switched:
-    """The request to send and its versions."""
-
-    body: bytes
-    upstreams: tuple[str, ...]
-    """Upstreams that it may go to; empty where routes decide."""
-    versions: dict[str, str]
-    """Version by resource."""
-    arm: str | None
-    """RELEASE:ARM of each release that the rollout takes part in, separated by commas."""
-    texts: dict[str, str]
-    """SHA-256 of each prompt as the agent sent it, by resource."""
-
-
-class Pins:
-    """The catalog and the recent pins."""
-
-    def __init__(
-        self,
-        tape: Tape,
-        recorder: Recorder,
-        metrics: Metrics,
-        redactor: Redactor,
-        repaired: Callable[[], asyncio.Future[None]],
-        gave: Callable[[str, list[dict[str, Any]]], None],
-    ) -> None:
-        """`redactor` masks recorded data; the baggage entries that name units are hidden there. `repaired` is called
-        when a server does not know the version that it was sent; its future is done when servers have been compared.
-        `gave` tells the other workers the versions of a rollout that was given them while the tape took no pin
-        (`others_gave`)."""
-        self._tape = tape
-        self._recorder = recorder
-        self._metrics = metrics
-        self._redactor = redactor
-        self.repaired, self._gave = repaired, gave
-        self._pins: OrderedDict[str, list[Pin]] = OrderedDict()
-        self._units: OrderedDict[tuple[str, str], list[Pin]] = OrderedDict()
-        """Pins of units of rollouts, by release and unit."""
-        self._unwritten = Unwritten(recorder)
-        self._reloading = asyncio.Lock()
-        self.notes = Notes()
-        """Uses of registered prompts, until they are added up."""
-        self.catalog = Catalog({}, ())
-
-    async def reload(self) -> None:
-        """Called when a resource or a release has changed. A thread reads them: a thousand long prompts would hold up
-        calls."""
-        async with self._reloading:
-            self.catalog = await asyncio.to_thread(self._read)
-            self._redactor.hide_baggage(self.catalog.units)
-
-    def _read(self) -> Catalog:
-        return Catalog(self._tape.resources(), self._tape.releases())
-
-    # -- what does it use? ------------------------------------------------------------------------------------------
-
-    def look(self, call: Admitted, explicit: str | None) -> Uses | None:
-        """Return the resources of the catalog that a call uses, None for none. `explicit`: the prompt that its header
-        names."""
-        catalog, found = self.catalog, Uses([], None, None)
-        if catalog.templates:
-            found.prompts = findings = find(call.body, call.dialect, catalog.recogniser, explicit)
-            # This comes first, because it reads the model's name too.
-            call.asked = call.asked or findings.asked
-            found.resources = list(
-                dict.fromkeys(it.resource for it in findings.uses if it.resource in catalog.templates)
-            )
-            if not found.resources:
-                # Other texts are counted when the request is written.
-                found.noted = True
-                self._count_unused(call, findings)
-        if catalog.models and call.model in catalog.models:
-            found.model = call.model
-            found.resources.append(call.model)
-        return found if found.resources else None
-
-    def _count_unused(self, call: Admitted, findings: Findings) -> None:
-        """Count the texts of a call of which none is to be written."""
-        misses = [*findings.misses, *(Miss(use.place, "unknown", "", use.resource) for use in findings.uses)]
-        for miss in misses:
-            self._metrics.prompt_misses[(miss.why,)] += 1
-        if misses:
-            self.notes.add(call.address.rollout, (), misses)
-        if findings.unread is not None:
-            self._metrics.prompt_misses[(findings.unread,)] += 1
-            given = {pin.resource for pin in self._pins.get(call.address.rollout, ())}
-            self.notes.add_unread(call.address.rollout, findings.unread, given & self.catalog.templates.keys())
-
-    # -- what is it given? ------------------------------------------------------------------------------------------
-
-    def pinned(self, call: Admitted, found: Uses) -> dict[str, Pin] | None:
-        """Return the pins of the resources that it uses; None when the rollout must be pinned first."""
-        pins = self._pins.get(call.address.rollout)
-        if pins is None:
-            return None
-        self._pins.move_to_end(call.address.rollout)
-        agent = call.address.agent or ""
-        mine = {pin.resource: pin for pin in pins if pin.agent == agent}
-        for resource in found.resources:
-            pin = mine.get(resource)
-            if pin is None or self.catalog.rolled_back(pin):
-                return None
-        return mine
-
-    def rolled_back(self, found: Uses, pins: Mapping[str, Pin]) -> bool:
-        """True if a call with these pins must get other versions by now."""
-        return any(self.catalog.rolled_back(pins[name]) for name in found.resources)
-
-    def pin(self, call: Admitted, found: Uses, now: int) -> asyncio.Future[list[Pin]]:
-        """Pin the rollout of a call; the future is done when that is durable. Its pins are remembered."""
-        wanted = Wanted(
-            call.address.rollout,
-            _asker(call, found),
-            tuple(found.resources),
-            tuple(self._pins.get(call.address.rollout, ())),
-        )
-        pinning = self._recorder.submit(lambda transaction: ReleaseOperations(transaction).pin(wanted, now))
-        pinning.add_done_callback(lambda done: self._remember(wanted, done))
-        return asyncio.ensure_future(self._known(pinning))
-
-    async def _known(self, pinning: asyncio.Future[list[Pin]]) -> list[Pin]:
-        """Wait for the pins, and first reload what another process has registered or released at this moment."""
-        pins = await pinning
-        if not all(map(self.catalog.has, pins)):
-            await self.reload()
-        return pins
-
-    def forget(self, rollout: str) -> None:
-        """Forget the pins of a rollout; another one of its name gets its own."""
-        self._pins.pop(rollout, None)
-        self._unwritten.forget(rollout)
-
-    def _remember(self, wanted: Wanted, done: asyncio.Future[list[Pin]]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            return
-        _keep(self._pins, wanted.rollout, done.result())
-        for pin in done.result():
-            if pin.release is not None and pin.unit is not None:
-                _keep(self._units, (pin.release, pin.unit), done.result())
-
-    def unpinned(self, call: Admitted, found: Uses, error: BaseException) -> dict[str, Pin]:
-        """Return the stable versions, for a call that goes on although the tape takes no pin, unless its rollout names
-        others, or it or its unit is on an arm already. They are kept in memory, and on the tape when it takes them."""
-        if not isinstance(error, TapeError):
-            _log.error("rollout %s could not be pinned", call.address.rollout, exc_info=error)
-        asker, named = _asker(call, found), dict[str, str]()
-        with suppress(TapeError):
-            if (rollout := self._tape.rollout(call.address.rollout)) is not None:
-                asker = asker._replace(mode=rollout.mode, metadata=rollout.metadata or {})
-                named = rollout.config.versions
-        with suppress(TapeError):
-            # The tape can still be read. Another or earlier process may have written pins that this one never knew.
-            self._learn(call.address.rollout, self._tape.pins(call.address.rollout))
-        pins = list(map(self._fallen_back, self._pins.get(call.address.rollout, [])))
-        for resource in found.resources:
-            mine = [pin for pin in pins if pin.resource == resource]
-            if all(pin.agent != asker.agent for pin in mine):
-                version = stable_version(self.catalog.stable[resource], asker)
-                made = Pin(resource=resource, version=named.get(resource, version))
-                if resource not in named or not self.catalog.has(made):
-                    known = [*mine, *self._pins_of_unit(resource, asker)]
-                    other = next((pin for pin in known if self._covers(pin, asker)), None)
-                    made = Pin(resource=resource, version=version) if other is None else other
-                pins.append(made.model_copy(update={"agent": asker.agent}))
-        _keep(self._pins, call.address.rollout, pins)
-        self._gave(call.address.rollout, [pin.model_dump() for pin in pins])
-        self._unwritten.add(call.address.rollout, pins)
-        return {pin.resource: pin for pin in pins if pin.agent == asker.agent}
-
-    def others_gave(self, rollout: str, pins: Iterable[Mapping[str, Any]]) -> None:
-        """Remember pins that another worker has given a rollout while the tape took none. The worker that has the
-        rollout's next span writes them."""
-        given = list(map(Pin.model_validate, pins))
-        self._learn(rollout, given)
-        self._unwritten.add(rollout, given)
-
-    def with_span(self, rollout: str) -> Callable[[Transaction, Entry], None] | None:
-        """Return the function that writes pending pins with the next span of a rollout (`releases.unwritten`); None for
-        none."""
-        return self._unwritten.with_span(rollout)
-
-    def _learn(self, rollout: str, pins: Iterable[Pin]) -> None:
-        known = self._pins.get(rollout, [])
-        mine = {(pin.agent, pin.resource) for pin in known}
-        new = [pin for pin in pins if (pin.agent, pin.resource) not in mine and self.catalog.has(pin)]
-        _keep(self._pins, rollout, [*known, *new])
-
-    def _pins_of_unit(self, resource: str, asker: Asker) -> Iterator[Pin]:
-        """Yield the pins of a resource that a call's unit has in live releases."""
-        for release in self.catalog.releases.values():
-            if release.live and resource in release.resources and (unit := unit_of(release, asker)) is not None:
-                pins = self._units.get((release.id, unit)) or self._stored_unit(release, unit, asker)
-                yield from (pin for pin in pins if pin.resource == resource and pin.release == release.id)
-
-    def _stored_unit(self, release: Release, unit: str, asker: Asker) -> list[Pin]:
-        """Return the pins of a unit on the tape; none if it cannot be read."""
-        with suppress(TapeError):
-            found = self._tape.unit(release.id, unit)
-            return [] if found is None else pins_on(release, found, asker.agent)
-        return []
-
-    def adapted(self, versions: Mapping[str, str]) -> bool:
-        """True if one of these versions is an adapter, which a server can lose."""
-        models = self.catalog.models
-        return any(name in models and models[name][version].adapter for name, version in versions.items())
-
-    def _fallen_back(self, pin: Pin) -> Pin:
-        if not self.catalog.rolled_back(pin) or pin.release is None:
-            return pin
-        stable = self.catalog.releases[pin.release].given("stable")
-        return pin.model_copy(update={"version": stable[pin.resource], "mixed": True})
-
-    def _covers(self, pin: Pin, asker: Asker) -> bool:
-        """True if the release of another agent's pin includes this agent too. Mode and metadata are the rollout's."""
-        release = None if pin.release is None else self.catalog.releases.get(pin.release)
-        if release is None:
-            return False
-        return speaks_to(Audience(agents=release.only.agents, models=release.only.models), asker)
-
-    # -- the request to send -----------------------------------------------------------------------------------------
-
-    def switched(self, call: Admitted, found: Uses, pins: Mapping[str, Pin]) -> Switched:
-        """Return the request with the versions of its rollout in it."""
-        given = {name: pins[name].version for name in found.resources}
-        made, weights = self.catalog.written(call.body, found.prompts, found.model, given, call.form)
-        for use in made.uses:
-            self._metrics.prompt_rewrites[(use.way,)] += 1
-        texts = {use.resource: use.sha256 for use in made.uses}
-        if not found.noted:
-            for miss in made.misses:
-                self._metrics.prompt_misses[(miss.why,)] += 1
-            self.notes.add(call.address.rollout, texts.keys(), made.misses)
-        versions = {name: given[name] for name in (*texts, *([] if found.model is None else [found.model]))}
-        arms = sorted({f"{pin.release}:{pin.arm}" for name in versions if (pin := pins[name]).release is not None})
-        return Switched(
-            made.body, () if weights is None else weights.upstreams, versions, ",".join(arms) or None, texts
-        )
-
-
-def _keep(kept: OrderedDict[K, list[Pin]], key: K, pins: list[Pin]) -> None:
-    """Remember pins; the least recently used ones are dropped."""
-    kept[key] = pins
-    kept.move_to_end(key)
-    if len(kept) > REMEMBERED:
-        kept.popitem(last=False)
-
-
-def _asker(call: Admitted, found: Uses) -> Asker:
-    """Return the asker of a call; whoever reads the tape adds the facts of its rollout that only the tape has."""
-    model = found.model or call.model or ""
-    return Asker(call.address.agent or "", model, call.address.mode, {}, call.baggage)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.gateway.model.release import Assignment, Release, Seen
+from penstock.gateway.model.release import Assignment, AssignmentEvidence, Release
 from penstock.gateway.releases.operations import ReleaseOperations, outdated
-from penstock.gateway.store import keys
-from penstock.gateway.store.operation import Refused
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.tape.store import keys
+from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.transaction import Transaction
 
 
 class CountOperations:
@@ -22,13 +22,13 @@ class CountOperations:
         self._tape = transaction
         self._releases = ReleaseOperations(transaction)
 
-    def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, Seen]]:
+    def outcomes(self, release: Release, after: int) -> Iterator[tuple[Assignment, AssignmentEvidence]]:
         """Yield the assignments after this number that were counted, with their outcomes."""
         for number in range(max(0, after) + 1, release.counted + 1):
             key = keys.numbered_key(release.id, number)
             assigned, seen = self._tape.get("assigned", key), self._tape.get("seen", key)
             if assigned is not None and seen is not None:
-                yield Assignment.model_validate_json(assigned), Seen.model_validate_json(seen)
+                yield Assignment.model_validate_json(assigned), AssignmentEvidence.model_validate_json(seen)
 
     def early_looks(self, release: Release, after: int) -> Iterator[Assignment]:
         """Yield the assignments after this number that were examined early."""
@@ -37,7 +37,7 @@ class CountOperations:
             if assigned is not None:
                 yield Assignment.model_validate_json(assigned)
 
-    def look_early(self, name: str, revision: int, looked: Sequence[Assignment]) -> Release:
+    def record_early_looks(self, name: str, revision: int, looked: Sequence[Assignment]) -> Release:
         """Keep the early looks at the next assignments, in order; no decision is made."""
         release = self._next(name, revision, "early", [one.number for one in looked])
         for one in looked:
@@ -46,7 +46,7 @@ class CountOperations:
         self._releases.put_release(release)
         return release.model_copy()
 
-    def count(self, name: str, revision: int, seen: Sequence[Seen]) -> Release:
+    def count(self, name: str, revision: int, seen: Sequence[AssignmentEvidence]) -> Release:
         """Keep the outcomes of the next assignments, in order; no decision is made."""
         release = self._next(name, revision, "counted", [one.number for one in seen])
         for one in seen:
@@ -63,5 +63,5 @@ class CountOperations:
             raise outdated(release, revision)
         if list(numbers) != list(range(last + 1, last + 1 + len(numbers))):
             message = f"release {name}: assignments {numbers} cannot be counted after {last}"
-            raise Refused("conflict", message, "number")
+            raise OperationRefusedError("conflict", message, "number")
         return release

@@ -16,35 +16,42 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from penstock.gateway.canary.decision import Canary, figures, hard_stop, in_stage
-from penstock.gateway.canary.early import looked_early
-from penstock.gateway.canary.forecast import forecast
-from penstock.gateway.canary.interval import interval
-from penstock.gateway.canary.outcomes import is_hard
-from penstock.gateway.canary.past import Past, PastReader
-from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.canary.verify import OUT_OF_TURN, UNCOVERED, circumstances, seen_of, weigh, weigh_early
-from penstock.gateway.canary.warnings import warnings
-from penstock.gateway.model.audit import NOBODY, Said
+from penstock.gateway.model.audit import NOBODY, ActionRequest
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Assignment, Forecast, NewRelease, Release, ReleaseView, Stage
+from penstock.gateway.model.release import Assignment, Forecast, NewRelease, Release, ReleaseStage, ReleaseView
+from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.releases.canary_counter import Counting
+from penstock.gateway.releases.canary.baseline import Baseline, BaselineReader
+from penstock.gateway.releases.canary.decision import Canary, figures, hard_stop, stage_progress
+from penstock.gateway.releases.canary.early_errors import has_early_guard
+from penstock.gateway.releases.canary.forecast import forecast
+from penstock.gateway.releases.canary.interval import interval
+from penstock.gateway.releases.canary.outcomes import is_hard
+from penstock.gateway.releases.canary.stages import NEXT
+from penstock.gateway.releases.canary.verification import (
+    OUT_OF_TURN,
+    UNCOVERED,
+    add_early_looks,
+    add_outcomes,
+    circumstances,
+    coverage_figures,
+)
+from penstock.gateway.releases.canary.warnings import warnings
+from penstock.gateway.releases.canary_counter import OutcomeCounter
 from penstock.gateway.releases.count_operations import CountOperations
-from penstock.gateway.releases.jobs import Job, Jobs, Progress, Report
-from penstock.gateway.releases.measure import Measure
+from penstock.gateway.releases.jobs import JobProgress, JobReport, StageJob, StageJobs
 from penstock.gateway.releases.needs import needs
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.rehearsal.live import Rehearsals
-from penstock.gateway.releases.replay.sender import Context
-from penstock.gateway.releases.transitions import ROLLED_BACK, WANTED, entry
-from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.operation import Refused
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.releases.release_metrics import ReleaseMetrics
+from penstock.gateway.releases.transitions import PERSON_CHANGES, ROLLED_BACK, entry
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.tape.store.transaction import Transaction
 
 T = TypeVar("T")
 RETRY_S: Final = 1.0
@@ -54,9 +61,9 @@ _log = logging.getLogger("penstock.releases")
 
 
 @dataclass(slots=True)
-class _Driven:
+class _ReleaseTask:
     task: asyncio.Task[None]
-    progress: Progress | None = None
+    progress: JobProgress | None = None
     canary: Canary | None = None
 
     def show(self, canary: Canary) -> None:
@@ -64,44 +71,53 @@ class _Driven:
         self.canary = canary
 
 
+@dataclass(frozen=True, slots=True)
+class DriverCallbacks:
+    """The parts that follow a change of a release."""
+
+    reload_pins: Callable[[], Awaitable[None]]
+    """Makes the catalog of calls anew."""
+    follow_everywhere: Callable[[], Awaitable[None]]
+    """Makes the other workers of this gateway follow."""
+    changed: Callable[[], None]
+    """Called last, after every change."""
+
+
 class Driver:
     """The driver of all releases of a gateway. `start` before use, `stop` before the recorder closes."""
 
     def __init__(
         self,
-        context: Context,
-        feed: Feed,
-        jobs: Jobs,
-        rehearsals: Rehearsals,
+        tape: Store,
+        recorder: Recorder,
+        now_ns: Callable[[], int],
+        feed: ChangeFeed,
+        jobs: StageJobs,
         upstreams: Collection[str],
-        changed: Callable[[], None],
-        everywhere: Callable[[], Awaitable[None]],
+        callbacks: DriverCallbacks,
     ) -> None:
-        """`upstreams`: names of the configured upstreams; `changed` is called after every change, `everywhere` makes
-        the other workers of this gateway follow it."""
-        self.tape = context.tape
-        self.reader = ReleaseReader(context.tape)
-        self.rehearsals = rehearsals
-        self._recorder = context.recorder
-        self._pins_of_calls = context.pins
+        """`upstreams`: names of the configured upstreams."""
+        self.tape = tape
+        self.reader = ReleaseReader(tape)
+        self._recorder = recorder
+        self._callbacks = callbacks
         self._news = asyncio.Event()
         """Set, and replaced, when a release has changed."""
-        self._now_ns = context.now_ns
-        self._jobs: Mapping[Stage, tuple[str, Job]] = {
+        self._now_ns = now_ns
+        self._jobs: Mapping[ReleaseStage, tuple[str, StageJob]] = {
             "draft": ("check", jobs.check),
             "checked": ("replay", jobs.replay),
             "replayed": ("shadow", jobs.shadow),
         }
         self._upstreams = upstreams
-        self._tell, self._everywhere = changed, everywhere
-        self._counting = Counting(context.tape, context.recorder, feed, context.now_ns, self._changed_now)
-        self._driven: dict[str, _Driven] = {}
+        self._counter = OutcomeCounter(tape, recorder, feed, now_ns, self._changed_now)
+        self._driven: dict[str, _ReleaseTask] = {}
         self._stopped = False
-        self.measure = Measure(self.reader.audit, self._stepped)
+        self.metrics = ReleaseMetrics(self.reader.audit, self._stepped)
 
     async def start(self) -> None:
         """Continue the releases that an earlier process has begun."""
-        await self._pins_of_calls.reload()
+        await self._callbacks.reload_pins()
         for release in self.reader.releases():
             for name, coverage in self.reader.coverage(release.resources).items():
                 if release.stage == "canary" and (coverage.fell_ns or 0) > release.changed_ns:
@@ -110,7 +126,7 @@ class Driver:
             if release.live:
                 self._drive(release.id)
 
-    async def others_wrote(self) -> None:
+    async def other_writer_committed(self) -> None:
         """Called when another process has changed releases or versions on the tape."""
         await self._changed_now()
         for release in await asyncio.to_thread(self.reader.releases):
@@ -135,35 +151,34 @@ class Driver:
 
     async def _changed_now(self) -> None:
         try:
-            await self._pins_of_calls.reload()
-            await self._everywhere()
+            await self._callbacks.reload_pins()
+            await self._callbacks.follow_everywhere()
         finally:
             news, self._news = self._news, asyncio.Event()
             news.set()
-            self.rehearsals.changed()
-            self._tell()
+            self._callbacks.changed()
 
     # -- what people do ----------------------------------------------------------------------------------------------
 
     async def add_version(self, name: str, new: NewVersion) -> Resource:
-        """Register a version; raises `Refused`."""
+        """Register a version; raises `OperationRefusedError`."""
         content, now = new.read(), self._now_ns()
         if isinstance(content, ModelVersion):
             missing = next((one for one in content.upstreams if one not in self._upstreams), None)
             if missing is not None:
                 field = "content.upstream" if missing == content.upstream else "content.also"
                 message = f"{field}: {missing!r} is not configured; there are {', '.join(self._upstreams)}"
-                raise Refused("invalid", message, field, missing)
+                raise OperationRefusedError("invalid", message, field, missing)
         return await self._do(lambda transaction: ReleaseOperations(transaction).add_version(name, new, now))
 
     async def begin(self, resource: str, new: NewRelease) -> Release:
-        """Start a release; raises `Refused` and `ConfigError`."""
+        """Start a release; raises `OperationRefusedError` and `ConfigError`."""
         found = self.reader.resource(resource)
         if found is None:
             message = f"there is no resource {resource!r}; `penstock resource add {resource}` registers one"
-            raise Refused("not_found", message, "resource", resource)
-        policy, past = new.policy, Past()
-        if policy.needs_the_past:
+            raise OperationRefusedError("not_found", message, "resource", resource)
+        policy, past = new.policy, Baseline()
+        if policy.needs_baseline:
             past = await asyncio.to_thread(self._past, policy, resource, found[0].version)
         mean = None if policy.hold_split or policy.margin_absolute is not None else past.mean
         release = Release(
@@ -193,16 +208,16 @@ class Driver:
         past = self._past(release.policy, release.resource, release.stable, release.created_ns)
         return forecast(release, past)
 
-    def _past(self, policy: Policy, resource: str, version: str, before_ns: int | None = None) -> Past:
+    def _past(self, policy: ReleasePolicy, resource: str, version: str, before_ns: int | None = None) -> Baseline:
         """Return the results of the stable version in the newest rollouts, or in the newest before a time."""
         every = (one for _, one in self.tape.rollouts() if before_ns is None or one.created_ns < before_ns)
         newest = islice(every, HISTORY)
-        return PastReader(self.tape, self.reader.pins, policy, resource, version, self._now_ns()).read(newest)
+        return BaselineReader(self.tape, self.reader.pins, policy, resource, version, self._now_ns()).read(newest)
 
-    async def decide(self, name: str, action: str, said: Said) -> Release:
-        """Carry out a person's decision; raises `Refused`."""
+    async def decide(self, name: str, action: str, said: ActionRequest) -> Release:
+        """Carry out a person's decision; raises `OperationRefusedError`."""
         now, known = self._now_ns(), self.reader.release(name)
-        evidence = None if known is None else await asyncio.to_thread(self._counting.evidence, known)
+        evidence = None if known is None else await asyncio.to_thread(self._counter.evidence, known)
 
         def operation(transaction: Transaction) -> Release:
             # The release as of this transaction: a person's decision holds whatever the rules did meanwhile.
@@ -211,16 +226,16 @@ class Driver:
             link = entry(action, who, why, release.counted, release.early)
             link.key = said.key
             if evidence is not None and release.assigned:
-                weigh(evidence, CountOperations(transaction).outcomes(release, evidence.number))
-                weigh_early(evidence, CountOperations(transaction).early_looks(release, evidence.early))
+                add_outcomes(evidence, CountOperations(transaction).outcomes(release, evidence.number))
+                add_early_looks(evidence, CountOperations(transaction).early_looks(release, evidence.early))
                 link.evidence = circumstances(evidence, release.split)
-            return ReleaseOperations(transaction).change(name, None, WANTED[action](release), link, now)
+            return ReleaseOperations(transaction).change(name, None, PERSON_CHANGES[action](release), link, now)
 
         made = await self._do(operation)
         self._drive(name)
         return made
 
-    async def violated(self, rollout: str) -> None:
+    async def on_violation(self, rollout: str) -> None:
         """Called after a hard violation in a rollout: a release whose candidate it has is stopped without waiting for
         its turn."""
         for pin in self.reader.pins(rollout):
@@ -234,13 +249,13 @@ class Driver:
         if why is not None:
             link, now = entry("roll_back", GATEWAY, why), self._now_ns()
             link.evidence = {OUT_OF_TURN: number, "rollout": rollout}
-            with suppress(Refused):
+            with suppress(OperationRefusedError):
                 # Its task, or a person, may have been quicker.
                 await self._do(
                     lambda transaction: ReleaseOperations(transaction).change(release.id, None, ROLLED_BACK, link, now)
                 )
 
-    async def uncovered(self, resource: str, coverage: Coverage) -> None:
+    async def on_coverage_fall(self, resource: str, coverage: Coverage) -> None:
         """Called when fewer agents match a resource than before: its canaries are held."""
         for release in self.reader.releases():
             if release.stage == "canary" and resource in release.resources:
@@ -248,13 +263,13 @@ class Driver:
 
     async def _hold(self, name: str, resource: str, coverage: Coverage) -> None:
         link, now = entry("hold", GATEWAY, f"coverage: {resource}: {coverage.fell}"), self._now_ns()
-        link.evidence = {UNCOVERED: resource, **seen_of(coverage)}
+        link.evidence = {UNCOVERED: resource, **coverage_figures(coverage)}
 
         def operation(transaction: Transaction) -> Release:
             release = ReleaseOperations(transaction).stored(name)
-            return ReleaseOperations(transaction).change(name, None, WANTED["hold"](release), link, now)
+            return ReleaseOperations(transaction).change(name, None, PERSON_CHANGES["hold"](release), link, now)
 
-        with suppress(Refused):
+        with suppress(OperationRefusedError):
             # Its task, or a person, may have been quicker.
             await self._do(operation)
 
@@ -275,9 +290,9 @@ class Driver:
         """Return a release with its evidence."""
         driven = self._driven.get(release.id)
         view = ReleaseView(release=release, waiting=release.assigned - release.counted)
-        view.waiting_early = release.assigned - release.early if looked_early(release) else 0
+        view.waiting_early = release.assigned - release.early if has_early_guard(release) else 0
         stepped = None if driven is None else driven.canary
-        canary = stepped or self._counting.walked(release)[0]
+        canary = stepped or self._counter.replayed(release)[0]
         view.figures, view.interval = figures(canary.evidence), interval(canary.evidence.latest.reward)
         view.warnings = list(warnings(release.policy, canary.evidence.latest))
         if driven is not None and driven.progress is not None:
@@ -285,7 +300,7 @@ class Driver:
         view.coverage = self.reader.coverage(release.resources)
         if oldest := self.reader.assignments(release.id, release.counted, 1)[0]:
             view.oldest, view.oldest_ns = oldest[0].rollout, oldest[0].assigned_ns
-        view.rewarded = in_stage(release, canary.evidence)
+        view.rewarded = stage_progress(release, canary.evidence)
         return view
 
     def _stepped(self, name: str) -> Canary | None:
@@ -301,7 +316,7 @@ class Driver:
     def _drive(self, name: str) -> None:
         driven = self._driven.get(name)
         if (driven is None or driven.task.done()) and not self._stopped:
-            self._driven[name] = _Driven(asyncio.ensure_future(self._run(name)))
+            self._driven[name] = _ReleaseTask(asyncio.ensure_future(self._run(name)))
 
     async def _run(self, name: str) -> None:
         while True:
@@ -309,7 +324,7 @@ class Driver:
                 if not await self._step(name):
                     self._driven.pop(name, None)
                     return
-            except Refused as refusal:
+            except OperationRefusedError as refusal:
                 # Somebody else has changed it: begin again.
                 _log.info("release %s: %s", name, refusal)
             except TapeError as error:
@@ -327,7 +342,7 @@ class Driver:
         if release.stage == "held":
             await self._changed(release)
         elif release.stage == "canary":
-            await self._counting.run(release, self._driven[name].show)
+            await self._counter.run(release, self._driven[name].show)
         elif release.stage == "shadowed":
             await self._move(release, "canary", "canary", "new rollouts are assigned", {})
         else:
@@ -343,14 +358,14 @@ class Driver:
             await self._move(release, action, after, "skipped by the policy", {"skipped": True})
             return
         driven = self._driven[release.id]
-        driven.progress = Progress(action)
+        driven.progress = JobProgress(action)
         try:
             report = await self._unless_changed(release, job(release, driven.progress))
-        except (Refused, TapeError):
+        except (OperationRefusedError, TapeError):
             raise
         except Exception:
             _log.exception("release %s: the %s failed", release.id, action)
-            report = Report(False, "the gateway failed at it; its log says why")
+            report = JobReport(False, "the gateway failed at it; its log says why")
         finally:
             driven.progress = None
         if report is None:
@@ -362,7 +377,7 @@ class Driver:
                 release, "roll_back", "rolled_back", f"{action}: {report.why}", report.evidence | {"ok": False}
             )
 
-    async def _unless_changed(self, release: Release, job: Awaitable[Report]) -> Report | None:
+    async def _unless_changed(self, release: Release, job: Awaitable[JobReport]) -> JobReport | None:
         """Return the job's report; None when somebody has changed the release before."""
         working, changed = asyncio.ensure_future(job), asyncio.ensure_future(self._changed(release))
         try:
@@ -379,7 +394,9 @@ class Driver:
         while (now := self.reader.release(release.id)) is not None and now.revision == release.revision:
             await self._news.wait()
 
-    async def _move(self, release: Release, action: str, stage: Stage, why: str, evidence: dict[str, Any]) -> None:
+    async def _move(
+        self, release: Release, action: str, stage: ReleaseStage, why: str, evidence: dict[str, Any]
+    ) -> None:
         link = entry(action, GATEWAY, why)
         link.evidence = evidence
         update: dict[str, Any] = {"stage": stage}

@@ -10,7 +10,7 @@ from penstock.gateway.model.release import Release
 
 
 @dataclass(slots=True)
-class Report:
+class JobReport:
     """The result of a job."""
 
     ok: bool
@@ -20,7 +20,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class Progress:
+class JobProgress:
     """The progress of a job."""
 
     doing: str
@@ -28,14 +28,14 @@ class Progress:
     total: int = 0
 
 
-Job = Callable[[Release, Progress], Awaitable[Report]]
+StageJob = Callable[[Release, JobProgress], Awaitable[JobReport]]
 """The work of a stage before the release moves on: done when it is known whether the candidate passes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class StageJobs:
     """The jobs of the stages before the canary."""
 
-    check: Job
-    replay: Job
-    shadow: Job
+    check: StageJob
+    replay: StageJob
+    shadow: StageJob

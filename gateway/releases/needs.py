@@ -15,7 +15,7 @@ from penstock.gateway.model.release import ARMS
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.summaries import last_seen_ns
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.store import Store
+from penstock.gateway.tape.store import Store
 
 QUIET_NS: Final = 3600 * 10**9
 """A rollout that did not come from the queue may be silent for this long and still work: its end is only a guess."""
@@ -33,8 +33,8 @@ def needs(tape: Store, resource: str, now_ns: int) -> list[Need]:
     for release in reader.releases():
         if resource in release.resources and release.live:
             for arm in ARMS:
-                _of(found, release.given(arm)[resource]).releases.append(release.id)
-    for place, rollouts in pinned(tape, now_ns, NAMED).items():
+                _of(found, release.arm_versions(arm)[resource]).releases.append(release.id)
+    for place, rollouts in pinned_versions(tape, now_ns, NAMED).items():
         name, _, version = place.partition("@")
         if name == resource:
             _of(found, version).rollouts.extend(rollouts)
@@ -45,7 +45,7 @@ def _of(found: dict[str, Need], version: str) -> Need:
     return found.setdefault(version, Need(version=version))
 
 
-def pinned(tape: Store, now_ns: int, most: int = 1) -> Mapping[str, list[str]]:
+def pinned_versions(tape: Store, now_ns: int, most: int = 1) -> Mapping[str, list[str]]:
     """Return NAME@VERSION of every version that an unfinished rollout is pinned to, with up to `most` of these
     rollouts."""
     found: dict[str, list[str]] = {}

@@ -14,29 +14,37 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
-from penstock.gateway.canary.assignment import Asker, apart, began_before, pins_on, share, speaks_to, stable_version
-from penstock.gateway.canary.stages import MoveError, check_move
-from penstock.gateway.canary.unit import unit_of
-from penstock.gateway.model.base import readable
-from penstock.gateway.model.release import Assignment, Entry, Pin, PinList, Release, content_hash
-from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, Rule, Stable
+from penstock.gateway.model.base import parse_record
+from penstock.gateway.model.release import Assignment, AuditTrailEntry, Pin, PinList, Release, content_hash
+from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, StableRule, StableVersion
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.releases.canary.assignment import (
+    Requester,
+    are_disjoint,
+    audience_includes,
+    began_before,
+    pins_on,
+    share,
+    stable_version,
+)
+from penstock.gateway.releases.canary.stages import MoveError, check_move
+from penstock.gateway.releases.canary.unit import unit_of
 from penstock.gateway.releases.coverage.operations import forget
-from penstock.gateway.releases.live import LiveReleases, release_of
+from penstock.gateway.releases.live_releases import LiveReleases, release_of
 from penstock.gateway.releases.unit_operations import UnitOperations
-from penstock.gateway.store import audit_log, keys
-from penstock.gateway.store.operation import Refused
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.tape.store import audit_log, keys
+from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.transaction import Transaction
 
 M = TypeVar("M", bound=BaseModel)
 
 
-class Wanted(NamedTuple):
+class PinRequest(NamedTuple):
     """The pins that a call of a rollout needs."""
 
     rollout: str
-    asker: Asker
+    asker: Requester
     resources: Sequence[str]
     given: Sequence[Pin] = ()
     """Its pins in memory: more than the tape has, if the tape took no pin for a while."""
@@ -65,7 +73,7 @@ class ReleaseOperations:
         self._check_version(made, present)
         self._tape.put("resources", _named(name, version), made.model_dump_json().encode())
         if not present:
-            self._put_stable(name, Stable(version=version))
+            self._put_stable(name, StableVersion(version=version))
         if made.content.get("sent"):
             forget(self._tape, name)
         self._tape.append(b"v" + keys.rollout_key(name))
@@ -73,13 +81,17 @@ class ReleaseOperations:
 
     def _check_version(self, made: Resource, present: Sequence[Resource]) -> None:
         if any(version.version == made.version for version in present):
-            message = f"{made.place} is registered with another content; versions never change, choose another name"
-            raise Refused("conflict", message, "version", made.version)
+            message = (
+                f"{made.qualified_name} is registered with another content; versions never change, choose another name"
+            )
+            raise OperationRefusedError("conflict", message, "version", made.version)
         if any(version.kind != made.kind for version in present):
             message = f"kind: {made.name!r} is a {present[0].kind}, its versions cannot be a {made.kind}"
-            raise Refused("invalid", message, "kind", made.kind)
+            raise OperationRefusedError("invalid", message, "kind", made.kind)
         if made.parent is not None and all(version.version != made.parent for version in present):
-            raise Refused("invalid", f"parent: {made.name!r} has no version {made.parent!r}", "parent", made.parent)
+            raise OperationRefusedError(
+                "invalid", f"parent: {made.name!r} has no version {made.parent!r}", "parent", made.parent
+            )
         if made.kind == "model":
             self._check_served(made)
         elif present and not made.content.get("sent"):
@@ -94,7 +106,7 @@ class ReleaseOperations:
             check_candidate(earlier, template)
         except TemplateError as error:
             message = f"content.text: not the slots of {made.name}@{before}: {error}"
-            raise Refused("invalid", message, "content.text") from None
+            raise OperationRefusedError("invalid", message, "content.text") from None
 
     def _check_served(self, made: Resource) -> None:
         """Refuse to give a name that an engine serves to other weights."""
@@ -106,38 +118,38 @@ class ReleaseOperations:
             theirs, taken, loaded = _served(other)
             if taken == name and loaded != adapter and (both := mine & theirs):
                 message = (
-                    f"content.served: upstream {min(both)!r} serves {name!r} for {other.place} already, from other "
-                    "weights; give this version a name of its own"
+                    f"content.served: upstream {min(both)!r} serves {name!r} for {other.qualified_name} already, from "
+                    "other weights; give this version a name of its own"
                 )
-                raise Refused("conflict", message, "content.served", name)
+                raise OperationRefusedError("conflict", message, "content.served", name)
 
     def _versions(self, name: str) -> list[Resource]:
         found = self._tape.scan("resources", keys.rollout_key(name))
         versions = [Resource.model_validate_json(record) for _, record in found]
         return sorted(versions, key=lambda version: version.created_ns)
 
-    def stable(self, name: str) -> Stable:
+    def stable(self, name: str) -> StableVersion:
         """Return the stable version of a resource, which new rollouts get."""
         stored = self._tape.get("stable", name.encode())
         if stored is None:
             message = f"there is no resource {name!r}; `penstock resource add {name}` registers one"
-            raise Refused("not_found", message, "resource", name)
-        return Stable.model_validate_json(stored)
+            raise OperationRefusedError("not_found", message, "resource", name)
+        return StableVersion.model_validate_json(stored)
 
-    def _put_stable(self, name: str, stable: Stable) -> None:
+    def _put_stable(self, name: str, stable: StableVersion) -> None:
         self._tape.put("stable", name.encode(), stable.model_dump_json().encode())
 
     # -- releases ----------------------------------------------------------------------------------------------------
 
-    def start(self, new: Release, entry: Entry, now: int) -> Release:
+    def start(self, new: Release, entry: AuditTrailEntry, now: int) -> Release:
         """Begin a release; everything but its name, stable version and chain is given."""
         before = self._tried(new.resource, new.candidate, new.only)
         if new.candidate == before:
             message = f"{new.resource}@{before} is the stable version already: there is nothing to try"
-            raise Refused("conflict", message, "candidate", new.candidate)
+            raise OperationRefusedError("conflict", message, "candidate", new.candidate)
         if new.resource in new.companions:
             message = f"companions: {new.resource!r} is what the release is of, and cannot be its own companion"
-            raise Refused("invalid", message, "companions", new.resource)
+            raise OperationRefusedError("invalid", message, "companions", new.resource)
         stable = {name: self._tried(name, version, new.only) for name, version in new.companions.items()}
         self._check_apart(new)
         number = 1 + len(list(self._tape.scan("releases", new.resource.encode() + b"-")))
@@ -153,29 +165,33 @@ class ReleaseOperations:
             }
         )
         versions = (it for name in made.resources for it in self._versions(name))
-        made.contents = {it.place: content_hash(it) for it in versions if it.place in made.places}
+        made.contents = {
+            it.qualified_name: content_hash(it) for it in versions if it.qualified_name in made.qualified_versions
+        }
         return self._write(made, entry.model_copy(update={"before": None, "config": made.config()}), now)
 
     def _tried(self, resource: str, version: str, only: Audience) -> str:
-        """Return the stable version to which another version is compared. Raises `Refused` where that one does not
-        exist."""
+        """Return the stable version to which another version is compared. Raises `OperationRefusedError` where that
+        one does not exist."""
         stable, versions = self.stable(resource), [one.version for one in self._versions(resource)]
         if version not in versions:
             message = f"{resource!r} has no version {version!r}; it has {', '.join(versions)}"
-            raise Refused("not_found", message, "candidate", version)
+            raise OperationRefusedError("not_found", message, "candidate", version)
         return _of(stable, only)
 
     def _check_apart(self, new: Release) -> None:
         for resource in new.resources:
             for other in self._live_releases(resource):
-                if not apart(other.only, new.only):
+                if not are_disjoint(other.only, new.only):
                     message = (
                         f"release {other.id} is live for the same calls ({other.stage}); end it first, or give each an "
                         "audience of its own (--only)"
                     )
-                    raise Refused("conflict", message, "resource", resource)
+                    raise OperationRefusedError("conflict", message, "resource", resource)
 
-    def change(self, name: str, revision: int | None, update: Mapping[str, Any], entry: Entry, now: int) -> Release:
+    def change(
+        self, name: str, revision: int | None, update: Mapping[str, Any], entry: AuditTrailEntry, now: int
+    ) -> Release:
         """Change a release, with the next link of its chain. `revision`: the one on which the decision was based; None
         for a person, whose decision holds whatever happened in between. Promotion makes the candidate stable."""
         release = self.stored(name)
@@ -186,26 +202,26 @@ class ReleaseOperations:
             if "stage" in update:
                 check_move(release.stage, after)
         except MoveError as error:
-            raise Refused("conflict", f"release {name}: {error}", "stage", after) from None
+            raise OperationRefusedError("conflict", f"release {name}: {error}", "stage", after) from None
         if after == "promoted" and release.stage == "held" and release.held_in != "canary":
             message = f"release {name} was held in {release.held_in}: nobody has seen its candidate work yet; resume it"
-            raise Refused("conflict", message, "stage", after)
+            raise OperationRefusedError("conflict", message, "stage", after)
         made = release.model_copy(update=dict(update))
         if after == "promoted":
             self._promote(made)
         return self._write(made, entry.model_copy(update={"before": release.stage, "config": made.config()}), now)
 
     def _promote(self, release: Release) -> None:
-        for resource, version in release.given("candidate").items():
+        for resource, version in release.arm_versions("candidate").items():
             stable = self.stable(resource)
             if release.only == Audience():
-                stable = Stable(version=version)
+                stable = StableVersion(version=version)
             else:
                 kept = [rule for rule in stable.rules if rule.only != release.only]
-                stable.rules = [Rule(only=release.only, version=version), *kept]
+                stable.rules = [StableRule(only=release.only, version=version), *kept]
             self._put_stable(resource, stable)
 
-    def _write(self, release: Release, entry: Entry, now: int) -> Release:
+    def _write(self, release: Release, entry: AuditTrailEntry, now: int) -> Release:
         """Write the release and its next link."""
         release.revision += 1
         hidden = self._tape.secrets.text
@@ -224,7 +240,7 @@ class ReleaseOperations:
         release.head, release.changed_ns, release.reason = link.hash, now, link.why
         self._tape.put("audit", keys.numbered_key(release.id, link.number), link.model_dump_json().encode())
         if link.who != GATEWAY:
-            audit_log.point(self._tape, release.id, link.number)
+            audit_log.write_reference(self._tape, release.id, link.number)
         self.put_release(release)
         self._tape.append(b"e" + keys.rollout_key(release.id))
         return release.model_copy()
@@ -236,10 +252,10 @@ class ReleaseOperations:
         self._live.put(release.model_copy(), record)
 
     def stored(self, name: str) -> Release:
-        """Return the release as of this transaction; raises `Refused`."""
+        """Return the release as of this transaction; raises `OperationRefusedError`."""
         stored = self._tape.get("releases", name.encode())
         if stored is None:
-            raise Refused(
+            raise OperationRefusedError(
                 "not_found", f"there is no release {name!r}; `penstock release list` lists them", "release", name
             )
         return release_of(name, stored)
@@ -249,7 +265,7 @@ class ReleaseOperations:
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
-    def pin(self, wanted: Wanted, now: int) -> list[Pin]:
+    def pin(self, wanted: PinRequest, now: int) -> list[Pin]:
         """Give a rollout the versions that a call of it needs; return all its pins. A pin stays, unless its release was
         rolled back."""
         known = self._tape.rollout(wanted.rollout)
@@ -284,15 +300,17 @@ class ReleaseOperations:
         if pin.arm == "candidate" and not pin.mixed:
             release = self._release_of(pin)
             if release is not None and release.stage == "rolled_back":
-                pin.version, pin.mixed = release.given("stable")[pin.resource], True
+                pin.version, pin.mixed = release.arm_versions("stable")[pin.resource], True
         return pin
 
-    def _pin(self, wanted: Wanted, resource: str, pins: Sequence[Pin], fixed: Container[str], now: int) -> list[Pin]:
+    def _pin(
+        self, wanted: PinRequest, resource: str, pins: Sequence[Pin], fixed: Container[str], now: int
+    ) -> list[Pin]:
         """Return the pin of a resource, and those of its companions in the release. `pins`: all that the rollout has;
         `fixed`: resources whose versions it names itself."""
         asker = wanted.asker
         made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
-        live = next((one for one in self._live_releases(resource) if speaks_to(one.only, asker)), None)
+        live = next((one for one in self._live_releases(resource) if audience_includes(one.only, asker)), None)
         for other in pins:
             # Another agent of the rollout is on an arm of a release that also includes this one: it gets the same arm.
             if other.resource == resource and self._covers(other, asker):
@@ -302,7 +320,7 @@ class ReleaseOperations:
         assignment = self._assigned(live, wanted, now)
         return [made] if assignment is None else pins_on(live, assignment, asker.agent)
 
-    def _assigned(self, live: Release, wanted: Wanted, now: int) -> Assignment | None:
+    def _assigned(self, live: Release, wanted: PinRequest, now: int) -> Assignment | None:
         """Assign a rollout to an arm of a release; None where the release takes no more. A unit that has an arm keeps
         it in new rollouts, also while the release is held."""
         unit, units = unit_of(live, wanted.asker), UnitOperations(self._tape)
@@ -327,13 +345,13 @@ class ReleaseOperations:
         self.put_release(live.model_copy(update={"assigned": assignment.number, "unnamed": unnamed}))
         return assignment
 
-    def _covers(self, pin: Pin, asker: Asker) -> bool:
+    def _covers(self, pin: Pin, asker: Requester) -> bool:
         release = self._release_of(pin)
-        return release is not None and speaks_to(release.only, asker)
+        return release is not None and audience_includes(release.only, asker)
 
     def _release_of(self, pin: Pin) -> Release | None:
         """Return the release of a pin; None where it has none, or one whose record is damaged: its versions stay."""
-        return None if pin.release is None else readable(Release, self._tape.get("releases", pin.release.encode()))
+        return None if pin.release is None else parse_record(Release, self._tape.get("releases", pin.release.encode()))
 
 
 def pins_of(record: bytes) -> list[Pin]:
@@ -346,10 +364,10 @@ def pins_record(pins: Sequence[Pin]) -> bytes:
     return PinList(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
 
 
-def outdated(release: Release, revision: int) -> Refused:
+def outdated(release: Release, revision: int) -> OperationRefusedError:
     """Return the refusal of a decision that was based on an earlier revision."""
     message = f"release {release.id} has changed since (revision {release.revision}, not {revision})"
-    return Refused("conflict", message, "revision", str(revision))
+    return OperationRefusedError("conflict", message, "revision", str(revision))
 
 
 def _named(name: str, version: str) -> bytes:
@@ -368,6 +386,6 @@ def _served(resource: Resource) -> tuple[frozenset[str], str, str | None]:
     return frozenset(content.upstreams), content.name(resource.name, resource.version), content.adapter
 
 
-def _of(stable: Stable, only: Audience) -> str:
+def _of(stable: StableVersion, only: Audience) -> str:
     """Return the version that an audience gets now."""
     return next((rule.version for rule in stable.rules if rule.only == only), stable.version)

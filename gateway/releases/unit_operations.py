@@ -6,11 +6,11 @@ The record holds the rollouts that are counted, so it is bounded.
 
 from __future__ import annotations
 
-from penstock.gateway.canary.unit import counts
 from penstock.gateway.model.release import Assignment, Release
-from penstock.gateway.model.unit import Member, Unit
-from penstock.gateway.store import keys
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.model.unit import Unit, UnitMember
+from penstock.gateway.releases.canary.unit import counts_member
+from penstock.gateway.tape.store import keys
+from penstock.gateway.tape.store.transaction import Transaction
 
 DATABASE = "units"
 
@@ -30,15 +30,15 @@ class UnitOperations:
         assigned = self._tape.get("assigned", keys.numbered_key(release.id, found.number))
         assert assigned is not None
         assignment = Assignment.model_validate_json(assigned)
-        if counts(release, assignment, len(found.members), now):
-            found.members.append(Member(rollout=rollout, assigned_ns=now))
+        if counts_member(release, assignment, len(found.members), now):
+            found.members.append(UnitMember(rollout=rollout, assigned_ns=now))
             self._put(release.id, unit, found)
         return assignment
 
     def begin(self, release: Release, assignment: Assignment) -> None:
         """Keep the unit of an assignment, with its first rollout."""
         if assignment.unit is not None:
-            first = Member(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)
+            first = UnitMember(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)
             self._put(release.id, assignment.unit, Unit(number=assignment.number, members=[first]))
 
     def _put(self, release: str, unit: str, found: Unit) -> None:

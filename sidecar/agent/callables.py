@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.sidecar.agent import helper
-from penstock.sidecar.agent.loading import LoadError, load
+from penstock.sidecar.agent.function_loader import LoadError, load
 
 
 def task() -> Any:
@@ -33,10 +33,10 @@ def task() -> Any:
 def call(name: str) -> Any:
     """Call the function with the task; return its result."""
     function = load(name)
-    return awaited(function(task(), **more(function)))
+    return await_result(function(task(), **extra_arguments(function)))
 
 
-def more(function: Callable[..., Any]) -> dict[str, Any]:
+def extra_arguments(function: Callable[..., Any]) -> dict[str, Any]:
     """Keyword arguments besides the task: the address of the models, if the function has a parameter `address`."""
     try:
         wanted = "address" in inspect.signature(function).parameters
@@ -46,7 +46,7 @@ def more(function: Callable[..., Any]) -> dict[str, Any]:
     return {"address": helper.address()} if wanted else {}
 
 
-def awaited(result: Any) -> Any:
+def await_result(result: Any) -> Any:
     """The result of a function, awaited if it is an awaitable. No event loop may run in this thread."""
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 

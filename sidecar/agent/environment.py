@@ -17,7 +17,7 @@ from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.trace import span_id, trace_id
 from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.agent.templates import fill, to_json
-from penstock.sidecar.settings import Agents
+from penstock.sidecar.settings import AgentSettings
 
 LARGEST_VARIABLE = 100_000
 """The most bytes of a task that go into a variable; Linux allows 128 KiB for one."""
@@ -25,9 +25,9 @@ OPENAI_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "HOSTED_VLLM_API_BASE")
 BARE_URLS = ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL")
 CA_FILES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CODEX_CA_CERTIFICATE", "NODE_EXTRA_CA_CERTS")
 """Variables for clients that do not read SSL_CERT_FILE."""
-NOWHERE = "http://127.0.0.1:9/made-when-the-module-was-imported"
+UNREACHABLE_URL = "http://127.0.0.1:9/made-when-the-module-was-imported"
 """Base URL of a client that is made before there is an attempt: the discard port, where nothing answers."""
-LEADING_NOWHERE = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), NOWHERE)
+UNREACHABLE_URLS = dict.fromkeys((*OPENAI_URLS, *BARE_URLS), UNREACHABLE_URL)
 REMOVED = frozenset(
     {
         "PENSTOCK_ADMIN_KEY",
@@ -51,7 +51,7 @@ REMOVED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """The arguments, variables and stdin of an agent."""
 
     argv: tuple[str, ...]
@@ -66,7 +66,9 @@ class Plan:
     """The bytes on the agent's stdin; None closes stdin at once."""
 
 
-def plan(claim: Claim, url: str, agents: Agents, file: Path, front: dict[str, str] | None = None) -> Plan:
+def launch_plan(
+    claim: Claim, url: str, agents: AgentSettings, file: Path, front: dict[str, str] | None = None
+) -> LaunchPlan:
     """The plan of an attempt; raises `TemplateError`. `url`: the gateway's. `file`: the place for a large task.
     `front`: variables that lead to the agent's own front, in place of base URLs.
     """
@@ -78,14 +80,14 @@ def plan(claim: Claim, url: str, agents: Agents, file: Path, front: dict[str, st
     own |= {"PENSTOCK_INPUT_FILE": str(file)} if large else {"PENSTOCK_INPUT": task}
     own |= {name: fill(value, claim.rollout.input, names) for name, value in agents.env}
     stdin = task.encode() + b"\n" if agents.stdin else None
-    return Plan((*command(agents), *expanded), own, task, file if large else None, stdin)
+    return LaunchPlan((*command(agents), *expanded), own, task, file if large else None, stdin)
 
 
 def _without_urls(made: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in made.items() if name not in (*OPENAI_URLS, *BARE_URLS)}
 
 
-def command(agents: Agents) -> tuple[str, ...]:
+def command(agents: AgentSettings) -> tuple[str, ...]:
     """The command of all attempts, without the arguments made of a task."""
     python = "python" if agents.image else sys.executable
     return (
@@ -154,9 +156,9 @@ def environment(inherited: Mapping[str, str], own: Mapping[str, str], key: str |
     return made | _past_proxies(made, urlsplit(own["PENSTOCK_URL"]).hostname or "")
 
 
-def imported(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
+def import_environment(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:
     """All variables of a process that imports a module before there is an attempt: its clients lead nowhere."""
-    return _kept(inherited, key) | LEADING_NOWHERE | dict.fromkeys(KEYS, "none")
+    return _kept(inherited, key) | UNREACHABLE_URLS | dict.fromkeys(KEYS, "none")
 
 
 def _kept(inherited: Mapping[str, str], key: str | None) -> dict[str, str]:

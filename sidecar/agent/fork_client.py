@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from penstock.sidecar.agent import pipes
-from penstock.sidecar.agent.process import Command, Process, Sink
+from penstock.sidecar.agent.process import AgentProcess, LaunchCommand, Sink
 
 STARTS_S = 120.0
 """The longest time for an order; the first one waits for the import of the function's module; s."""
@@ -22,7 +22,7 @@ ENDS_S = 5.0
 """The longest time that the fork server may take to end; s."""
 
 
-class Preloaded:
+class ForkServerClient:
     """Starts attempts of one function through a fork server."""
 
     def __init__(self, function: str, env: Mapping[str, str], cwd: Path | None) -> None:
@@ -32,14 +32,14 @@ class Preloaded:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
-    async def start(self, command: Command, grace_s: float, sink: Sink) -> Process:
+    async def start(self, command: LaunchCommand, grace_s: float, sink: Sink) -> AgentProcess:
         """Start an attempt with the variables, directory and stdin of `command`. Raises OSError when it cannot be
         started.
         """
         told = {"env": dict(command.env), "cwd": None if command.cwd is None else str(command.cwd), "grace_s": grace_s}
         with ExitStack() as theirs:
-            stdin = await pipes.given(theirs, command.stdin or b"")
-            (out, stdout), (err, stderr), (lives, life) = [await pipes.output(theirs) for _ in range(3)]
+            stdin = await pipes.input_pipe(theirs, command.stdin or b"")
+            (out, stdout), (err, stderr), (lives, life) = [await pipes.output_pipe(theirs) for _ in range(3)]
             ours, control = socket.socketpair()
             theirs.callback(control.close)
             fds = [stdin, stdout, stderr, control.fileno(), life]
@@ -49,7 +49,7 @@ class Preloaded:
                 ours.close()
                 raise
         ours.setblocking(False)
-        return Process(pid, {"stdout": out, "stderr": err}, lives.read, ours, sink)
+        return AgentProcess(pid, {"stdout": out, "stderr": err}, lives.read, ours, sink)
 
     async def _order(self, told: bytes, fds: list[int]) -> int:
         """Have an attempt started; return the pid of its warden."""

@@ -26,12 +26,12 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.sidecar.agent import callables, supervisor
-from penstock.sidecar.agent.loading import load
+from penstock.sidecar.agent.function_loader import load
 
 FDS = 5
 
 
-class Zygote:
+class ForkServer:
     """The process from which attempts are forked. No thread may be started here."""
 
     def __init__(self, orders: socket.socket, function: str) -> None:
@@ -66,7 +66,7 @@ class Zygote:
         for fd, place in ((stdin, 0), (stdout, 1), (stderr, 2)):
             _ = os.dup2(fd, place)
             os.close(fd)
-        _ = supervisor.watch(control, told["grace_s"], lambda failure: self._become(told, life, failure))
+        _ = supervisor.supervise(control, told["grace_s"], lambda failure: self._become(told, life, failure))
         os._exit(0)
 
     def _become(self, told: dict[str, Any], life: int, failure: int) -> None:
@@ -82,16 +82,16 @@ class Zygote:
             os._exit(127)
         os.close(failure)
         sys.argv = [sys.argv[0], self._function]
-        raise _Agent
+        raise _StackUnwind
 
 
-class _Agent(BaseException):
+class _StackUnwind(BaseException):
     """Raised in a fork to leave everything that it has inherited of the fork server's stack."""
 
 
 def main() -> None:
     orders, function = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    supervisor.close_others(orders.fileno())
+    supervisor.close_inherited(orders.fileno())
     os.set_inheritable(orders.fileno(), False)
     with suppress(Exception):  # each attempt tries again, and its output says why
         _ = load(function)
@@ -100,8 +100,8 @@ def main() -> None:
     gc.freeze()
     try:
         with orders:
-            Zygote(orders, function).run()
-    except _Agent:
+            ForkServer(orders, function).run()
+    except _StackUnwind:
         callables.main()
 
 

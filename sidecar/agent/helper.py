@@ -26,7 +26,7 @@ import time
 from contextlib import suppress
 from contextvars import ContextVar, Token
 
-from penstock.sidecar.agent.helper_sender import EVENTS, REWARDS, SENDER, SPANS, Home, say_once
+from penstock.sidecar.agent.helper_sender import EVENTS, REWARDS, SENDER, SPANS, Endpoint, say_once
 
 TYPE_CHECKING = False
 """As in `typing`, whose import takes longer than all others here."""
@@ -52,7 +52,7 @@ def reward(
     """Reward this attempt with a number, named scores, or both. The reward is stored with the source `agent` and not
     trained on unless the gateway is configured to trust it. Of several rewards with one `key` the first is stored.
     """
-    home = own_home()
+    home = report_endpoint()
     if home is None:
         return
     numbers: dict[str, float] = {}
@@ -74,7 +74,7 @@ def event(name: str, attributes: Mapping[str, object] | None = None, /, **more: 
     """Record an event in this attempt, as a part of the open `span`. `attributes` and `more` are merged as `dict` does
     it; a value that is no text, number, flag or None is stored as JSON.
     """
-    home = own_home()
+    home = report_endpoint()
     if home is None:
         return
     said: dict[str, object] = {"name": _name(name), "attributes": _plain_values(attributes, more)}
@@ -95,7 +95,7 @@ def address() -> Address | None:
     keep it; a thread that an agent starts itself does not.
     """
     _asked.get().add("address")
-    if own_home() is None:
+    if report_endpoint() is None:
         return None
     return Address(_variable)
 
@@ -121,7 +121,7 @@ def pin(variables: Mapping[str, str]) -> None:
     _asked.set(set())
 
 
-def address_was_asked_for() -> bool:
+def address_used() -> bool:
     """True if the attempt of this context has called `address`."""
     return bool(_asked.get())
 
@@ -141,7 +141,7 @@ class Span:
         self.attributes = attributes
         """Attributes; they are read when the span ends."""
         self.id = self._trace = self._parent = ""
-        self._home: Home | None = None
+        self._home: Endpoint | None = None
         self._start_ns = 0
         self._before: Token[Span | None] | None = None
 
@@ -157,7 +157,7 @@ class Span:
         return {} if self._home is None else {"traceparent": f"00-{self._trace}-{self.id}-01"}
 
     def __enter__(self) -> Self:
-        self._home = own_home()
+        self._home = report_endpoint()
         if self._home is not None:
             above = _current.get()
             self._trace, self._parent = _outermost() if above is None else (above._trace, above.id)
@@ -236,7 +236,7 @@ def _variable(name: str) -> str | None:
     return os.environ.get(name) if pinned is None else pinned.get(name)
 
 
-def own_home() -> Home | None:
+def report_endpoint() -> Endpoint | None:
     """The address and token for reports of this attempt; None outside a rollout."""
     url, token = _variable("PENSTOCK_URL"), _variable("PENSTOCK_TOKEN")
     return (url, token) if url and token else None

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-Home = tuple[str, str]
+Endpoint = tuple[str, str]
 """The agent's own address, and its token."""
 REWARDS, EVENTS, SPANS = "/rewards", "/events", "/v1/traces"
 """Paths of the reports below the address."""
@@ -44,26 +44,26 @@ def say_once(kind: str, text: str) -> None:
             sys.stderr.flush()
 
 
-class _Refused(Exception):
+class _ReportRefusal(Exception):
     """Raised when the gateway has refused a report."""
 
 
-class Sender:
+class ReportSender:
     """The queue of waiting reports, in order, and the thread that sends them, which lives while any report waits."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew: in the child of a fork the waiting reports are the parent's, and the thread does not exist."""
         # Reentrant, because a signal's handler may send a report while the interrupted thread holds the lock.
         self._lock = threading.RLock()
         self._moved = threading.Condition(self._lock)
-        self._sending: Home | None = None
-        self._waiting: list[tuple[Home, str, dict[str, object]]] = []
+        self._sending: Endpoint | None = None
+        self._waiting: list[tuple[Endpoint, str, dict[str, object]]] = []
         self._thread: threading.Thread | None = None
 
-    def put(self, home: Home, path: str, said: dict[str, object]) -> None:
+    def put(self, home: Endpoint, path: str, said: dict[str, object]) -> None:
         """Queue a report; the thread sends it."""
         with self._lock:
             if len(self._waiting) >= MOST_WAITING:
@@ -93,7 +93,7 @@ class Sender:
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    def wait_for(self, home: Home, timeout_s: float) -> bool:
+    def wait_for(self, home: Endpoint, timeout_s: float) -> bool:
         """Wait until no report of one attempt is left, whatever other attempts of this process send; False when it
         takes longer.
         """
@@ -108,7 +108,7 @@ class Sender:
         while (batch := self._next()) is not None:
             self._send(*batch)
 
-    def _next(self) -> tuple[Home, str, list[dict[str, object]]] | None:
+    def _next(self) -> tuple[Endpoint, str, list[dict[str, object]]] | None:
         """The reports of the next request; None when none is left."""
         with self._lock:
             self._sending = None
@@ -123,10 +123,10 @@ class Sender:
             del self._waiting[: len(batch)]
             return home, path, batch
 
-    def _send(self, home: Home, path: str, batch: list[dict[str, object]]) -> None:
+    def _send(self, home: Endpoint, path: str, batch: list[dict[str, object]]) -> None:
         try:
             _post(home, path, _body(path, batch))
-        except _Refused as e:
+        except _ReportRefusal as e:
             if len(batch) == 1:
                 say_once("refused", f"the gateway refused what the agent said of itself: {e}")
             for said in batch if len(batch) > 1 else ():
@@ -148,8 +148,9 @@ def _body(path: str, batch: list[dict[str, object]]) -> object:
     return {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "penstock"}, "spans": batch}]}]}
 
 
-def _post(home: Home, path: str, body: object) -> None:
-    """Return once the reports are on the tape. Raises `_Refused`, or OSError after `PATIENCE_S` without an answer."""
+def _post(home: Endpoint, path: str, body: object) -> None:
+    """Return once the reports are on the tape. Raises `_ReportRefusal`, or OSError after `PATIENCE_S` without an
+    answer."""
     import json
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -158,7 +159,7 @@ def _post(home: Home, path: str, body: object) -> None:
     from penstock.gateway.client.opener import fits_a_header, opener
 
     if not fits_a_header(home[1]):
-        raise _Refused("its token has a character that no token has, such as the end of a line")
+        raise _ReportRefusal("its token has a character that no token has, such as the end of a line")
     headers = {"Authorization": f"Bearer {home[1]}", "Content-Type": "application/json"}
     gateway = opener(home[0])
     request = Request(home[0] + path, json.dumps(body).encode(), headers)
@@ -173,7 +174,7 @@ def _post(home: Home, path: str, body: object) -> None:
             with e, suppress(OSError, HTTPException):  # a gateway that is killed breaks off in the middle
                 text = e.read().decode(errors="replace")[:500]
             if e.code < 500 and e.code != 429:
-                raise _Refused(f"{e.code}: {text}") from None
+                raise _ReportRefusal(f"{e.code}: {text}") from None
             problem = f"{e.code}: {text}"
         except (OSError, HTTPException) as e:
             problem = str(e) or type(e).__name__
@@ -185,6 +186,6 @@ def _post(home: Home, path: str, body: object) -> None:
         say_once("refused", f"the gateway refused spans of the agent: {partial.get('errorMessage')}")
 
 
-SENDER = Sender()
+SENDER = ReportSender()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=SENDER.forget)
+    os.register_at_fork(after_in_child=SENDER.reset)

@@ -1,6 +1,6 @@
 """Runs many attempts of one function in one process: `python -m penstock.sidecar.agent.host SOCKET module:function`.
 
-The runner (`sidecar.agent.shared`) listens on the socket. Both sides send lines of JSON:
+The runner (`sidecar.agent.host_client`) listens on the socket. Both sides send lines of JSON:
 
     from the runner   {"run": 1, "task": ..., "variables": {...}}    {"stop": 1}
     to the runner     {"of": 1, "stream": "stdout", "text": ...}     {"of": 1, "exit_code": 0}
@@ -26,8 +26,8 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from penstock.sidecar.agent import callables, helper
+from penstock.sidecar.agent.function_loader import LoadError, load
 from penstock.sidecar.agent.helper_sender import PATIENCE_S, SENDER
-from penstock.sidecar.agent.loading import LoadError, load
 from penstock.sidecar.agent.output import Stream
 from penstock.sidecar.agent.threads import in_thread
 
@@ -40,7 +40,7 @@ HINT = (
 _printed: ContextVar[Callable[[Stream, str], None] | None] = ContextVar("penstock_printed", default=None)
 
 
-class Routed(io.TextIOBase):
+class OutputRouter(io.TextIOBase):
     """stdout or stderr of the process: text that an attempt prints goes to the output of that attempt."""
 
     def __init__(self, name: Stream, real: TextIO) -> None:
@@ -64,7 +64,7 @@ class Routed(io.TextIOBase):
         return self._real.fileno()
 
 
-class Host:
+class AttemptHost:
     """The process: runs attempts of the function as the runner orders them."""
 
     def __init__(self, function: Callable[..., Any] | str, writer: asyncio.StreamWriter) -> None:
@@ -101,10 +101,10 @@ class Host:
             print(e, file=sys.stderr)
         except (Exception, SystemExit, asyncio.CancelledError) as e:
             code = 1
-            hint = "" if helper.address_was_asked_for() else HINT + "\n"
+            hint = "" if helper.address_used() else HINT + "\n"
             # The traceback comes last: its last line is the reason.
             print(hint + "".join(traceback.format_exception(e)), end="", file=sys.stderr)
-        address = helper.own_home()
+        address = helper.report_endpoint()
         if address is not None:
             _ = await asyncio.to_thread(SENDER.wait_for, address, PATIENCE_S)
         if not code:
@@ -113,10 +113,10 @@ class Host:
         self._say({"of": number, "exit_code": code})
 
     async def _call(self, function: Callable[..., Any], task: Any) -> Any:
-        given = callables.more(function)
+        given = callables.extra_arguments(function)
         if inspect.iscoroutinefunction(function):
             return await function(task, **given)
-        return await _in_thread(lambda: callables.awaited(function(task, **given)))
+        return await _in_thread(lambda: callables.await_result(function(task, **given)))
 
     def _say(self, said: dict[str, Any]) -> None:
         line = json.dumps(said).encode() + b"\n"
@@ -150,11 +150,11 @@ def _function(name: str) -> Callable[..., Any] | str:
 
 async def _serve(path: str, function: Callable[..., Any] | str) -> None:
     reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE)
-    await Host(function, writer).serve(reader)
+    await AttemptHost(function, writer).serve(reader)
 
 
 def main() -> None:
-    sys.stdout, sys.stderr = Routed("stdout", sys.stdout), Routed("stderr", sys.stderr)
+    sys.stdout, sys.stderr = OutputRouter("stdout", sys.stdout), OutputRouter("stderr", sys.stderr)
     asyncio.run(_serve(sys.argv[1], _function(sys.argv[2])))
 
 

@@ -20,7 +20,7 @@ LAST_WORDS = 300
 LAST_LINES = 5
 
 
-class Lines:
+class LineDecoder:
     """Cuts a stream of bytes into lines."""
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ def _text(line: bytes | bytearray) -> str:
     return line.decode(errors="replace").removesuffix("\r")
 
 
-class Outputs:
+class AgentOutput:
     """Both streams of one agent: passes its lines on and keeps those that explain its end."""
 
     def __init__(self, line: Callable[[Stream, str], None]) -> None:
         self._line = line
-        self._lines: dict[Stream, Lines] = {"stdout": Lines(), "stderr": Lines()}
+        self._lines: dict[Stream, LineDecoder] = {"stdout": LineDecoder(), "stderr": LineDecoder()}
         self.result: Any = None
         """The value of the last JSON line of stdout; None until there is one."""
         self.last_words = ""
@@ -78,11 +78,11 @@ class Outputs:
             self._ends[stream].append(line.rstrip()[:LAST_WORDS])
         if stream == "stderr":
             self.last_words = line.strip()[:LAST_WORDS] or self.last_words
-        elif (found := parsed(line)) is not None:
+        elif (found := parse_json_line(line)) is not None:
             self.result = found
 
 
-def parsed(line: str) -> Any:
+def parse_json_line(line: str) -> Any:
     """The value of a line of JSON; None when it is not JSON."""
     text = line.strip()
     if not text or text[0] not in '{["-0123456789tf':

@@ -14,7 +14,7 @@ FLOOD = 1 << 20
 """The most bytes of output that may wait to be read."""
 
 
-class _Read(asyncio.StreamReaderProtocol):
+class _PipeProtocol(asyncio.StreamReaderProtocol):
     """Closes a pipe at its end. uvloop would keep it open, as a socket to which one could still write."""
 
     def eof_received(self) -> bool:
@@ -22,16 +22,16 @@ class _Read(asyncio.StreamReaderProtocol):
         return False
 
 
-async def output(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
+async def output_pipe(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
     """A pipe for an agent's output: (its reader, the end that the agent writes to). `theirs` closes that end here."""
     reading, writing = os.pipe()
     theirs.callback(os.close, writing)
     reader, loop = asyncio.StreamReader(limit=FLOOD), asyncio.get_running_loop()
-    _ = await loop.connect_read_pipe(lambda: _Read(reader), os.fdopen(reading, "rb", 0))
+    _ = await loop.connect_read_pipe(lambda: _PipeProtocol(reader), os.fdopen(reading, "rb", 0))
     return reader, writing
 
 
-async def given(theirs: ExitStack, data: bytes) -> int:
+async def input_pipe(theirs: ExitStack, data: bytes) -> int:
     """The end of a pipe from which an agent reads `data`; `theirs` closes that end here. The loop writes as the agent
     reads; an agent that does not read is no error.
     """

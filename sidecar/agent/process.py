@@ -27,7 +27,7 @@ DRAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class LaunchCommand:
     """A command to start."""
 
     argv: tuple[str, ...]
@@ -43,7 +43,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ExitStatus:
     """The end of an agent."""
 
     exit_code: int | None = None
@@ -56,7 +56,7 @@ class Ending:
     """The reason why it could not be started or followed; None when it could."""
 
 
-class Agent(Protocol):
+class AgentHandle(Protocol):
     """A running agent: one attempt, wherever it runs."""
 
     @property
@@ -64,7 +64,7 @@ class Agent(Protocol):
         """Pid of the root of its processes on this machine; None when it has none here."""
         ...
 
-    async def wait(self) -> Ending:
+    async def wait(self) -> ExitStatus:
         """Wait until no process of it is left; return its end."""
         ...
 
@@ -77,7 +77,7 @@ class Agent(Protocol):
         ...
 
 
-class Process:
+class AgentProcess:
     """A running agent; made by `start` and by `sidecar.agent.fork_client`."""
 
     def __init__(
@@ -110,18 +110,18 @@ class Process:
         """End the agent now, if it has not ended."""
         self._control.close()
 
-    async def wait(self) -> Ending:
+    async def wait(self) -> ExitStatus:
         """Wait until no process of the agent is left and its output is read, even when cancelled; return its end."""
         readers = [asyncio.ensure_future(self._read(name, pipe)) for name, pipe in self._pipes.items()]
         try:
-            messages = await warden.follow(self._control)
+            messages = await warden.read_messages(self._control)
         finally:
             self.close()
             _ = await self._gone()
             _ = await asyncio.wait(readers, timeout=DRAIN_S)
             for reader in readers:
                 _ = reader.cancel()
-        return _ending(messages)
+        return _exit_status(messages)
 
     async def _read(self, name: Stream, pipe: asyncio.StreamReader) -> None:
         while data := await pipe.read(READ):
@@ -129,23 +129,23 @@ class Process:
         self._sink(name, b"")
 
 
-async def start(command: Command, grace_s: float, sink: Sink) -> Process:
+async def start(command: LaunchCommand, grace_s: float, sink: Sink) -> AgentProcess:
     """Start a command below a warden. Raises OSError or ValueError when it cannot be started."""
     told = {"grace_s": grace_s, "after": command.after}
     stdin = asyncio.subprocess.DEVNULL if command.stdin is None else command.stdin
     made = await warden.start(command.argv, told, stdin, command.env, command.cwd)
-    return Process(
+    return AgentProcess(
         made.process.pid, {"stdout": made.stdout, "stderr": made.stderr}, made.process.wait, made.control, sink
     )
 
 
-def _ending(messages: dict[str, Any]) -> Ending:
+def _exit_status(messages: dict[str, Any]) -> ExitStatus:
     if error := messages.get("error"):
-        return Ending(error=error)
+        return ExitStatus(error=error)
     if "status" not in messages:
-        return Ending(error="the process that watched it was killed")
+        return ExitStatus(error="the process that watched it was killed")
     code = os.waitstatus_to_exitcode(messages["status"])
-    return Ending(
+    return ExitStatus(
         exit_code=code if code >= 0 else None,
         signal=_signal_name(-code) if code < 0 else None,
         duration_ns=messages["ended_ns"] - messages["started_ns"],

@@ -20,9 +20,9 @@ one dies, a pipe between them closes and the inner one ends as if the runner wer
 command by their names in `resource` (`{"NOFILE": 4096}`). The warden is a process of its own and uses the standard
 library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no subreapers
 (anything but Linux) it kills the agent's process group, which a grandchild can leave. The gateway hosts servers of
-tools below such wardens, too (`gateway.mcp.hosted`).
+tools below such wardens, too (`gateway.tools.hosted`).
 
-`watch` does the same for an agent that is a function: `sidecar.agent.fork_server` forks such wardens.
+`supervise` does the same for an agent that is a function: `sidecar.agent.fork_server` forks such wardens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signa
 """Signals that the warden or Python handles and whose default the agent gets back."""
 
 
-class Row(NamedTuple):
+class ProcStat(NamedTuple):
     """A process in /proc."""
 
     parent: int
@@ -56,12 +56,12 @@ class Row(NamedTuple):
     """Resident memory; pages."""
 
 
-def table() -> dict[int, Row]:
+def process_table() -> dict[int, ProcStat]:
     """All processes of this machine by pid; empty where there is no /proc."""
     return dict(_rows())
 
 
-def _rows() -> Iterator[tuple[int, Row]]:
+def _rows() -> Iterator[tuple[int, ProcStat]]:
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
         if name.isdigit():
             try:
@@ -70,10 +70,10 @@ def _rows() -> Iterator[tuple[int, Row]]:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue  # it has ended meanwhile
-            yield int(name), Row(int(fields[1]), sum(map(int, fields[11:15])), int(fields[21]))
+            yield int(name), ProcStat(int(fields[1]), sum(map(int, fields[11:15])), int(fields[21]))
 
 
-def below(root: int, rows: dict[int, Row]) -> list[int]:
+def descendants(root: int, rows: dict[int, ProcStat]) -> list[int]:
     """The descendants of a process, parents first."""
     children: dict[int, list[int]] = {}
     for pid, row in rows.items():
@@ -196,7 +196,7 @@ class Warden:
 
     def _signal(self, number: int) -> None:
         """Send KILL to every process each time, TERM once."""
-        for pid in below(os.getpid(), table()):
+        for pid in descendants(os.getpid(), process_table()):
             if number == signal.SIGKILL or pid not in self.asked:
                 self.asked.add(pid)
                 _send(os.kill, pid, number)
@@ -265,13 +265,13 @@ def _guard(inner: int) -> None:
     with suppress(ChildProcessError):
         _ = os.waitpid(inner, 0)
         while True:
-            for pid in below(os.getpid(), table()):
+            for pid in descendants(os.getpid(), process_table()):
                 _send(os.kill, pid, signal.SIGKILL)
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(SWEEP_S)
 
 
-def watch(control: int, grace_s: float, become: Become) -> bool:
+def supervise(control: int, grace_s: float, become: Become) -> bool:
     """Run an agent to its end, in two processes; return True in the inner one, once no process of the agent is left."""
     os.set_inheritable(control, False)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -291,13 +291,13 @@ def watch(control: int, grace_s: float, become: Become) -> bool:
 
 def main() -> None:
     told, argv = json.loads(sys.argv[1]), sys.argv[2:]
-    close_others(told["control"])
+    close_inherited(told["control"])
     limits = told.get("limits", {})
-    if watch(told["control"], told["grace_s"], lambda failure: _execute(argv, limits, failure)) and told["after"]:
+    if supervise(told["control"], told["grace_s"], lambda failure: _execute(argv, limits, failure)) and told["after"]:
         _clean_up(told["after"])
 
 
-def close_others(control: int) -> None:
+def close_inherited(control: int) -> None:
     """Close descriptors that were passed on unintentionally to a process started with the descriptor `control`. Some
     event loops (uvloop) leave more open than requested, such as ends of the agent's pipes; while one is open, its
     reader does not see that the agent has closed its stdout.

@@ -19,12 +19,12 @@ from typing import Any, cast
 _FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*)\}")
 
 
-class TemplateError(ValueError):
+class TaskTemplateError(ValueError):
     """Raised when a template names a field that the task does not have."""
 
 
 def fill(template: str, task: Any, names: Mapping[str, str]) -> str:
-    """The template filled with the task's fields and the other `names`; raises `TemplateError`."""
+    """The template filled with the task's fields and the other `names`; raises `TaskTemplateError`."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] is None:
@@ -53,7 +53,7 @@ def _find(template: str, path: str, task: Any) -> Any:
         elif isinstance(value, list) and step.isdigit() and int(step) < len(cast(list[Any], value)):
             value = cast(list[Any], value)[int(step)]
         else:
-            raise TemplateError(f"{template!r} asks for {path!r}, which the task does not have: {_has(value)}")
+            raise TaskTemplateError(f"{template!r} asks for {path!r}, which the task does not have: {_has(value)}")
     return value
 
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from penstock.gateway.model.rollout import Figures
-from penstock.sidecar.agent.supervisor import below, table
+from penstock.gateway.model.rollout import WorkerUsage
+from penstock.sidecar.agent.supervisor import descendants, process_table
 
 SMI = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 SMI_S = 5.0
@@ -26,17 +26,17 @@ class Meter:
         self._ticks: dict[int, int] = {}
         self._at = time.monotonic()
 
-    async def read(self, roots: Iterable[int]) -> Figures:
+    async def read(self, roots: Iterable[int]) -> WorkerUsage:
         """The figures since the last reading of the trees below `roots`; None for each that cannot be measured here."""
         cpu, memory = self._processes(list(roots))
         busy, used = await self._gpus()
-        return Figures(cpu_percent=cpu, memory_bytes=memory, gpu_percent=busy, gpu_memory_bytes=used)
+        return WorkerUsage(cpu_percent=cpu, memory_bytes=memory, gpu_percent=busy, gpu_memory_bytes=used)
 
     def _processes(self, roots: list[int]) -> tuple[float | None, int | None]:
-        rows = table()
+        rows = process_table()
         if not rows:
             return None, None
-        trees = {root: [root, *below(root, rows)] for root in roots if root in rows}
+        trees = {root: [root, *descendants(root, rows)] for root in roots if root in rows}
         ticks = {root: sum(rows[pid].ticks for pid in tree) for root, tree in trees.items()}
         spent = sum(max(0, now - self._ticks.get(root, 0)) for root, now in ticks.items())
         before, self._at, self._ticks = self._at, time.monotonic(), ticks

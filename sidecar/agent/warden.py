@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.sidecar.agent import pipes, supervisor
 
 
-class Started(NamedTuple):
+class WardenProcess(NamedTuple):
     """A warden that was started: its process, its control socket, and the outputs of its command."""
 
     process: asyncio.subprocess.Process
@@ -33,7 +33,7 @@ async def start(
     stdin: bytes | int,
     env: Mapping[str, str],
     cwd: Path | None,
-) -> Started:
+) -> WardenProcess:
     """Start a command below a warden. Raises OSError or ValueError when it cannot be started. `told`: more settings for
     the warden, besides its socket. `stdin`: bytes for the command, or a constant of `asyncio.subprocess`.
     """
@@ -41,11 +41,11 @@ async def start(
         ours, control = socket.socketpair()
         theirs.callback(control.close)
         try:
-            (out, stdout), (err, stderr) = await pipes.output(theirs), await pipes.output(theirs)
+            (out, stdout), (err, stderr) = await pipes.output_pipe(theirs), await pipes.output_pipe(theirs)
             words = json.dumps({"control": control.fileno(), **told})
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", supervisor.__file__, words, *command),
-                stdin=await pipes.given(theirs, stdin) if isinstance(stdin, bytes) else stdin,
+                stdin=await pipes.input_pipe(theirs, stdin) if isinstance(stdin, bytes) else stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=dict(env),  # uvloop takes no other mapping
@@ -57,10 +57,10 @@ async def start(
             ours.close()
             raise
     ours.setblocking(False)
-    return Started(process, ours, out, err)
+    return WardenProcess(process, ours, out, err)
 
 
-async def follow(control: socket.socket) -> dict[str, Any]:
+async def read_messages(control: socket.socket) -> dict[str, Any]:
     """Read the warden's messages until it is gone; return them merged into one object."""
     loop, said = asyncio.get_running_loop(), b""
     with suppress(OSError, ValueError):  # ValueError: from uvloop, when the socket is closed already

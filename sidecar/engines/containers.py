@@ -14,9 +14,9 @@ from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from penstock.gateway.model.queue import Claim
-from penstock.sidecar.agent.environment import Plan
-from penstock.sidecar.agent.process import Command
-from penstock.sidecar.settings import Settings, UsageError
+from penstock.sidecar.agent.environment import LaunchPlan
+from penstock.sidecar.agent.process import LaunchCommand
+from penstock.sidecar.settings import RunnerSettings, UsageError
 
 TOOLS = ("docker", "podman")
 LOCAL = ("localhost", "::1")
@@ -30,7 +30,9 @@ def tool() -> str:
     return found
 
 
-def command(tool: str, settings: Settings, claim: Claim, plan: Plan, env: Mapping[str, str]) -> Command:
+def command(
+    tool: str, settings: RunnerSettings, claim: Claim, plan: LaunchPlan, env: Mapping[str, str]
+) -> LaunchCommand:
     """The command of an attempt in a container. `env`: the environment of the tool itself, which holds the variables
     for the container.
     """
@@ -43,7 +45,7 @@ def command(tool: str, settings: Settings, claim: Claim, plan: Plan, env: Mappin
     if agents.cwd is not None:
         options += [f"--workdir={agents.cwd}"]
     argv = (*options, *agents.image_args, agents.image or "", *plan.argv)
-    return Command(argv, env, plan.stdin, None, after=(tool, "rm", "--force", name))
+    return LaunchCommand(argv, env, plan.stdin, None, after=(tool, "rm", "--force", name))
 
 
 def container(worker: str, claim: Claim) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from penstock.gateway.model.queue import Claim
-from penstock.sidecar.agent.environment import plan
-from penstock.sidecar.agent.process import Agent, Ending, Sink
+from penstock.sidecar.agent.environment import launch_plan
+from penstock.sidecar.agent.process import AgentHandle, ExitStatus, Sink
 from penstock.sidecar.engines import kubernetes_job
 from penstock.sidecar.engines.kubernetes_api import REQUEST_S, Cluster, ClusterError, connect, document
 from penstock.sidecar.engines.kubernetes_job import Json
-from penstock.sidecar.preflight import STAND_IN, bare
-from penstock.sidecar.settings import Settings, UsageError
+from penstock.sidecar.preflight import PLACEHOLDER_CLAIM, without_templates
+from penstock.sidecar.settings import RunnerSettings, UsageError
 
 PAUSE_S = 1.0
 WATCH_S = 240
@@ -35,12 +35,12 @@ LEAVE_S = 30.0
 """The longest time that a deleted pod may take beyond its grace; s."""
 
 
-class Job:
+class KubernetesJob:
     """An attempt in the cluster."""
 
     pid = None
 
-    def __init__(self, cluster: Cluster, manifest: Json, settings: Settings, sink: Sink) -> None:
+    def __init__(self, cluster: Cluster, manifest: Json, settings: RunnerSettings, sink: Sink) -> None:
         self._cluster, self._settings, self._sink = cluster, settings, sink
         self._name: str = manifest["metadata"]["name"]
         self._container = kubernetes_job.container_name(manifest)
@@ -78,7 +78,7 @@ class Job:
                     continue
             return
 
-    async def wait(self) -> Ending:
+    async def wait(self) -> ExitStatus:
         """Wait until the agent has ended and its log is read; return its end."""
         keeping = asyncio.ensure_future(self._keep())
         try:
@@ -103,7 +103,7 @@ class Job:
             except ClusterError:
                 continue  # the next request comes in time
 
-    async def _follow(self) -> Ending:
+    async def _follow(self) -> ExitStatus:
         while True:
             try:
                 async with aclosing(self._states()) as states:
@@ -112,22 +112,22 @@ class Job:
                             return ending
             except ClusterError as e:
                 if not e.temporary and e.status != 410:
-                    return Ending(error=str(e))
+                    return ExitStatus(error=str(e))
             if self._overdue():
-                return Ending(error="the pod did not leave in time")
+                return ExitStatus(error="the pod did not leave in time")
             await asyncio.sleep(PAUSE_S)
 
     def _overdue(self) -> bool:
         patience = self._settings.agents.grace_s + LEAVE_S
         return self._deleted is not None and time.monotonic() - self._deleted > patience
 
-    def _note(self, gone: bool, pod: Json) -> Ending | None:
+    def _note(self, gone: bool, pod: Json) -> ExitStatus | None:
         name = str(pod["metadata"]["name"])
         self._pod = name
-        if self._log is None and kubernetes_job.started(pod, self._container):
+        if self._log is None and kubernetes_job.has_started(pod, self._container):
             self._log = asyncio.ensure_future(self._read_log(name))
-        ending = kubernetes_job.ending(pod, self._container)
-        return ending or (Ending(error="the pod was deleted") if gone else None)
+        ending = kubernetes_job.exit_status(pod, self._container)
+        return ending or (ExitStatus(error="the pod was deleted") if gone else None)
 
     async def _states(self) -> AsyncGenerator[tuple[bool, Json]]:
         """Yield (True if the pod is gone, the pod) for each change of the pod, until the watch ends."""
@@ -141,7 +141,9 @@ class Job:
         query = selector | {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_S)}
         # Without a timeout, a connection that was lost silently would be waited for forever.
         patience = WATCH_S + REQUEST_S
-        async with self._cluster.answering("GET", self._cluster.pods(), query=query, timeout_s=patience) as response:
+        async with self._cluster.open_response(
+            "GET", self._cluster.pods(), query=query, timeout_s=patience
+        ) as response:
             async for line in _lines(response.content.iter_any()):
                 event = document(line)
                 if event["type"] == "ERROR":
@@ -158,7 +160,9 @@ class Job:
             while not whole:
                 skip = read
                 try:
-                    async with self._cluster.answering("GET", f"{self._cluster.pods(pod)}/log", query=query) as answer:
+                    async with self._cluster.open_response(
+                        "GET", f"{self._cluster.pods(pod)}/log", query=query
+                    ) as answer:
                         async for data in answer.content.iter_any():
                             new, skip = data[skip:], max(0, skip - len(data))
                             read += len(new)
@@ -176,7 +180,7 @@ class Job:
         finally:
             self._sink("stdout", b"")
 
-    async def leave(self) -> None:
+    async def wait_for_deletions(self) -> None:
         """Wait until pending deletions have reached the cluster."""
         if self._orders:
             _ = await asyncio.wait(self._orders, timeout=LEAVE_S)
@@ -190,18 +194,18 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
             yield line
 
 
-class Jobs:
+class KubernetesEngine:
     """The engine: runs agents as Jobs of one cluster. `engine` makes it."""
 
-    def __init__(self, settings: Settings, template: Json, cluster: Cluster) -> None:
+    def __init__(self, settings: RunnerSettings, template: Json, cluster: Cluster) -> None:
         self._settings, self._template, self._cluster = settings, template, cluster
 
     @asynccontextmanager
-    async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
-        made = plan(claim, self._settings.gateway, self._settings.agents, Path("input.json"))
+    async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[AgentHandle]:
+        made = launch_plan(claim, self._settings.gateway, self._settings.agents, Path("input.json"))
         manifest = kubernetes_job.job(self._template, self._settings, claim, made)
         await self._make(manifest)
-        job = Job(self._cluster, manifest, self._settings, sink)
+        job = KubernetesJob(self._cluster, manifest, self._settings, sink)
         finished = False
         try:
             yield job
@@ -209,7 +213,7 @@ class Jobs:
         finally:
             if not finished:
                 job.terminate()
-            await job.leave()
+            await job.wait_for_deletions()
 
     async def _make(self, manifest: Json) -> None:
         """Create a Job. A cluster that is away for a moment is asked again, so that it costs the rollout no try."""
@@ -228,29 +232,29 @@ class Jobs:
 
 
 @asynccontextmanager
-async def engine(settings: Settings, template: Path | None) -> AsyncGenerator[Jobs]:
+async def engine(settings: RunnerSettings, template: Path | None) -> AsyncGenerator[KubernetesEngine]:
     """Connect to the cluster and yield the engine; raises `UsageError` when there is no cluster, no template or no
     image, or when the cluster rejects such a Job.
     """
-    checked = kubernetes_job.checked(read(template), settings.agents.image)
+    checked = kubernetes_job.validate_template(read_template(template), settings.agents.image)
     async with connect() as cluster:
         await _try_out(cluster, checked, settings)
-        yield Jobs(settings, checked, cluster)
+        yield KubernetesEngine(settings, checked, cluster)
 
 
-async def _try_out(cluster: Cluster, template: Json, settings: Settings) -> None:
+async def _try_out(cluster: Cluster, template: Json, settings: RunnerSettings) -> None:
     """Check by a dry run that the cluster would accept a Job: it validates the template, the runner's permissions, and
     quotas.
     """
-    made = plan(STAND_IN, settings.gateway, bare(settings.agents), Path("input.json"))
-    manifest = kubernetes_job.job(template, settings, STAND_IN, made)
+    made = launch_plan(PLACEHOLDER_CLAIM, settings.gateway, without_templates(settings.agents), Path("input.json"))
+    manifest = kubernetes_job.job(template, settings, PLACEHOLDER_CLAIM, made)
     try:
         _ = await cluster.ask("POST", cluster.jobs(), manifest, {"dryRun": "All"})
     except ClusterError as e:
         raise UsageError(f"--on kubernetes: no Job can be made in namespace {cluster.namespace!r}: {e}") from None
 
 
-def read(path: Path | None) -> Json:
+def read_template(path: Path | None) -> Json:
     """The template in a YAML or JSON file, or the default one; raises `UsageError`."""
     import yaml
 

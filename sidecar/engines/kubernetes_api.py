@@ -49,11 +49,11 @@ class Cluster:
 
     async def ask(self, method: str, path: str, body: Json | None = None, query: Query | None = None) -> Json:
         """Send a request; return the JSON document that answers it. Raises `ClusterError`."""
-        async with self.answering(method, path, body, query, REQUEST_S) as response:
+        async with self.open_response(method, path, body, query, REQUEST_S) as response:
             return document(await response.read())
 
     @asynccontextmanager
-    async def answering(
+    async def open_response(
         self,
         method: str,
         path: str,

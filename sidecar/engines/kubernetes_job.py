@@ -15,9 +15,9 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from penstock.gateway.model.queue import Claim
-from penstock.sidecar.agent.environment import Plan
-from penstock.sidecar.agent.process import Ending
-from penstock.sidecar.settings import Settings, UsageError
+from penstock.sidecar.agent.environment import LaunchPlan
+from penstock.sidecar.agent.process import ExitStatus
+from penstock.sidecar.settings import RunnerSettings, UsageError
 
 Json = dict[str, Any]
 CONTAINER = "agent"
@@ -40,7 +40,7 @@ HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull", "ImagePullBackOff
 """Reasons of a container that would wait forever."""
 
 
-def checked(template: Json, agents_image: str | None) -> Json:
+def validate_template(template: Json, agents_image: str | None) -> Json:
     """The template, if attempts can be filled into it; else raises `UsageError`."""
     if template.get("kind") != "Job" or template.get("apiVersion") != "batch/v1":
         raise UsageError("--job-template: it must be of apiVersion batch/v1 and kind Job")
@@ -53,7 +53,7 @@ def checked(template: Json, agents_image: str | None) -> Json:
     return template
 
 
-def job(template: Json, settings: Settings, claim: Claim, plan: Plan) -> Json:
+def job(template: Json, settings: RunnerSettings, claim: Claim, plan: LaunchPlan) -> Json:
     """The Job of an attempt; raises ValueError when its task is too large."""
     if plan.file is not None:
         raise ValueError(f"a task of {len(plan.task):,} characters is too large for a Job: queue a reference to it")
@@ -103,7 +103,7 @@ def _container(template: Json) -> Json:
     return next((container for container in containers if container.get("name") == CONTAINER), containers[0])
 
 
-def _fill(container: Json, settings: Settings, plan: Plan) -> None:
+def _fill(container: Json, settings: RunnerSettings, plan: LaunchPlan) -> None:
     agents = settings.agents
     if agents.image:
         container["image"] = agents.image
@@ -133,32 +133,32 @@ def state(pod: Json, container: str) -> Json:
     return cast(Json, found.get("state") or {})
 
 
-def started(pod: Json, container: str) -> bool:
+def has_started(pod: Json, container: str) -> bool:
     """True if the container has started, so that it has a log."""
     return bool(state(pod, container).keys() & {"running", "terminated"})
 
 
-def ending(pod: Json, container: str) -> Ending | None:
+def exit_status(pod: Json, container: str) -> ExitStatus | None:
     """The end of the agent; None while it has not ended."""
     found = state(pod, container)
     if "terminated" in found:
         return _terminated(found["terminated"])
     waiting = found.get("waiting", {})
     if waiting.get("reason") in HOPELESS:
-        return Ending(error=f"{waiting['reason']}: {waiting.get('message', '')}"[:500])
+        return ExitStatus(error=f"{waiting['reason']}: {waiting.get('message', '')}"[:500])
     status: Json = pod.get("status", {})
     if status.get("phase") == "Failed":
-        return Ending(error=f"the pod failed: {status.get('reason', '')} {status.get('message', '')}"[:500])
+        return ExitStatus(error=f"the pod failed: {status.get('reason', '')} {status.get('message', '')}"[:500])
     return None
 
 
-def _terminated(found: Json) -> Ending:
+def _terminated(found: Json) -> ExitStatus:
     code, signal = int(found.get("exitCode", 0)), found.get("signal")
     if not signal and 128 < code < 160:
         signal = code - 128  # the shell's way, and the kubelet's for most ends by a signal
     named = _SIGNALS.get(signal, f"SIG{signal}") if signal else None
     took = _ns(found.get("finishedAt")) - _ns(found.get("startedAt"))
-    return Ending(None if named else code, named, max(0, took))
+    return ExitStatus(None if named else code, named, max(0, took))
 
 
 _SIGNALS = {2: "SIGINT", 6: "SIGABRT", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}

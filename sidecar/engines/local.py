@@ -1,5 +1,5 @@
-"""The interface of engines, and the local one. An engine starts the agent of a claim; `Here` runs it on this machine,
-in a container or not.
+"""The interface of engines, and the local one. An engine starts the agent of a claim; `LocalEngine` runs it on this
+machine, in a container or not.
 """
 
 from __future__ import annotations
@@ -10,44 +10,46 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from penstock.gateway.client.socket_folder import Folder
+from penstock.gateway.client.socket_folder import LockedFolder
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar import preflight
-from penstock.sidecar.agent.environment import Plan, environment, imported, plan, variables
-from penstock.sidecar.agent.fork_client import Preloaded
-from penstock.sidecar.agent.process import Agent, Command, Sink, start
-from penstock.sidecar.agent.shared import Shared
+from penstock.sidecar.agent.environment import LaunchPlan, environment, import_environment, launch_plan, variables
+from penstock.sidecar.agent.fork_client import ForkServerClient
+from penstock.sidecar.agent.host_client import HostPool
+from penstock.sidecar.agent.process import AgentHandle, LaunchCommand, Sink, start
 from penstock.sidecar.engines import containers
-from penstock.sidecar.settings import Settings
+from penstock.sidecar.settings import RunnerSettings
 
 
-class Engine(Protocol):
+class AgentEngine(Protocol):
     """Starts the agents of claims."""
 
-    def running(self, claim: Claim, sink: Sink) -> AbstractAsyncContextManager[Agent]:
+    def running(self, claim: Claim, sink: Sink) -> AbstractAsyncContextManager[AgentHandle]:
         """Start the agent of an attempt and yield it; at the end no process of it is left. Raises `TemplateError`,
         OSError or ValueError when it cannot be started.
         """
         ...
 
 
-class Here:
+class LocalEngine:
     """Runs agents on this machine."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RunnerSettings) -> None:
         """Raises `UsageError` when the agents need a container and no tool can run it."""
         agents = settings.agents
         self._settings = settings
         self._tool = containers.tool() if agents.image else None
-        self._preloaded: Preloaded | None = None
+        self._preloaded: ForkServerClient | None = None
         if agents.preload and agents.callable is not None:
-            self._preloaded = Preloaded(agents.callable, imported(os.environ, settings.key), agents.cwd)
-        self._shared: Shared | None = None
+            self._preloaded = ForkServerClient(
+                agents.callable, import_environment(os.environ, settings.key), agents.cwd
+            )
+        self._shared: HostPool | None = None
         if agents.concurrency > 1 and agents.callable is not None:
-            env = imported(os.environ, settings.key)
-            self._shared = Shared(agents.callable, agents.concurrency, env, agents.cwd)
+            env = import_environment(os.environ, settings.key)
+            self._shared = HostPool(agents.callable, agents.concurrency, env, agents.cwd)
 
-    async def __aenter__(self) -> Here:
+    async def __aenter__(self) -> LocalEngine:
         """Raises `UsageError` when agents certainly cannot work here."""
         await preflight.check(self._settings, self._tool)
         return self
@@ -59,7 +61,7 @@ class Here:
             await self._shared.close()
 
     @asynccontextmanager
-    async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[Agent]:
+    async def running(self, claim: Claim, sink: Sink) -> AsyncGenerator[AgentHandle]:
         if self._shared is not None:
             own = variables(claim, self._settings.gateway)
             agent = await self._shared.start(claim.rollout.input, own, self._settings.agents.grace_s, sink)
@@ -68,9 +70,11 @@ class Here:
             finally:
                 agent.close()
             return
-        with Folder("penstock-") as home:
+        with LockedFolder("penstock-") as home:
             async with self._front(claim, home, sink) as front:
-                made = plan(claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"), front)
+                made = launch_plan(
+                    claim, self._settings.gateway, self._settings.agents, Path(home, "input.json"), front
+                )
                 if made.file is not None:
                     _ = made.file.write_text(made.task, encoding="utf-8")
                 starting = start if self._preloaded is None else self._preloaded.start
@@ -90,17 +94,17 @@ class Here:
             yield None
             return
         # Imported late: it needs `cryptography`, which makes the certificates.
-        from penstock.sidecar.intercept.egress import Whose
-        from penstock.sidecar.intercept.session import Wanted, behind
+        from penstock.sidecar.intercept.egress_report import AgentIdentity
+        from penstock.sidecar.intercept.session import SessionOptions, open_session
 
-        whose = Whose(claim.rollout.id, claim.attempt.id, claim.token)
-        async with behind(Wanted(self._settings.gateway, policy, whose), Path(home)) as front:
+        whose = AgentIdentity(claim.rollout.id, claim.attempt.id, claim.token)
+        async with open_session(SessionOptions(self._settings.gateway, policy, whose), Path(home)) as front:
             yield front.variables
         for problem in front.problems:
             sink("stderr", f"penstock: {problem}\n".encode())
 
-    def _command(self, claim: Claim, made: Plan) -> Command:
+    def _command(self, claim: Claim, made: LaunchPlan) -> LaunchCommand:
         env = environment(os.environ, made.own, self._settings.key)
         if self._tool is not None:
             return containers.command(self._tool, self._settings, claim, made, env)
-        return Command(made.argv, env, made.stdin, self._settings.agents.cwd)
+        return LaunchCommand(made.argv, env, made.stdin, self._settings.agents.cwd)

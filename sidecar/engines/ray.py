@@ -26,12 +26,12 @@ from ray.exceptions import RayError
 
 from penstock.gateway.client.client import Client
 from penstock.sidecar.attempt import hand_back
-from penstock.sidecar.breaker import Breaker
-from penstock.sidecar.engines.local import Here
-from penstock.sidecar.progress import Lines, Tally, progress
-from penstock.sidecar.result import Result
+from penstock.sidecar.breaker import FailureBreaker
+from penstock.sidecar.engines.local import LocalEngine
+from penstock.sidecar.progress import AttemptTally, LineProgress, progress
+from penstock.sidecar.result import AttemptResult
 from penstock.sidecar.runner import Runner
-from penstock.sidecar.settings import RunnerError, Settings, UsageError
+from penstock.sidecar.settings import RunnerError, RunnerSettings, UsageError
 
 ray: Any = _ray
 """As `Any`, because its annotations are too incomplete to type-check against."""
@@ -48,26 +48,26 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-class Quiet(Lines):
+class ResultCollector(LineProgress):
     """Collects results for the driver; messages go to the actor's own log."""
 
     def __init__(self, echo: bool) -> None:
         super().__init__(echo)
-        self.results: list[Result] = []
+        self.results: list[AttemptResult] = []
 
-    def ended(self, result: Result, tally: Tally) -> None:
+    def on_end(self, result: AttemptResult, tally: AttemptTally) -> None:
         """Keep the result until the driver asks for it."""
         self.results.append(result)
 
 
-class Slot:
+class RunnerActor:
     """A worker: an actor that runs a runner."""
 
-    def __init__(self, settings: Settings, home: str | None) -> None:
+    def __init__(self, settings: RunnerSettings, home: str | None) -> None:
         if home is not None and Path(home).is_dir():
             os.chdir(home)
         self._settings = settings
-        self._shown = Quiet(settings.echo)
+        self._shown = ResultCollector(settings.echo)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: Runner | None = None
@@ -78,7 +78,7 @@ class Slot:
 
         # Not an async method: with one, Ray would run all methods of the actor in an event loop of its own.
         async def work() -> None:
-            async with Here(self._settings) as engine:
+            async with LocalEngine(self._settings) as engine:
                 with self._lock:
                     self._loop = asyncio.get_running_loop()
                     self._runner = runner = Runner(self._settings, engine, self._shown)
@@ -95,17 +95,17 @@ class Slot:
             if self._loop is not None and self._loop.is_running():
                 _ = self._loop.call_soon_threadsafe(getattr(self._runner, order))
 
-    def results(self) -> list[Result]:
+    def results(self) -> list[AttemptResult]:
         """The results since the last call."""
         found, self._shown.results = self._shown.results, []
         return found
 
 
-class Fleet:
+class ActorGroup:
     """The actors, seen from the driver."""
 
-    def __init__(self, settings: Settings, actor: Any, options: dict[str, Any]) -> None:
-        """`actor`: the class that Ray makes of `Slot` with these options."""
+    def __init__(self, settings: RunnerSettings, actor: Any, options: dict[str, Any]) -> None:
+        """`actor`: the class that Ray makes of `RunnerActor` with these options."""
         # Actors must stay in a working directory that Ray itself brings to the nodes.
         home = None if "working_dir" in options.get("runtime_env", {}) else str(settings.agents.cwd or Path.cwd())
         shares = _shares(settings)
@@ -114,7 +114,7 @@ class Fleet:
         self._asked: dict[Any, tuple[Any, float]] = {}
         self._ended: list[Any] = []
 
-    def going(self) -> bool:
+    def is_running(self) -> bool:
         """False when there is no more work for any actor. Raises `RunnerError` with the error of a runner."""
         done, _ = ray.wait(list(self.runs), num_returns=len(self.runs), timeout=0)
         for run in done:
@@ -129,7 +129,7 @@ class Fleet:
             self.runs = {run: slot for run, slot in self.runs.items() if slot not in silent}
         return bool(self.runs)
 
-    def results(self) -> list[Result]:
+    def results(self) -> list[AttemptResult]:
         """The results since the last call. An actor that is not placed yet does not answer, and is asked again
         later.
         """
@@ -137,13 +137,13 @@ class Fleet:
             self._asked[slot.results.remote()] = slot, time.monotonic()
         return self._answers(list(self._asked), LOOK_S)
 
-    def last_results(self) -> list[Result]:
+    def last_results(self) -> list[AttemptResult]:
         """The remaining results of actors that have ended."""
         under_way = [asked for asked, (slot, _) in self._asked.items() if slot in self._ended]
         return self._answers([*under_way, *(slot.results.remote() for slot in self._ended)], SILENCE_S)
 
-    def _answers(self, asked: list[Any], patience_s: float) -> list[Result]:
-        found: list[Result] = []
+    def _answers(self, asked: list[Any], patience_s: float) -> list[AttemptResult]:
+        found: list[AttemptResult] = []
         done: list[Any] = ray.wait(asked, num_returns=len(asked), timeout=patience_s)[0] if asked else []
         for answered in done:
             _ = self._asked.pop(answered, None)
@@ -157,7 +157,7 @@ class Fleet:
             slot.tell.remote(order)
 
 
-def run(settings: Settings, options: str | None) -> Tally:
+def run(settings: RunnerSettings, options: str | None) -> AttemptTally:
     """Run attempts on a cluster until there are no more: on that of RAY_ADDRESS, or the one that Ray finds. Returns the
     tally.
     """
@@ -171,7 +171,7 @@ def run(settings: Settings, options: str | None) -> Tally:
         raise RunnerError(f"cannot reach the Ray cluster at {address or 'this machine'}: {e}") from None
     try:
         with progress(settings.echo, settings.most) as shown:
-            return _drive(Fleet(settings, actor, given), settings, shown)
+            return _drive(ActorGroup(settings, actor, given), settings, shown)
     finally:
         ray.shutdown()
 
@@ -179,7 +179,7 @@ def run(settings: Settings, options: str | None) -> Tally:
 def _actor(options: dict[str, Any]) -> Any:
     """The class of the actors. Ray rejects wrong options here, before there is an actor: raises `UsageError`."""
     try:
-        return ray.remote(**(OPTIONS | options))(Slot)
+        return ray.remote(**(OPTIONS | options))(RunnerActor)
     except (TypeError, ValueError) as e:
         raise UsageError(f"--ray-options: {' '.join(str(e).split())}") from None
 
@@ -200,8 +200,8 @@ def _check_address(address: str | None) -> None:
         ) from None
 
 
-def _drive(fleet: Fleet, settings: Settings, shown: Lines) -> Tally:
-    tally, orders, breaker = Tally(), ["stop", "abandon"], Breaker(settings.keep_going)
+def _drive(fleet: ActorGroup, settings: RunnerSettings, shown: LineProgress) -> AttemptTally:
+    tally, orders, breaker = AttemptTally(), ["stop", "abandon"], FailureBreaker(settings.keep_going)
 
     def heed(*_: object) -> None:
         order = orders.pop(0) if len(orders) > 1 else orders[0]
@@ -210,7 +210,7 @@ def _drive(fleet: Fleet, settings: Settings, shown: Lines) -> Tally:
 
     before = {number: signal.signal(number, heed) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        while fleet.going():
+        while fleet.is_running():
             _mind(fleet, _tell(fleet.results(), tally, shown), breaker, settings, tally, shown)
             time.sleep(LOOK_S)
         _mind(fleet, _tell(fleet.last_results(), tally, shown), breaker, settings, tally, shown)
@@ -220,34 +220,41 @@ def _drive(fleet: Fleet, settings: Settings, shown: Lines) -> Tally:
     return tally
 
 
-def _tell(results: list[Result], tally: Tally, shown: Lines) -> list[Result]:
+def _tell(results: list[AttemptResult], tally: AttemptTally, shown: LineProgress) -> list[AttemptResult]:
     for result in results:
         tally.add(result)
-        shown.ended(result, tally)
+        shown.on_end(result, tally)
     return results
 
 
 def _mind(
-    fleet: Fleet, results: list[Result], breaker: Breaker, settings: Settings, tally: Tally, shown: Lines
+    fleet: ActorGroup,
+    results: list[AttemptResult],
+    breaker: FailureBreaker,
+    settings: RunnerSettings,
+    tally: AttemptTally,
+    shown: LineProgress,
 ) -> None:
     """Stop the actors when agents cannot work, and hand back attempts that do not count as tries."""
-    found = [each for result in results for each in breaker.note(result)]
+    found = [each for result in results for each in breaker.record(result)]
     if breaker.tripped is not None and tally.stopped is None:
         fleet.tell("stop")
-        tally.stopped = breaker.why()
+        tally.stopped = breaker.explanation()
         shown.say(tally.stopped)
     if found:
         for result in asyncio.run(_hand_back(settings, found, shown)):
             tally.hand_back(result)
 
 
-async def _hand_back(settings: Settings, results: list[Result], shown: Lines) -> list[Result]:
+async def _hand_back(
+    settings: RunnerSettings, results: list[AttemptResult], shown: LineProgress
+) -> list[AttemptResult]:
     """Hand attempts back; return those that the gateway accepted."""
     async with Client(settings.gateway, settings.key) as client:
-        return [result for result in results if await hand_back(client, result, shown.away)]
+        return [result for result in results if await hand_back(client, result, shown.report_away)]
 
 
-def _shares(settings: Settings) -> list[Settings]:
+def _shares(settings: RunnerSettings) -> list[RunnerSettings]:
     """The settings of each actor: one worker, a name of its own, and its share of the attempts."""
     count = settings.workers if settings.most is None else min(settings.workers, settings.most)
     shares = [

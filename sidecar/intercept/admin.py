@@ -21,8 +21,8 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.sidecar.intercept.egress import Whose
-from penstock.sidecar.intercept.service import Service, Taken
+from penstock.sidecar.intercept.egress_report import AgentIdentity
+from penstock.sidecar.intercept.service import SidecarService, SlotConflict
 
 _LARGEST: Final = 64 << 10
 TOKEN: Final = "PENSTOCK_SIDECAR_TOKEN"
@@ -31,7 +31,7 @@ SHORTEST: Final = 16
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Bound(BaseModel):
+class BindRequest(BaseModel):
     """What a runner says."""
 
     model_config = ConfigDict(extra="forbid")
@@ -42,10 +42,10 @@ class Bound(BaseModel):
     """The rollout's agent token."""
 
 
-class Admin:
+class AdminServer:
     """The server of this API."""
 
-    def __init__(self, service: Service, token: str) -> None:
+    def __init__(self, service: SidecarService, token: str) -> None:
         self._service, self._token = service, token.encode()
         app = web.Application(client_max_size=_LARGEST, middlewares=[self._known])
         app.add_routes(
@@ -74,7 +74,7 @@ class Admin:
         host, _, port = address.rpartition(":")
         await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
         chosen = self._runner.addresses[0][1]
-        self._service.ours.add(chosen)
+        self._service.reserved_ports.add(chosen)
         return f"{host}:{chosen}"
 
     async def stop(self) -> None:
@@ -89,25 +89,25 @@ class Admin:
         return await handler(request)
 
     async def _ready(self, _: web.Request) -> web.Response:
-        away = await self._service.away()
+        away = await self._service.unready_reason()
         return _said(200, "serving") if away is None else _said(503, away)
 
     async def _list(self, _: web.Request) -> web.Response:
-        places = self._service.places.values()
-        rows = [(place.port, place.whose or Whose()) for place in places]
+        places = self._service.slots.values()
+        rows = [(place.port, place.identity or AgentIdentity()) for place in places]
         found = [{"port": port, "rollout": whose.rollout, "attempt": whose.attempt} for port, whose in rows]
         return web.json_response({"agents": found})
 
     async def _bind(self, request: web.Request) -> web.Response:
         try:
             port = self._port(request)
-            said = Bound.model_validate_json(await request.read())
-            await self._service.bind(port, Whose(said.rollout, said.attempt, said.token))
+            said = BindRequest.model_validate_json(await request.read())
+            await self._service.bind(port, AgentIdentity(said.rollout, said.attempt, said.token))
         except ValidationError as error:
             one = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, one["loc"])) or "the body"
             return _said(400, f"{where}: {one['msg']}; send JSON with rollout, and attempt and token if need be")
-        except Taken as taken:
+        except SlotConflict as taken:
             return _said(409, str(taken))
         return _said(200, f"port {port} has rollout {said.rollout}")
 
@@ -120,10 +120,10 @@ class Admin:
 
     def _port(self, request: web.Request) -> int:
         given = request.match_info["port"]
-        found = next((port for port in self._service.places if str(port) == given), None)
+        found = next((port for port in self._service.slots if str(port) == given), None)
         if found is not None:
             return found
-        ports = ", ".join(map(str, self._service.places))
+        ports = ", ".join(map(str, self._service.slots))
         raise web.HTTPNotFound(text=f"there is no agent on port {given}: there are {ports}\n")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 _MODULE = "penstock.sidecar.intercept.certificates"
 
 
-class Authority:
+class CertificateStore:
     """Certificates for a few hosts, and the authority that clients must trust for them."""
 
     def __init__(self, pem: str, chains: Mapping[str, str], private: str = "") -> None:
@@ -23,7 +23,7 @@ class Authority:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     @classmethod
-    async def made(cls, hosts: Iterable[str], private: bool = False) -> Authority:
+    async def create(cls, hosts: Iterable[str], private: bool = False) -> CertificateStore:
         """An authority for these names or addresses (IPv4, IPv6), made by a process that ends then. `private`: keep its
         key.
         """
@@ -37,11 +37,11 @@ class Authority:
         return cls(**json.loads(out))
 
     @classmethod
-    def here(cls, hosts: Iterable[str]) -> Authority:
+    def create_in_process(cls, hosts: Iterable[str]) -> CertificateStore:
         """The same as `made`, but in this process."""
-        from penstock.sidecar.intercept.certificates import printed
+        from penstock.sidecar.intercept.certificates import certificates_json
 
-        return cls(**json.loads(printed(sorted(set(hosts)))))
+        return cls(**json.loads(certificates_json(sorted(set(hosts)))))
 
     @property
     def hosts(self) -> frozenset[str]:

@@ -30,7 +30,7 @@ _CLOCKS: Final = timedelta(minutes=5)
 """The most by which the clocks of containers may differ."""
 
 
-class Maker:
+class CertificateAuthority:
     """A certificate authority that signs certificates of its hosts."""
 
     def __init__(self, hosts: Iterable[str], now: datetime | None = None) -> None:
@@ -123,15 +123,15 @@ def _usage(signs: bool) -> x509.KeyUsage:
     )
 
 
-def printed(words: list[str]) -> str:
+def certificates_json(words: list[str]) -> str:
     """The command's output, as JSON: `pem`, the certificate that clients must trust; `chains`, keys and certificates
     for servers of the hosts; with `--private`, the authority's key.
     """
     hosts = [word for word in words if word != "--private"]
-    maker = Maker(hosts)
+    maker = CertificateAuthority(hosts)
     made: dict[str, object] = {"pem": maker.pem, "chains": {host: maker.chain(host) for host in hosts}}
     return json.dumps(made | ({"private": maker.private} if "--private" in words else {}))
 
 
 if __name__ == "__main__":
-    print(printed(sys.argv[1:]))
+    print(certificates_json(sys.argv[1:]))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.gateway.client.console import FLAT, LOCAL, PORT, PORT_OR_ANY, Failure, Url, note
+from penstock.gateway.client.console import FLAT, LOCAL, PORT, PORT_OR_ANY, CommandError, Url, note
 
 if TYPE_CHECKING:
-    from penstock.sidecar.intercept.egress import Whose
-    from penstock.sidecar.intercept.policy import Policy
+    from penstock.sidecar.intercept.egress_report import AgentIdentity
+    from penstock.sidecar.intercept.policy import InterceptPolicy
 
 Hosts = Annotated[
     list[str] | None,
@@ -49,7 +49,7 @@ UID: Final = 10001
 
 @FLAT
 @dataclass(frozen=True)
-class Passing:
+class ConnectionOptions:
     """What becomes of an agent's connections."""
 
     intercept: Hosts = None
@@ -57,12 +57,12 @@ class Passing:
     fail: Fail = "closed"
 
 
-PASSING: Final = Passing()
+CONNECTION_DEFAULTS: Final = ConnectionOptions()
 
 
 @FLAT
 @dataclass(frozen=True)
-class Getting:
+class InterceptOptions:
     """How an agent's connections get to the sidecar."""
 
     mode: Annotated[
@@ -90,7 +90,7 @@ class Getting:
     ] = "own"
 
 
-GETTING: Final = Getting()
+INTERCEPT_DEFAULTS: Final = InterceptOptions()
 
 
 def run(
@@ -98,8 +98,8 @@ def run(
     gateway: Url = LOCAL,
     rollout: str | None = None,
     attempt: str | None = None,
-    passing: Passing = PASSING,
-    getting: Getting = GETTING,
+    passing: ConnectionOptions = CONNECTION_DEFAULTS,
+    getting: InterceptOptions = INTERCEPT_DEFAULTS,
     keys: Literal["pass", "surrogate"] = "pass",
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
@@ -121,21 +121,21 @@ def run(
     import asyncio
 
     from penstock.sidecar.intercept import mitm, session
-    from penstock.sidecar.intercept.namespace import NoNamespace
+    from penstock.sidecar.intercept.namespace import NamespaceError
 
     if not command:
-        raise Failure("no command was given: put the agent and its arguments after --", 2)
+        raise CommandError("no command was given: put the agent and its arguments after --", 2)
     transparent = getting.mode == "transparent"
     if getting.engine == "mitmproxy" and transparent:
-        raise Failure("--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out", 2)
+        raise CommandError("--engine mitmproxy stands before agents that use a proxy: leave --mode transparent out", 2)
     if keys == "surrogate" and not os.environ.get("PENSTOCK_TOKEN"):
-        raise Failure(
+        raise CommandError(
             "--keys surrogate needs the agent's token in PENSTOCK_TOKEN: `penstock token ROLLOUT` makes one", 2
         )
-    wanted = session.Wanted(
+    wanted = session.SessionOptions(
         _gateway(gateway),
         _policy(passing),
-        _whose(rollout, attempt),
+        _identity(rollout, attempt),
         getting.socket,
         keys == "surrogate",
         transparent,
@@ -143,10 +143,10 @@ def run(
     )
     try:
         code, problems = asyncio.run(session.run(wanted, command))
-    except NoNamespace as error:
-        raise Failure(f"--mode transparent: {error}") from None
-    except mitm.EngineError as error:
-        raise Failure(f"--engine mitmproxy: {error}") from None
+    except NamespaceError as error:
+        raise CommandError(f"--mode transparent: {error}") from None
+    except mitm.MitmproxyError as error:
+        raise CommandError(f"--engine mitmproxy: {error}") from None
     for problem in problems:
         note(f"penstock: {problem}")
     sys.exit(code)
@@ -161,7 +161,7 @@ def serve(
     agents: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = 1,
     port: FirstPort = USUAL_PORT,
     admin: Admin = ADMIN,
-    passing: Passing = PASSING,
+    passing: ConnectionOptions = CONNECTION_DEFAULTS,
 ) -> None:
     """Stand before agents that are started by others, and take their rollouts later.
 
@@ -182,26 +182,26 @@ def serve(
     """
     import asyncio
 
-    from penstock.sidecar.intercept import serving
+    from penstock.sidecar.intercept import sidecar_process
     from penstock.sidecar.intercept.admin import SHORTEST, TOKEN
-    from penstock.sidecar.intercept.service import Service
+    from penstock.sidecar.intercept.service import SidecarService
 
     token = os.environ.pop(TOKEN, "")
     if len(token) < SHORTEST or not token.isascii():
-        raise Failure(f"{TOKEN}: set it to a secret of {SHORTEST} characters or more, which binding needs", 2)
+        raise CommandError(f"{TOKEN}: set it to a secret of {SHORTEST} characters or more, which binding needs", 2)
     if port > 65536 - agents:
-        raise Failure(f"--agents {agents}, --port {port}: there is no room for so many ports below 65536", 2)
+        raise CommandError(f"--agents {agents}, --port {port}: there is no room for so many ports below 65536", 2)
     _check_admin(admin)
-    whose = _whose()
+    whose = _identity()
     if agents > 1 and (mode == "transparent" or whose.rollout):
         one = "--mode transparent takes" if mode == "transparent" else "PENSTOCK_ROLLOUT_ID is for"
-        raise Failure(f"--agents {agents}: {one} one agent", 2)
-    service = Service(_gateway(gateway), _policy(passing), folder.absolute(), mode)
+        raise CommandError(f"--agents {agents}: {one} one agent", 2)
+    service = SidecarService(_gateway(gateway), _policy(passing), folder.absolute(), mode)
     ports = [port and port + number for number in range(agents)]
     try:
-        problems = asyncio.run(serving.serve(service, ports, admin, token, whose if whose.rollout else None))
+        problems = asyncio.run(sidecar_process.serve(service, ports, admin, token, whose if whose.rollout else None))
     except OSError as error:
-        raise Failure(f"the sidecar cannot listen: {error}") from None
+        raise CommandError(f"the sidecar cannot listen: {error}") from None
     for problem in problems:
         note(f"penstock: {problem}")
 
@@ -266,21 +266,21 @@ def iptables(
     tool
         The program that makes the rules; nft where there is one, else iptables and ip6tables.
     """
-    from penstock.sidecar.intercept import redirecting
+    from penstock.sidecar.intercept import firewall
 
     if print_ + apply + remove != 1:
-        raise Failure("say one of --print, --apply and --remove", 2)
+        raise CommandError("say one of --print, --apply and --remove", 2)
     try:
         # Rules may be printed here and be made elsewhere.
-        chosen = (tool or "nft") if print_ else redirecting.chosen(tool)
-        steps = redirecting.steps(chosen, None if remove else (port, uid))
+        chosen = (tool or "nft") if print_ else firewall.choose_tool(tool)
+        steps = firewall.rule_commands(chosen, None if remove else (port, uid))
         if print_:
             print("\n".join(f"# {' '.join(step.command)}\n{step.text}" for step in steps), end="")
         else:
-            redirecting.run(steps)
+            firewall.run(steps)
             print("removed" if remove else f"connections go to port {port}, but those of user {uid}")
-    except redirecting.CannotRedirect as error:
-        raise Failure(str(error)) from None
+    except firewall.RedirectError as error:
+        raise CommandError(str(error)) from None
 
 
 def check(
@@ -289,7 +289,7 @@ def check(
     rollout: str | None = None,
     here: Annotated[bool, Parameter(negative="")] = False,
     socket: Annotated[bool, Parameter(negative="")] = False,
-    passing: Passing = PASSING,
+    passing: ConnectionOptions = CONNECTION_DEFAULTS,
 ) -> None:
     """Say of each family of clients whether its calls get to the gateway, and else which variable is missing.
 
@@ -307,18 +307,18 @@ def check(
     import asyncio
 
     from penstock.sidecar.intercept import session
-    from penstock.sidecar.intercept.checking import Check
+    from penstock.sidecar.intercept.environment_check import EnvironmentCheck
 
-    async def walked() -> Check:
+    async def walked() -> EnvironmentCheck:
         if here:
-            found = Check(os.environ)
-            await found.walk()
+            found = EnvironmentCheck(os.environ)
+            await found.run()
             return found
-        wanted = session.Wanted(_gateway(gateway), _policy(passing), _whose(rollout), socket)
+        wanted = session.SessionOptions(_gateway(gateway), _policy(passing), _identity(rollout), socket)
         with session.folder_for_sockets() as folder:
-            async with session.behind(wanted, Path(folder)) as front:
-                found = Check(os.environ | front.variables)
-                await found.walk()
+            async with session.open_session(wanted, Path(folder)) as front:
+                found = EnvironmentCheck(os.environ | front.variables)
+                await found.run()
         return found
 
     found = asyncio.run(walked())
@@ -331,19 +331,19 @@ def check(
 def _ask(method: str, port: int, admin: str, said: dict[str, str] | None) -> None:
     import asyncio
 
-    from penstock.sidecar.intercept.serving import ask
+    from penstock.sidecar.intercept.sidecar_process import request_admin
 
     _check_admin(admin)
-    status, words = asyncio.run(ask(method, f"/agents/{port}", admin, said))
+    status, words = asyncio.run(request_admin(method, f"/agents/{port}", admin, said))
     if status != 200:
-        raise Failure(f"the sidecar at {admin} answered {status}: {words}" if status else words)
+        raise CommandError(f"the sidecar at {admin} answered {status}: {words}" if status else words)
     print(words)
 
 
 def _check_admin(admin: str) -> None:
     port = admin.rpartition(":")[2]
     if "/" not in admin and not (port.isdecimal() and int(port) < 65536):
-        raise Failure(f"--admin {admin!r} is no HOST:PORT and no path of a socket; ports go up to 65535", 2)
+        raise CommandError(f"--admin {admin!r} is no HOST:PORT and no path of a socket; ports go up to 65535", 2)
 
 
 def _gateway(url: str) -> str:
@@ -351,39 +351,39 @@ def _gateway(url: str) -> str:
     from penstock.gateway.client.tls import client_context
 
     if url.startswith("unix:"):
-        raise Failure(f"a sidecar reaches no gateway at {url!r}: give its http:// or https:// URL", 2)
+        raise CommandError(f"a sidecar reaches no gateway at {url!r}: give its http:// or https:// URL", 2)
     try:
         check_url(url)
         if url.startswith("https:"):
             _ = client_context()
     except (ClientError, OSError) as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None
     return url.rstrip("/")
 
 
-def _whose(rollout: str | None = None, attempt: str | None = None) -> Whose:
+def _identity(rollout: str | None = None, attempt: str | None = None) -> AgentIdentity:
     """The agent's rollout; what the options leave out comes from the variables. All parts are valid as headers."""
     from penstock.gateway.client.opener import fits_a_header
     from penstock.gateway.model.base import ID_PATTERN
-    from penstock.sidecar.intercept.egress import Whose
+    from penstock.sidecar.intercept.egress_report import AgentIdentity
 
     given = os.environ.get
     rollout, attempt = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")
     for what, value in (("a rollout", rollout), ("an attempt", attempt)):
         if value and (not re.fullmatch(ID_PATTERN, value) or value in (".", "..")):
-            raise Failure(f"{value!r} is not the id of {what}: up to 128 letters, digits and . _ -", 2)
+            raise CommandError(f"{value!r} is not the id of {what}: up to 128 letters, digits and . _ -", 2)
     token = given("PENSTOCK_TOKEN")
     if token and not fits_a_header(token):
-        raise Failure("PENSTOCK_TOKEN has a character that no token has, such as the end of a line", 2)
-    return Whose(rollout, attempt, token)
+        raise CommandError("PENSTOCK_TOKEN has a character that no token has, such as the end of a line", 2)
+    return AgentIdentity(rollout, attempt, token)
 
 
-def _policy(passing: Passing) -> Policy:
-    from penstock.sidecar.intercept import beyond
-    from penstock.sidecar.intercept.policy import Policy, intercepted
+def _policy(passing: ConnectionOptions) -> InterceptPolicy:
+    from penstock.sidecar.intercept import upstream_proxy
+    from penstock.sidecar.intercept.policy import InterceptPolicy, intercepted_hosts
 
     try:
-        beyond.check()
-        return Policy(intercepted(passing.intercept or ()), passing.on_unknown, passing.fail)
+        upstream_proxy.check_environment()
+        return InterceptPolicy(intercepted_hosts(passing.intercept or ()), passing.on_unknown, passing.fail)
     except ValueError as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None

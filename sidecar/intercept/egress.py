@@ -1,129 +1,231 @@
-"""Reports to the gateway which hosts besides its model hosts an agent has contacted: an event on its rollout for each.
-
-Its heavy imports, which would be half of a sidecar's memory, wait until there is something to report.
-"""
+"""The ways out of a front: through the gateway, or straight to a host, if need be by this machine's own proxy."""
 
 from __future__ import annotations
 
-import time
+import asyncio
+import json
+import os
+import re
+import socket
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
-from penstock.sidecar.intercept.visit import Passed
-from penstock.sidecar.intercept.ways import Binding
+from penstock.gateway.client.tls import client_context
+from penstock.sidecar.intercept.splice import SpliceEnd
+from penstock.sidecar.intercept.upstream_proxy import UpstreamProxy, proxy_for
 
-if TYPE_CHECKING:
-    from penstock.gateway.model.queue import Event, Scalar
-
-NAME: Final = "egress"
-_SECONDS: Final = 10.0
-_MOST: Final = 500
-"""The most events in one request, and the most rows of a ledger."""
-_OTHERS: Final = "(others)"
-_Key = tuple[str, int, str, str | None]
-"""Host, port, fate; the address of a redirected connection, else None."""
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
+_EMPTY: Final = re.compile(rb"\r\ncontent-length:[ \t]*0+[ \t]*(?:\r|\Z)", re.IGNORECASE)
+_LOCAL: Final = ("::1", "::ffff:127.0.0.1", "::")
+E = TypeVar("E", bound=SpliceEnd)
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
-    """The known identity of an agent: its rollout and attempt, its token, or nothing."""
+class RolloutBinding:
+    """The rollout of the calls that pass, as headers."""
 
-    rollout: str | None = None
-    attempt: str | None = None
-    token: str | None = None
-
-    @property
-    def binding(self) -> Binding:
-        """The headers that identify the agent's connections to the gateway."""
-        named = {"x-rollout-id": self.rollout, "x-attempt-id": self.attempt}
-        key = [] if self.token is None else [("Proxy-Authorization", f"Bearer {self.token}")]
-        return Binding((*((name, value) for name, value in named.items() if value), *key))
+    headers: tuple[tuple[str, str], ...]
+    """Headers for the gateway: the ids of rollout and attempt, and the token, as far as they are known."""
 
 
-class Ledger:
-    """The connections of one agent, summed by host, port and fate."""
+@dataclass(slots=True)
+class ProxyTimeouts:
+    """The longest waits of a front; s."""
+
+    head: float = 30.0
+    """Until an agent has sent the head of its first request."""
+    handshake: float = 15.0
+    connect: float = 10.0
+    bind: float = 60.0
+    """Until a rollout is bound."""
+
+
+class ConnectionRefusal(Exception):
+    """Raised for a connection that is refused, with the HTTP status and message for the agent."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class GatewayUnreachable(ConnectionRefusal):
+    """Raised when the gateway cannot be reached."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(502, f"the gateway could not be reached: {why}")
+
+
+class EgressConnector:
+    """Opens the onward connections of one agent."""
+
+    def __init__(self, gateway: str, limits: ProxyTimeouts, ours: set[int]) -> None:
+        """`gateway`: its URL. `ours`: ports of this machine that no agent may reach through a front."""
+        parts = urlsplit(gateway)
+        tls = parts.scheme == "https"
+        self._gateway = (parts.hostname or "", parts.port or (443 if tls else 80))
+        self._tls = client_context() if tls else None
+        self._limits, self.reserved_ports = limits, ours
+        self.binding: RolloutBinding | None = None
+        self._bound = asyncio.Event()
+
+    def bind(self, binding: RolloutBinding | None) -> None:
+        """Let calls pass from now on, as those of this rollout; with None they wait for the next one."""
+        self.binding = binding
+        if binding is None:
+            self._bound.clear()
+        else:
+            self._bound.set()
+
+    async def to_gateway(self, host: str, port: int) -> SpliceEnd:
+        """Open a tunnel through the gateway to a model host; raises `ConnectionRefusal`."""
+        try:
+            async with asyncio.timeout(self._limits.bind):
+                await self._bound.wait()
+        except TimeoutError:
+            raise ConnectionRefusal(
+                504, f"no rollout was bound to this sidecar within {self._limits.bind:g} s"
+            ) from None
+        assert self.binding is not None
+        try:
+            end = await self._open(*self._gateway, ConnectTunnel, self._tls)
+        except ConnectionRefusal as refused:
+            raise GatewayUnreachable(refused.message) from None
+        status, words = await self._asked(end, host, port, self.binding.headers)
+        if status is None:
+            raise GatewayUnreachable(words)
+        if status != 200:
+            raise ConnectionRefusal(502, f"the gateway refused this connection: {words}")
+        return end
+
+    async def problem(self, host: str, port: int) -> str | None:
+        """The reason why calls of a host do not reach the gateway now; None when they do."""
+        if self.binding is None:
+            return "no rollout is bound yet: calls wait"
+        try:
+            end = await self.to_gateway(host, port)
+        except ConnectionRefusal as refused:
+            return refused.message
+        assert end.transport is not None
+        end.transport.abort()
+        return None
+
+    async def to_host(self, host: str, port: int, plain: bool = False, address: str | None = None) -> SpliceEnd:
+        """Connect to a host, past the gateway; raises `ConnectionRefusal`. `plain`: for HTTP without TLS. `address`:
+        the host's address, if known.
+        """
+        proxy = proxy_for(host, plain)
+        if proxy is not None:
+            return await self._by(proxy, host, port)
+        end = await self._open(address or host, port, SpliceEnd)
+        assert end.transport is not None
+        peer, here = end.transport.get_extra_info("peername"), end.transport.get_extra_info("sockname")
+        # Only the address decides: any name may resolve to this machine.
+        if peer[1] in self.reserved_ports and (peer[0] == here[0] or peer[0] in _LOCAL or peer[0].startswith("127.")):
+            end.transport.abort()
+            raise ConnectionRefusal(403, f"{host}:{port} may not be reached from here")
+        return end
+
+    async def _by(self, proxy: UpstreamProxy, host: str, port: int) -> SpliceEnd:
+        tls = ssl.create_default_context() if proxy.tls else None
+        end = await self._open(proxy.host, proxy.port, ConnectTunnel, tls)
+        status, words = await self._asked(end, host, port, proxy.headers)
+        if status != 200:
+            raise ConnectionRefusal(502, f"the proxy {proxy.host}:{proxy.port} does not lead to {host}:{port}: {words}")
+        return end
+
+    async def _asked(
+        self, end: ConnectTunnel, host: str, port: int, headers: tuple[tuple[str, str], ...]
+    ) -> tuple[int | None, str]:
+        """Ask for a tunnel to a host: (200, ""), or another status or None, and the reason."""
+        authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        lines = [
+            f"CONNECT {authority} HTTP/1.1",
+            f"Host: {authority}",
+            *(f"{name}: {value}" for name, value in headers),
+        ]
+        try:
+            async with asyncio.timeout(self._limits.connect):
+                return await end.connect("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        except TimeoutError:
+            return None, f"no answer within {self._limits.connect:g} s"
+
+    async def _open(self, host: str, port: int, kind: Callable[[], E], tls: ssl.SSLContext | None = None) -> E:
+        name = host if tls is not None else None
+        try:
+            async with asyncio.timeout(self._limits.connect):
+                _, end = await asyncio.get_running_loop().create_connection(
+                    kind, host, port, ssl=tls, server_hostname=name
+                )
+        except (OSError, TimeoutError) as error:
+            why = failure_reason(error) or f"no connection within {self._limits.connect:g} s"
+            raise ConnectionRefusal(502, f"{host}:{port} could not be reached: {why}") from None
+        return end
+
+
+def failure_reason(error: OSError) -> str:
+    """The reason of a failed connection; empty for a timeout. Errors of TLS and of name lookup have numbers of their
+    own, which mean something else to the system.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted here ({error.verify_message})"
+    if isinstance(error, ssl.SSLError | socket.gaierror):
+        return error.strerror or str(error)
+    # asyncio's own message repeats the address.
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _said(words: str) -> str:
+    """The message in the body of a refusal, which a gateway writes as JSON."""
+    try:
+        # A lone surrogate could not be encoded.
+        return str(json.loads(words)["error"]["message"]).encode(errors="replace").decode()
+    except (ValueError, TypeError, LookupError):
+        return words[:500]
+
+
+class ConnectTunnel(SpliceEnd):
+    """Our side of a tunnel through a proxy or the gateway: reads the answer to CONNECT first."""
 
     def __init__(self) -> None:
-        self._rows: dict[_Key, tuple[Passed, int]] = {}
-        """The sum of a row's connections, and their number."""
+        super().__init__()
+        self._head: bytes | None = b""
+        self._answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    def add(self, one: Passed) -> None:
-        """Add a closed connection. Calls that went to the gateway have spans of their own, so only those that failed to
-        are added.
-        """
-        if (one.fate == "intercept" and one.problem is None) or one.fate == "check":
+    async def connect(self, ask: bytes) -> tuple[int | None, str]:
+        """Ask for the tunnel: (status, message). The status is None without an answer."""
+        assert self.transport is not None
+        found = None
+        try:
+            self.transport.write(ask)
+            head = await self._answer
+            found = _STATUS.match(head)
+            words = head.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
+        finally:
+            if found is None or found[1] != b"200":
+                self.transport.abort()
+        return (None, words) if found is None else (int(found[1]), _said(words) or f"it answered {int(found[1])}")
+
+    def data_received(self, data: bytes) -> None:
+        """Collect the answer, then pass on bytes of the tunnel."""
+        if self._head is None:
+            super().data_received(data)
             return
-        key = (one.host, one.port, one.fate, one.address)
-        if key not in self._rows and len(self._rows) >= _MOST:
-            key = (_OTHERS, 0, one.fate, None)
-        row, count = self._rows.get(key, (None, 0))
-        if row is None:
-            self._rows[key] = (one, 1)
+        self._head += data
+        status, mark, rest = self._head.partition(b"\r\n\r\n")
+        agreed = status.startswith((b"HTTP/1.1 200", b"HTTP/1.0 200"))
+        if not mark or not (agreed or rest or _EMPTY.search(status)):
             return
-        row.started = min(row.started, one.started)
-        row.seconds, row.sent, row.got = row.seconds + one.seconds, row.sent + one.sent, row.got + one.got
-        row.problem = row.problem or one.problem
-        self._rows[key] = (row, count + 1)
+        head, self._head = self._head, None
+        if not self._answer.done():
+            self._answer.set_result(head)
+        if rest and agreed:
+            super().data_received(rest)
 
-    @property
-    def problems(self) -> list[str]:
-        """A line for each host with a problem, for the user."""
-        rows = self._rows.items()
-        return [f"{host}:{port}: {one.problem}" for (host, port, *_), (one, _) in rows if one.problem is not None]
-
-    def take(self) -> list[Event]:
-        """The rows as events; the ledger is empty afterwards."""
-        if not self._rows:
-            return []
-        from penstock.gateway.model.queue import Event
-
-        rows, self._rows = self._rows, {}
-        now, wall = monotonic(), time.time_ns()
-        return [
-            Event(
-                name=NAME,
-                time_ns=wall - int((now - one.started) * 1e9),
-                attributes={"server.address": host, "server.port": port, "fate": fate, **_figures(one, count)}
-                | ({} if address in (None, host) else {"network.peer.address": address}),
-            )
-            for (host, port, fate, address), (one, count) in rows.items()
-        ]
-
-
-def _figures(one: Passed, count: int) -> dict[str, Scalar]:
-    figures: dict[str, Scalar] = {
-        "connections": count,
-        "bytes_sent": one.sent,
-        "bytes_received": one.got,
-        "seconds": round(one.seconds, 3),
-    }
-    return figures if one.problem is None else figures | {"problem": one.problem}
-
-
-async def tell(gateway: str, whose: Whose, made: list[Event]) -> str | None:
-    """Post events to the gateway; return the reason when they could not be stored. Without a rollout there is nothing
-    to attach them to: they are dropped.
-    """
-    if whose.rollout is None or not made:
-        return None
-    import aiohttp
-
-    from penstock.gateway.client.tls import client_context
-    from penstock.gateway.model.queue import EventsRequest
-
-    url = f"{gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}/events"
-    headers = {} if whose.token is None else {"Authorization": f"Bearer {whose.token}"}
-    timeout = aiohttp.ClientTimeout(total=_SECONDS)
-    try:
-        connector = aiohttp.TCPConnector(ssl=client_context() if gateway.startswith("https:") else True)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as http:
-            for at in range(0, len(made), _MOST):
-                body = EventsRequest(events=made[at : at + _MOST]).model_dump_json(exclude_none=True)
-                kind = {"Content-Type": "application/json"}
-                async with http.post(url, data=body, headers=kind, allow_redirects=False) as answer:
-                    if answer.status >= 300:
-                        return f"the gateway answered {answer.status}: {(await answer.text(errors='replace'))[:200]}"
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        return str(error) or "the gateway did not answer"
-    return None
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._answer.done():
+            head = self._head or b""
+            self._answer.set_result(head if b"\r\n\r\n" in head else b"\r\n\r\nit closed the connection")
+        super().connection_lost(exc)

@@ -21,9 +21,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.policy import Policy
-from penstock.sidecar.intercept.visit import Passed
+from penstock.sidecar.intercept.agent_connection import ConnectionRecord
+from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.policy import InterceptPolicy
 
 PROGRAM: Final = "PENSTOCK_MITMDUMP"
 """The variable with the path of mitmdump."""
@@ -37,12 +37,12 @@ _WORDS: Final = 5
 """The most lines of its own output that are kept."""
 
 
-class EngineError(Exception):
+class MitmproxyError(Exception):
     """Raised when mitmproxy is missing, or does not start."""
 
 
 @dataclass(slots=True)
-class Engine:
+class MitmproxyProcess:
     """A running mitmproxy."""
 
     port: int
@@ -55,12 +55,12 @@ class Engine:
     """Problems to report to the user."""
 
 
-def program() -> str:
-    """The path of mitmdump; raises `EngineError`."""
+def find_mitmdump() -> str:
+    """The path of mitmdump; raises `MitmproxyError`."""
     wanted = os.environ.get(PROGRAM) or _NAME
     found = shutil.which(wanted)
     if found is None:
-        raise EngineError(
+        raise MitmproxyError(
             f"it needs mitmdump, and {wanted!r} is not there: install mitmproxy in an environment of "
             f"its own (Python 3.12 or newer; `make install-mitmproxy`), and set {PROGRAM} to the path of its mitmdump"
         )
@@ -68,18 +68,18 @@ def program() -> str:
 
 
 @asynccontextmanager
-async def standing(
-    policy: Policy, folder: Path, front: int, trusted: Path, on_passed: Callable[[Passed], None]
-) -> AsyncGenerator[Engine]:
+async def run_mitmproxy(
+    policy: InterceptPolicy, folder: Path, front: int, trusted: Path, on_passed: Callable[[ConnectionRecord], None]
+) -> AsyncGenerator[MitmproxyProcess]:
     """Run mitmproxy before a front. `front`: the front's port. `trusted`: the file with the front's authority.
-    `folder`: the place for its files. Raises `EngineError`.
+    `folder`: the place for its files. Raises `MitmproxyError`.
     """
     hosts = {host for host, _ in policy.hosts}
     if addresses := sorted(host for host in hosts if _is_address(host)):
         # mitmproxy writes an address into the certificate's common name too, and OpenSSL rejects that by the
         # constraints.
-        raise EngineError(f"--intercept {addresses[0]}: mitmproxy's certificates hold for names only")
-    authority = await Authority.made(hosts, private=True)
+        raise MitmproxyError(f"--intercept {addresses[0]}: mitmproxy's certificates hold for names only")
+    authority = await CertificateStore.create(hosts, private=True)
     home = folder / "mitmproxy"
     home.mkdir(mode=0o700)
     key = home / "mitmproxy-ca.pem"
@@ -88,7 +88,7 @@ async def standing(
         key.write_text(authority.private + authority.pem)
         process = await _started(_options(policy, home, front, trusted))
         try:
-            engine = Engine(await _port(process), authority.pem, home)
+            engine = MitmproxyProcess(await _port(process), authority.pem, home)
             key.unlink()  # before there is an agent that could read it
             listening = asyncio.ensure_future(_listen(process, engine, on_passed))
             try:
@@ -106,7 +106,7 @@ async def standing(
 
 
 async def _started(options: list[str]) -> asyncio.subprocess.Process:
-    place = program()
+    place = find_mitmdump()
     try:
         return await asyncio.create_subprocess_exec(
             place,
@@ -119,7 +119,7 @@ async def _started(options: list[str]) -> asyncio.subprocess.Process:
         )
     except OSError as error:  # its environment was moved, or made for another machine
         said = f"{place}, or the interpreter in its first line: {error.strerror}"
-        raise EngineError(f"mitmdump could not be started: {said}") from None
+        raise MitmproxyError(f"mitmdump could not be started: {said}") from None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -136,7 +136,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _options(policy: Policy, home: Path, front: int, trusted: Path) -> list[str]:
+def _options(policy: InterceptPolicy, home: Path, front: int, trusted: Path) -> list[str]:
     hosts = "|".join(re.escape(f"{host}:{port}") for host, port in sorted(policy.hosts))
     options = {
         "confdir": str(home),
@@ -161,7 +161,7 @@ def _options(policy: Policy, home: Path, front: int, trusted: Path) -> list[str]
 
 
 async def _port(process: asyncio.subprocess.Process) -> int:
-    """Wait for the port that it listens on, the first line that it prints; raises `EngineError`."""
+    """Wait for the port that it listens on, the first line that it prints; raises `MitmproxyError`."""
     assert process.stdout is not None
     words: list[str] = []
     try:
@@ -173,16 +173,18 @@ async def _port(process: asyncio.subprocess.Process) -> int:
                 words.append(str(said))
     except TimeoutError:
         words.append(f"it did not listen within {_START:g} s")
-    raise EngineError(f"mitmdump could not be started: {' '.join(words[-_WORDS:]) or 'it ended'}")
+    raise MitmproxyError(f"mitmdump could not be started: {' '.join(words[-_WORDS:]) or 'it ended'}")
 
 
-async def _listen(process: asyncio.subprocess.Process, engine: Engine, on_passed: Callable[[Passed], None]) -> None:
+async def _listen(
+    process: asyncio.subprocess.Process, engine: MitmproxyProcess, on_passed: Callable[[ConnectionRecord], None]
+) -> None:
     """Read its output until it ends: failed handshakes of the agent, and other lines as problems."""
     assert process.stdout is not None
     async for line in _lines(process.stdout):
         said = _said(line)
         if isinstance(said, dict) and said.keys() >= {"host", "port", "error"}:
-            on_passed(Passed(said["host"], said["port"], "intercept", monotonic(), problem=said["error"]))
+            on_passed(ConnectionRecord(said["host"], said["port"], "intercept", monotonic(), problem=said["error"]))
         elif len(engine.problems) < _WORDS:
             engine.problems.append(f"mitmproxy: {said}")
 

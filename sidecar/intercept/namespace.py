@@ -21,7 +21,7 @@ import subprocess
 import sys
 from typing import Final
 
-from penstock.sidecar.intercept import redirecting
+from penstock.sidecar.intercept import firewall
 
 _NEWNS, _NEWUSER, _NEWNET, _BIND = 0x00020000, 0x10000000, 0x40000000, 0x1000
 _UP, _RUNNING, _SIOCSIFFLAGS = 0x1, 0x40, 0x8914
@@ -32,7 +32,7 @@ BACKLOG: Final = 1024
 FAMILIES: Final = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
-class NoNamespace(Exception):
+class NamespaceError(Exception):
     """Raised when such a network cannot be made here; the text is the reason."""
 
 
@@ -47,7 +47,7 @@ def enter(resolv: str) -> list[socket.socket]:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _UP | _RUNNING))
     sockets = [_listening(socket.AF_INET, "127.0.0.1", 53, socket.SOCK_DGRAM)]
     sockets += [_listening(family, host, PORT, socket.SOCK_STREAM) for family, host in FAMILIES if _route(family)]
-    redirecting.run(redirecting.steps(redirecting.chosen(None), (PORT, None)))
+    firewall.run(firewall.rule_commands(firewall.choose_tool(None), (PORT, None)))
     _mount(resolv, os.path.realpath("/etc/resolv.conf"))
     # A second user namespace, in which the process has its own user again, without rights over this network.
     _unshare(_NEWUSER)
@@ -58,7 +58,7 @@ def enter(resolv: str) -> list[socket.socket]:
 def _unshare(flags: int) -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(flags) != 0:
         why = os.strerror(ctypes.get_errno())
-        raise NoNamespace(f"this machine gives a process no network of its own (user namespaces): {why}")
+        raise NamespaceError(f"this machine gives a process no network of its own (user namespaces): {why}")
 
 
 def _become(uid: int, gid: int, outside_uid: int, outside_gid: int) -> None:
@@ -78,9 +78,9 @@ def _route(family: socket.AddressFamily) -> bool:
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
-        raise NoNamespace("ip cannot be found: install iproute2") from None
+        raise NamespaceError("ip cannot be found: install iproute2") from None
     if done.returncode != 0 and family == socket.AF_INET:
-        raise NoNamespace(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise NamespaceError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.returncode == 0
 
 
@@ -95,7 +95,7 @@ def _listening(family: int, host: str, port: int, kind: int) -> socket.socket:
 def _mount(file: str, over: str) -> None:
     """Mount a file over another one."""
     if ctypes.CDLL(None, use_errno=True).mount(file.encode(), over.encode(), None, _BIND, None) != 0:
-        raise NoNamespace(f"{over} cannot be replaced: {os.strerror(ctypes.get_errno())}")
+        raise NamespaceError(f"{over} cannot be replaced: {os.strerror(ctypes.get_errno())}")
 
 
 def main(way: int, resolv: str, command: list[str]) -> None:
@@ -103,7 +103,7 @@ def main(way: int, resolv: str, command: list[str]) -> None:
     with socket.socket(fileno=way) as channel:
         try:
             sockets = enter(resolv)
-        except (NoNamespace, redirecting.CannotRedirect, OSError) as error:
+        except (NamespaceError, firewall.RedirectError, OSError) as error:
             channel.sendall(str(error).encode())
             sys.exit(1)
         _ = socket.send_fds(channel, [b"+"], [one.fileno() for one in sockets])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Fate = Literal["intercept", "tunnel", "deny", "unrecorded", "check"]
+ConnectionAction = Literal["intercept", "tunnel", "deny", "unrecorded", "check"]
 """The treatment of a connection. `unrecorded`: of an intercepted host, but sent straight to it, because the gateway was
 away and the run may go past it. `check`: answered by the sidecar itself.
 """
@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class InterceptPolicy:
     """The rules of a run for its connections."""
 
     hosts: frozenset[tuple[str, int]]
@@ -36,7 +36,7 @@ class Policy:
     fail: Literal["closed", "open"] = "closed"
     """Calls while the gateway cannot be reached: refused (closed), or sent straight to their host (open)."""
 
-    def fate(self, host: str, port: int) -> Fate:
+    def action_for(self, host: str, port: int) -> ConnectionAction:
         """The fate of a connection to a host."""
         if (host, port) == CHECK:
             return "check"
@@ -48,7 +48,7 @@ class Policy:
         return sorted({host for host, _ in self.hosts} | {CHECK[0]})
 
 
-def intercepted(more: Iterable[str] = ()) -> frozenset[tuple[str, int]]:
+def intercepted_hosts(more: Iterable[str] = ()) -> frozenset[tuple[str, int]]:
     """The known model hosts, and more hosts given as `HOST` or `HOST:PORT`; raises `ValueError`."""
     return frozenset(map(_address, (*HOSTS, *more)))
 

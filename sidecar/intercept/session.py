@@ -1,6 +1,6 @@
 """One agent behind its own front: makes authority and variables, and reports the contacted hosts to the gateway.
 
-`behind` does all of this without the agent. `run` starts the agent as well, passes signals on, and reaps it.
+`open_session` does all of this without the agent. `run` starts the agent as well, passes signals on, and reaps it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from penstock.gateway.client.socket_folder import Folder, socket_folder
+from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
 from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.intercept import mitm, namespace, trust
-from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.egress import Ledger, Whose, tell
-from penstock.sidecar.intercept.front import Front
-from penstock.sidecar.intercept.policy import Policy
+from penstock.sidecar.intercept.agent_proxy import AgentProxy
+from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.egress_report import AgentIdentity, EgressLedger, report_egress
+from penstock.sidecar.intercept.policy import InterceptPolicy
 
 SOCKETS: Final = {
     "api.anthropic.com": {"ANTHROPIC_UNIX_SOCKET": "{path}", "ANTHROPIC_BASE_URL": "http://api.anthropic.com"},
@@ -36,12 +36,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SessionOptions:
     """The options of the user."""
 
     gateway: str
-    policy: Policy
-    whose: Whose
+    policy: InterceptPolicy
+    identity: AgentIdentity
     sockets: bool = False
     """True if clients that can use a Unix socket get one."""
     surrogates: bool = False
@@ -53,10 +53,10 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Behind:
+class AgentSession:
     """A running front and the variables of its agent."""
 
-    front: Front
+    front: AgentProxy
     variables: dict[str, str]
     """Variables for the agent."""
     problems: list[str] = field(default_factory=list[str])
@@ -64,32 +64,32 @@ class Behind:
 
 
 @asynccontextmanager
-async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
+async def open_session(wanted: SessionOptions, folder: Path) -> AsyncGenerator[AgentSession]:
     """Run a front for one agent, with files for it in a folder. At the end the contacted hosts are reported to the
     gateway.
     """
     names = wanted.policy.names
-    authority, ledger = await Authority.made(names), Ledger()
+    authority, ledger = await CertificateStore.create(names), EgressLedger()
     ours: set[int] = set()
-    front = Front(wanted.gateway, wanted.policy, authority, ledger.add, ours=ours)
-    engine: mitm.Engine | None = None
+    front = AgentProxy(wanted.gateway, wanted.policy, authority, ledger.add, ours=ours)
+    engine: mitm.MitmproxyProcess | None = None
     stack = AsyncExitStack()
     try:
-        front.bind(wanted.whose.binding)
+        front.bind(wanted.identity.rollout_binding)
         bundle, own = trust.write(folder, authority.pem)
         if wanted.transparent:
-            made = Behind(front, trust.certificates(bundle, own))
+            made = AgentSession(front, trust.certificates(bundle, own))
         else:
             port = await front.start()
             if wanted.engine == "mitmproxy":
-                standing = mitm.standing(wanted.policy, folder, port, bundle, ledger.add)
+                standing = mitm.run_mitmproxy(wanted.policy, folder, port, bundle, ledger.add)
                 engine = await stack.enter_async_context(standing)
                 ours.add(engine.port)
                 # With our authority too: our front's own answers pass through mitmproxy with our certificate.
                 port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem + authority.pem)
-            made = Behind(front, trust.variables(bundle, own, port, names))
-        if wanted.surrogates and wanted.whose.token is not None:
-            made.variables |= dict.fromkeys(KEYS, wanted.whose.token) | dict.fromkeys(LOGINS, "")
+            made = AgentSession(front, trust.variables(bundle, own, port, names))
+        if wanted.surrogates and wanted.identity.token is not None:
+            made.variables |= dict.fromkeys(KEYS, wanted.identity.token) | dict.fromkeys(LOGINS, "")
         if wanted.sockets:
             for host, variables in SOCKETS.items():
                 path = folder / _SOCKET.format(host=host)
@@ -100,30 +100,34 @@ async def behind(wanted: Wanted, folder: Path) -> AsyncGenerator[Behind]:
         await stack.aclose()
         await front.stop()
     made.problems += ledger.problems + ([] if engine is None else engine.problems)
-    if (untold := await tell(wanted.gateway, wanted.whose, ledger.take())) is not None:
+    if (untold := await report_egress(wanted.gateway, wanted.identity, ledger.take())) is not None:
         made.problems.append(f"where the agent has been is not on the tape: {untold}")
 
 
-def folder_for_sockets() -> Folder:
-    """The temporary folder for `behind`, with a path short enough for its sockets."""
+def folder_for_sockets() -> LockedFolder:
+    """The temporary folder for `open_session`, with a path short enough for its sockets."""
     return socket_folder("penstock-sidecar-", max((_SOCKET.format(host=host) for host in SOCKETS), key=len))
 
 
-async def run(wanted: Wanted, command: Sequence[str]) -> tuple[int, list[str]]:
+async def run(wanted: SessionOptions, command: Sequence[str]) -> tuple[int, list[str]]:
     """Run a command; return its exit code (128 plus the number of a signal that ended it, 127 when it does not exist)
     and the problems to report to the user. Raises `NoNamespace` when it cannot have a network of its own.
     """
     trust.close_memory()
     with folder_for_sockets() as folder:
-        async with behind(wanted, Path(folder)) as made:
+        async with open_session(wanted, Path(folder)) as made:
             given = os.environ | made.variables
             env = {name: value for name, value in given.items() if value or name not in LOGINS}
-            start = _inside(made.front, Path(folder), command, env) if wanted.transparent else _started(command, env)
-            code = await _over(start)
+            start = (
+                _start_in_namespace(made.front, Path(folder), command, env)
+                if wanted.transparent
+                else _start(command, env)
+            )
+            code = await _run_to_end(start)
         return code, made.problems
 
 
-async def _started(argv: Sequence[str], env: dict[str, str]) -> Process | None:
+async def _start(argv: Sequence[str], env: dict[str, str]) -> Process | None:
     """Start the command; None when it cannot be started, which is printed."""
     try:
         return await asyncio.create_subprocess_exec(*argv, env=env)
@@ -132,7 +136,7 @@ async def _started(argv: Sequence[str], env: dict[str, str]) -> Process | None:
         return None
 
 
-async def _inside(front: Front, folder: Path, argv: Sequence[str], env: dict[str, str]) -> Process:
+async def _start_in_namespace(front: AgentProxy, folder: Path, argv: Sequence[str], env: dict[str, str]) -> Process:
     """Start the command in a network of its own, from which only the front leads out."""
     resolv = folder / "resolv.conf"
     resolv.write_text("nameserver 127.0.0.1\n")
@@ -145,13 +149,13 @@ async def _inside(front: Front, folder: Path, argv: Sequence[str], env: dict[str
         said, files, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 4096, 3)
         if said != b"+":
             _ = await process.wait()
-            raise namespace.NoNamespace(said.decode(errors="replace") or "the agent's network could not be made")
-        await front.start_inside([socket.socket(fileno=file) for file in files])
+            raise namespace.NamespaceError(said.decode(errors="replace") or "the agent's network could not be made")
+        await front.start_in_namespace([socket.socket(fileno=file) for file in files])
         ours.sendall(b"+")
     return process
 
 
-async def _over(start: Awaitable[Process | None]) -> int:
+async def _run_to_end(start: Awaitable[Process | None]) -> int:
     """Start a command, pass signals on until it has ended, and return its exit code. A signal that comes during the
     start is passed on right after it.
     """

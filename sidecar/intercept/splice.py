@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import cast
 
 
-class End(asyncio.Protocol):
+class SpliceEnd(asyncio.Protocol):
     """One of the two ends: a protocol whose bytes go to the other end."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.other: End | None = None
+        self.peer: SpliceEnd | None = None
         self.received = 0
         """Bytes received."""
         self.lost = self.ended = False
         self.on_lost: Callable[[], None] | None = None
         """Called once, when the connection is lost."""
-        self.room = 0
+        self.buffer_limit = 0
         """Bytes that may wait for the other end before reading stops; while it stops, the loss of this end is not
         noticed.
         """
@@ -29,20 +29,20 @@ class End(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
-    def join(self, other: End) -> None:
+    def join(self, other: SpliceEnd) -> None:
         """Connect the two ends: from now on the bytes of each go to the other."""
-        self.other, other.other = other, self
+        self.peer, other.peer = other, self
         for one in (self, other):
             one.flush()
-            one.go_on()
+            one.resume_reading()
             if one.lost:
                 one.connection_lost(None)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Part from the other end, and close that one."""
-        other, self.other = self.other, None
+        other, self.peer = self.peer, None
         if other is not None:
-            other.other = None
+            other.peer = None
             if other.transport is not None:
                 other.transport.close()
 
@@ -50,31 +50,31 @@ class End(asyncio.Protocol):
         """Pass on the bytes that have waited for the other end."""
         waiting, self._waiting = self._waiting, []
         for data in waiting:
-            self.pass_on(data)
+            self.forward(data)
 
     def data_received(self, data: bytes) -> None:
         """Pass the bytes on, or keep them until there is another end."""
         self.received += len(data)
-        if self.other is None:
+        if self.peer is None:
             self._waiting.append(data)
-            if self.received > self.room:
-                self.hold()
+            if self.received > self.buffer_limit:
+                self.pause_reading()
         else:
-            self.pass_on(data)
+            self.forward(data)
 
-    def pass_on(self, data: bytes) -> None:
+    def forward(self, data: bytes) -> None:
         """Write to the other end."""
-        other = self.other
+        other = self.peer
         if other is not None and other.transport is not None and not other.transport.is_closing():
             other.transport.write(data)
 
-    def hold(self) -> None:
+    def pause_reading(self) -> None:
         """Stop reading for now."""
         if not self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         """Resume reading."""
         if self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = False
@@ -82,19 +82,19 @@ class End(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Called when this end accepts less than the other sends."""
-        if self.other is not None:
-            self.other.hold()
+        if self.peer is not None:
+            self.peer.pause_reading()
 
     def resume_writing(self) -> None:
         """Called when this end has caught up."""
-        if self.other is not None:
-            self.other.go_on()
+        if self.peer is not None:
+            self.peer.resume_reading()
 
     def eof_received(self) -> bool:
         """Called when this end sends no more. Over plain TCP the other end is told, and its remaining bytes still
         pass.
         """
-        self.ended, other = True, self.other
+        self.ended, other = True, self.peer
         if other is None or other.ended or other.transport is None or not other.transport.can_write_eof():
             return False
         other.transport.write_eof()
@@ -103,10 +103,10 @@ class End(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when this end is gone: close the other one, after the bytes that were written to it."""
         first, self.lost = not self.lost, True
-        if self.other is not None and self.other.transport is not None:
+        if self.peer is not None and self.peer.transport is not None:
             if exc is None:
-                self.other.transport.close()
+                self.peer.transport.close()
             else:
-                self.other.transport.abort()
+                self.peer.transport.abort()
         if first and self.on_lost is not None:
             self.on_lost()

@@ -3,5 +3,5 @@
 Bytes are copied as they come (`copying`); after that they are cut into lines (`lines`) and written to disk (`spool`). A
 thread sends them to the gateway (`sending`), whenever that can be reached. So neither the gateway nor the disk ever
 delays a tool. The server runs below a warden (`server`), and does not outlive the wrapper. The package needs only the
-standard library and `model.passed`. Begin with `command`.
+standard library and `model.stdio_frames`. Begin with `command`.
 """

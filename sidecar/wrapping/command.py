@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from penstock.gateway.client.console import FLAT, LOCAL, Failure, Url
+from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url
 
 if TYPE_CHECKING:
-    from penstock.sidecar.wrapping.copying import Recording
-    from penstock.sidecar.wrapping.sending import Home, Sender
-    from penstock.sidecar.wrapping.server import Server
+    from penstock.sidecar.wrapping.delivery import Destination, SpoolSender
+    from penstock.sidecar.wrapping.relay import TrafficRecorder
+    from penstock.sidecar.wrapping.server import ToolServerProcess
     from penstock.sidecar.wrapping.spool import Spool
 
 Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -67,54 +67,56 @@ def wrap(*command: Command, name: str, gateway: Url = LOCAL, options: Annotated[
         What spans call the server.
     """
     if not command:
-        raise Failure("say which server to start, after --: penstock mcp wrap --name search -- python server.py", 2)
+        raise CommandError(
+            "say which server to start, after --: penstock mcp wrap --name search -- python server.py", 2
+        )
     if not _NAME.fullmatch(name):
-        raise Failure(f"--name: {name!r} is not up to 64 letters, digits and . _ -", 2)
+        raise CommandError(f"--name: {name!r} is not up to 64 letters, digits and . _ -", 2)
     for option, value in (("--rollout", options.rollout), ("--attempt", options.attempt)):
         if value is not None and (not _ID.fullmatch(value) or value in (".", "..")):
-            raise Failure(f"{option}: {value!r} is not an id: up to 128 letters, digits and . _ -", 2)
+            raise CommandError(f"{option}: {value!r} is not an id: up to 128 letters, digits and . _ -", 2)
     if options.attempt is not None and options.rollout is None:
-        raise Failure("--attempt is of a rollout: say --rollout, too", 2)
+        raise CommandError("--attempt is of a rollout: say --rollout, too", 2)
     if options.spool < 1:
-        raise Failure(f"--spool: {options.spool} is not a number of megabytes from 1", 2)
-    from penstock.sidecar.wrapping.home import home
+        raise CommandError(f"--spool: {options.spool} is not a number of megabytes from 1", 2)
+    from penstock.sidecar.wrapping.rollout_identity import find_destination
 
-    _run(command, name, home(gateway, options.rollout, options.attempt, os.environ), options.spool << 20)
+    _run(command, name, find_destination(gateway, options.rollout, options.attempt, os.environ), options.spool << 20)
 
 
-def _run(command: tuple[str, ...], name: str, home: Home, spool_bytes: int) -> None:
-    from penstock.sidecar.wrapping.sending import say
-    from penstock.sidecar.wrapping.server import FORWARDED, Server
+def _run(command: tuple[str, ...], name: str, home: Destination, spool_bytes: int) -> None:
+    from penstock.sidecar.wrapping.delivery import say
+    from penstock.sidecar.wrapping.server import FORWARDED, ToolServerProcess
 
     sys.setswitchinterval(_SWITCH_S)
     try:
-        server = Server(command)
+        server = ToolServerProcess(command)
     except OSError as e:
-        raise Failure(f"cannot start {command[0]!r}: {e.strerror}", 127) from None
+        raise CommandError(f"cannot start {command[0]!r}: {e.strerror}", 127) from None
     for number in FORWARDED:
         _ = signal.signal(number, lambda number, _: server.forward(number))
     if not server.started():
         say(f"{server.error or 'the server could not be started'}: give its command after --, as a shell finds it")
         os._exit(127)
-    os._exit(_Session(server, name, home, spool_bytes).run())
+    os._exit(_WrapSession(server, name, home, spool_bytes).run())
 
 
-class _Session:
+class _WrapSession:
     """A session, from the first byte to the last."""
 
-    def __init__(self, server: Server, name: str, home: Home, spool_bytes: int) -> None:
+    def __init__(self, server: ToolServerProcess, name: str, home: Destination, spool_bytes: int) -> None:
         self._server = server
         self._spool: Spool | None = None
-        self._sender: Sender | None = None
-        self._recording: Recording | None = None
+        self._sender: SpoolSender | None = None
+        self._recording: TrafficRecorder | None = None
         self._client_left = False
         self._begin(name, home, spool_bytes)
 
-    def _begin(self, name: str, home: Home, spool_bytes: int) -> None:
+    def _begin(self, name: str, home: Destination, spool_bytes: int) -> None:
         """Begin to record. A failure of the recording does not prevent the use of the server."""
         from penstock.sidecar.wrapping import spool
-        from penstock.sidecar.wrapping.copying import Recording
-        from penstock.sidecar.wrapping.sending import Delivery, Sender, about_of, say
+        from penstock.sidecar.wrapping.delivery import SessionDelivery, SpoolSender, destination_record, say
+        from penstock.sidecar.wrapping.relay import TrafficRecorder
 
         try:
             root = spool.directory()
@@ -123,20 +125,20 @@ class _Session:
             return
         folder = root / spool.new_session()
         try:
-            room = spool_bytes - spool.used(root)
+            room = spool_bytes - spool.bytes_used(root)
             self._spool = spool.Spool(folder, room, min(spool.SEGMENT, spool_bytes // 8))
-            spool.write_about(folder, about_of(home, name))
+            spool.write_about(folder, destination_record(home, name))
         except OSError as e:
             say(f"nothing is recorded, because {root} cannot be written ({e.strerror}): XDG_STATE_HOME names another")
             self._spool = None
             return
-        delivery = Delivery(self._spool, home, name)
-        self._sender = Sender(delivery, root, spool_bytes)
-        self._recording = Recording(delivery, self._sender)
+        delivery = SessionDelivery(self._spool, home, name)
+        self._sender = SpoolSender(delivery, root, spool_bytes)
+        self._recording = TrafficRecorder(delivery, self._sender)
 
     def run(self) -> int:
         """Copy until the server has ended; return its exit code."""
-        from penstock.gateway.model.passed import SERVER
+        from penstock.gateway.model.stdio_frames import SERVER
 
         threading.Thread(target=self._from_client, name="penstock-in", daemon=True).start()
         out = threading.Thread(target=self._copy, args=(SERVER, self._server.stdout, 1), name="penstock-out")
@@ -157,13 +159,13 @@ class _Session:
                 return
 
     def _from_client(self) -> None:
-        from penstock.gateway.model.passed import CLIENT
+        from penstock.gateway.model.stdio_frames import CLIENT
 
         self._copy(CLIENT, 0, self._server.stdin)
         self._client_left = True
 
     def _copy(self, kind: int, source: int, sink: int) -> None:
-        from penstock.sidecar.wrapping.copying import copy
+        from penstock.sidecar.wrapping.relay import copy
 
         copy(kind, source, sink, self._recording)
 

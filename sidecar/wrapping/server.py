@@ -25,7 +25,7 @@ GRACE_S: Final = 2.0
 """The same after its wrapper is gone, and for processes that the server leaves behind when it ends; s."""
 
 
-class Server:
+class ToolServerProcess:
     """A running server; used from the main thread. Raises OSError when not even its warden can be started."""
 
     def __init__(self, argv: Sequence[str]) -> None:

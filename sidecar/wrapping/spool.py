@@ -1,9 +1,9 @@
 """Recorded traffic that is not on the tape yet, in files: it outlives a wrapper that is killed; the next one sends it.
 
 A session has a folder. In it are `about.json` (where it is sent), `lock`, which its wrapper holds as long as it lives,
-and segments of frames (`model.passed`) in the order of their numbers. A segment is removed when the gateway needs none
-of its frames any more. Memory holds the positions of frames, not their contents. Files are readable for their owner
-alone. All folders together have a limit. Beyond it lines are dropped, and a frame says how many.
+and segments of frames (`model.stdio_frames`) in the order of their numbers. A segment is removed when the gateway
+needs none of its frames any more. Memory holds the positions of frames, not their contents. Files are readable for
+their owner alone. All folders together have a limit. Beyond it lines are dropped, and a frame says how many.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
-from penstock.gateway.model.passed import CLIENT, END, GAP, SERVER, Frame, heads, packed
-from penstock.sidecar.wrapping.lines import Piece
+from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, StdioFrame, frame_bounds, pack_frame
+from penstock.sidecar.wrapping.lines import LinePiece
 
 SEGMENT: Final = 4 << 20
 SPOOL_BYTES: Final = 256 << 20
@@ -51,7 +51,7 @@ class _Segment:
         self.path, self.first, self.last, self.size = path, first, first - 1, 0
 
 
-class _Place(NamedTuple):
+class _FramePosition(NamedTuple):
     """The place in a segment where a frame ends."""
 
     sequence: int
@@ -72,18 +72,18 @@ class Spool:
         self._segments: list[_Segment] = []
         self._file: int | None = None
         self._sequence = self._missed = self._missed_bytes = self._since_ns = self._size = 0
-        self._place = _Place(0, 0, 0)
+        self._place = _FramePosition(0, 0, 0)
         self._broken: set[int] = set()
         """Directions whose current line has lost a part: the rest of it is dropped too."""
         self._cut: set[int] = set()
         """Directions that have lost lines which no frame has reported yet."""
         self._guard = _locked(folder)
-        self.over = False
+        self.ended = False
         """True if its last frame is written."""
 
     # -- putting -----------------------------------------------------------------------------------------------------
 
-    def put(self, kind: int, pieces: Sequence[Piece], time_ns: int) -> None:
+    def put(self, kind: int, pieces: Sequence[LinePiece], time_ns: int) -> None:
         """Keep pieces, or count those that could not be kept."""
         with self._lock:
             for piece in pieces:
@@ -101,9 +101,9 @@ class Spool:
             self.room += SEGMENT  # the last frames are small
             if self._missed_bytes:
                 _ = self._mend(time_ns)
-            self.over = self._write(END, Piece(said, len(said), True), time_ns)
+            self.ended = self._write(END, LinePiece(said, len(said), True), time_ns)
 
-    def _miss(self, kind: int, piece: Piece, time_ns: int) -> None:
+    def _miss(self, kind: int, piece: LinePiece, time_ns: int) -> None:
         self._since_ns = self._since_ns or time_ns
         self._missed += piece.last
         self._missed_bytes += piece.size
@@ -114,14 +114,14 @@ class Spool:
         """Write a frame that reports the loss; False when there is no room for it."""
         cut = [name for name, kind in (("client", CLIENT), ("server", SERVER)) if kind in self._cut]
         said = json.dumps({"lines": self._missed, "since_ns": self._since_ns, "cut": cut}).encode()
-        if not self._write(GAP, Piece(said, max(len(said), self._missed_bytes), True), time_ns):
+        if not self._write(GAP, LinePiece(said, max(len(said), self._missed_bytes), True), time_ns):
             return False
         self._missed = self._missed_bytes = self._since_ns = 0
         self._cut.clear()
         return True
 
-    def _write(self, kind: int, piece: Piece, time_ns: int) -> bool:
-        frame = packed(Frame(kind, self._sequence + 1, time_ns, piece.size, piece.data, piece.last))
+    def _write(self, kind: int, piece: LinePiece, time_ns: int) -> bool:
+        frame = pack_frame(StdioFrame(kind, self._sequence + 1, time_ns, piece.size, piece.data, piece.last))
         if self._size + len(frame) > self.room:
             return False
         try:
@@ -178,7 +178,7 @@ class Spool:
         offset = self._place.end if near else 0
         body = _content(segment, offset)
         first = end = -1
-        for head in heads(body):
+        for head in frame_bounds(body):
             if head.sequence <= done:
                 continue
             first = head.start if first < 0 else first
@@ -186,17 +186,17 @@ class Spool:
                 break
             end = head.end
             # The next request begins here, unless the gateway asks for other frames.
-            self._place = _Place(head.sequence, segment.first, offset + end)
+            self._place = _FramePosition(head.sequence, segment.first, offset + end)
         return body[first:end] if first >= 0 else b""
 
-    def pick(self, numbers: Sequence[int], most: int) -> tuple[bytes, list[int]]:
+    def select(self, numbers: Sequence[int], most: int) -> tuple[bytes, list[int]]:
         """(the first of the frames with these numbers, about `most` bytes; the numbers that are not here)."""
         wanted, found, size, lost = set(numbers), list[bytes](), 0, list[int]()
         segments = self._listed()
         for segment in segments:
             if not wanted.isdisjoint(range(segment.first, segment.last + 1)):
                 body = _content(segment)
-                for head in heads(body):
+                for head in frame_bounds(body):
                     if head.sequence in wanted and size < most:
                         found.append(body[head.start : head.end])
                         size += len(found[-1])
@@ -204,7 +204,7 @@ class Spool:
             lost = sorted(wanted)
         return b"".join(found), lost
 
-    def settle(self, done: int, open_: Sequence[int]) -> None:
+    def acknowledge(self, done: int, open_: Sequence[int]) -> None:
         """Remove segments that the gateway does not need: it has all frames up to `done`, and needs only the bytes of
         `open_` again.
         """
@@ -245,16 +245,16 @@ class Spool:
         """Read the frames that a killed wrapper has left, and write a last frame that says so."""
         for path in sorted(self.folder.glob(f"{'[0-9]' * 12}{_SUFFIX}")):
             segment = _Segment(path, int(path.name.removesuffix(_SUFFIX)))
-            for head in heads(path.read_bytes()):
+            for head in frame_bounds(path.read_bytes()):
                 segment.last, segment.size = head.sequence, head.end
-                self.over = head.kind == END
+                self.ended = head.kind == END
             if segment.size:
                 self._segments.append(segment)
                 self._size += segment.size
                 self._sequence = segment.last
             else:
                 path.unlink()
-        if not self.over and self._segments:
+        if not self.ended and self._segments:
             self.room = self._size
             self.end("killed", None, now_ns)
 
@@ -286,12 +286,12 @@ def write_about(folder: Path, about: dict[str, Any]) -> None:
         json.dump(about, written)
 
 
-def left(root: Path) -> list[Path]:
+def session_folders(root: Path) -> list[Path]:
     """The folders of all sessions, oldest first."""
     return sorted(path for path in root.glob("*-*") if path.is_dir()) if root.is_dir() else []
 
 
-def used(root: Path, but: Path | None = None) -> int:
+def bytes_used(root: Path, but: Path | None = None) -> int:
     """Bytes in all folders, except those in `but`."""
     total = 0
     for path in root.glob(f"*/*{_SUFFIX}") if root.is_dir() else ():

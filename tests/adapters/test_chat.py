@@ -11,18 +11,18 @@ from fakes.tokens import Made, Talk, message
 from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 
-from penstock.adapters.chat import UNJUDGED, Conversation, Wire, conversations, offered, written
-from penstock.adapters.report import Report
+from penstock.adapters.chat import REWARD_REASONS, ChatConversation, Wire, conversations, openai_messages, openai_tool
+from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Options
-from penstock.gateway.dialects import by_name
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Message, Part, Tool
+from penstock.gateway.wire.dialects import by_name
 
 U, S = message("user", [1]), message("system", [100])
 
 
-def of(talk: Talk, **about: Any) -> tuple[list[Conversation], Report]:
-    asked: dict[str, Any] = {"allow": UNJUDGED} | about
+def of(talk: Talk, **about: Any) -> tuple[list[ChatConversation], SampleReport]:
+    asked: dict[str, Any] = {"allow": REWARD_REASONS} | about
     return conversations(talk.episode(), Options(**asked))
 
 
@@ -30,7 +30,7 @@ def plain(messages: list[Wire]) -> list[Wire]:
     return [{key: value for key, value in wire.items() if key != "weight"} for wire in messages]
 
 
-def weights(one: Conversation) -> list[int]:
+def weights(one: ChatConversation) -> list[int]:
     return [wire["weight"] for wire in one.messages if wire["role"] == "assistant"]
 
 
@@ -56,12 +56,12 @@ def test_no_token_ids_and_no_reward_are_needed() -> None:
 def test_tools_that_failed_are_counted() -> None:
     talk = Talk()
     talk.call([1], [(2,)])
-    [attempt] = talk.episode().tries
+    [attempt] = talk.episode().attempts
     runs = tuple(
         Span(rollout="r1", attempt="a1", sequence=at, kind="tool", status=SpanStatus(how))
         for at, how in enumerate(("ok", "error", "cancelled", "error"), 10)
     )
-    episode = replace(talk.episode(), tries=(replace(attempt, spans=(*attempt.spans, *runs)),))
+    episode = replace(talk.episode(), attempts=(replace(attempt, spans=(*attempt.spans, *runs)),))
     (made,), _ = conversations(episode)
     assert made.tool_errors == 2
     assert conversations(talk.episode())[0][0].tool_errors == 0
@@ -175,12 +175,12 @@ WIRE: list[Wire] = [
 
 def test_chat_messages_come_back_as_they_were() -> None:
     turn = by_name("chat").read(json.dumps({"messages": WIRE}).encode(), b"{}", False)
-    assert [wire for one in turn.messages for wire in written(one)] == WIRE
+    assert [wire for one in turn.messages for wire in openai_messages(one)] == WIRE
 
 
 def test_odd_messages_are_written_too() -> None:
-    assert written(Message(role="tool", parts=[])) == [{"role": "tool", "content": ""}]
-    assert written(Message(role="user", parts=[Part(type="unknown", data={"x": 1})])) == [
+    assert openai_messages(Message(role="tool", parts=[])) == [{"role": "tool", "content": ""}]
+    assert openai_messages(Message(role="user", parts=[Part(type="unknown", data={"x": 1})])) == [
         {"role": "user", "content": [{"x": 1}]}
     ]
-    assert offered(Tool(name="web_search")) == {"type": "function", "function": {"name": "web_search"}}
+    assert openai_tool(Tool(name="web_search")) == {"type": "function", "function": {"name": "web_search"}}

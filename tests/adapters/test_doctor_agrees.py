@@ -16,18 +16,18 @@ from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.report import Report
+from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Sample, samples
-from penstock.gateway.diagnosis.diagnosis import diagnose
 from penstock.gateway.model.answers import Diagnosis
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
+from penstock.gateway.reading.diagnosis.diagnosis import diagnose
 
 Json = dict[str, Any]
 ASK = message("user", [1, 2])
 
 
-def both(talk: Talk) -> tuple[Diagnosis, list[Sample], Report]:
+def both(talk: Talk) -> tuple[Diagnosis, list[Sample], SampleReport]:
     """The two, of the same rollout."""
     episode = talk.episode()
 

@@ -22,9 +22,9 @@ from fakes.tokens import Talk, message
 from penstock.adapters.chat import conversations
 from penstock.adapters.export import COLUMNS, Form, Row, of_conversations, of_pairs, of_samples, of_triplets, sink
 from penstock.adapters.preferences import pairs
-from penstock.adapters.report import Note, Own, Start, Unpaired
+from penstock.adapters.report import Note, SamplingReason, Start, Unpaired
 from penstock.adapters.samples import Options, samples
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Reward
 
@@ -94,7 +94,12 @@ def test_the_columns_are_documented_and_exist(form: Form) -> None:
 
 @pytest.mark.parametrize(
     ("head", "names"),
-    [("| a row begins as |", Start), ("| reason |", Own), ("| note |", Note), ("| not in a pair |", Unpaired)],
+    [
+        ("| a row begins as |", Start),
+        ("| reason |", SamplingReason),
+        ("| note |", Note),
+        ("| not in a pair |", Unpaired),
+    ],
 )
 def test_every_reason_is_documented_and_exists(head: str, names: Any) -> None:
     table = DOCS.split(f"\n{head}", 1)[1].split("\n\n", 1)[0]

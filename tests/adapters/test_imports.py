@@ -18,10 +18,10 @@ CLIENTS = (
     "transformers",
     "verl",
     "penstock.gateway.client.client",
-    "penstock.gateway.store",
+    "penstock.gateway.tape.store",
 )
 ARRAYS = ("numpy", "pyarrow")
-WITHOUT = "from penstock.adapters import chat, preferences, export, making"
+WITHOUT = "from penstock.adapters import chat, preferences, export, training_rows"
 """What needs no numpy."""
 
 
@@ -46,6 +46,6 @@ def test_conversations_and_preferences_are_loaded_from_a_gateway_without_numpy()
 
 
 def test_help_needs_no_numpy() -> None:
-    program = "from penstock.gateway.__main__ import main\n"
+    program = "from penstock.console.main import main\n"
     program += "try:\n    main(['samples', '--help'])\nexcept SystemExit:\n    pass"
     assert loaded(program, names=("aiohttp", "pydantic", *ARRAYS)) == [[]]

@@ -18,13 +18,13 @@ from fakes.memory_tape import MemoryTape, serving
 from fakes.shell import Shell
 from fakes.tokens import Talk, message
 
-from penstock.adapters.chat import Conversation, conversations
+from penstock.adapters.chat import ChatConversation, conversations
+from penstock.adapters.episode import Episode, EpisodeCall
 from penstock.adapters.export import Form, Row, sink
-from penstock.adapters.making import preferences, rows
 from penstock.adapters.options import Options
-from penstock.adapters.report import Report
+from penstock.adapters.report import SampleReport
 from penstock.adapters.source import by_group
-from penstock.adapters.turns import Call, Episode
+from penstock.adapters.training_rows import preferences, rows
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import RolloutSummary
 
@@ -38,7 +38,7 @@ more would take as objects."""
 MEASURED = """
 import sys
 from pathlib import Path
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 try:
     main(sys.argv[1:])
 finally:
@@ -70,10 +70,10 @@ def uncollected() -> Generator[None]:
 
 async def watched(talks: Iterable[Talk], alive: list[int]) -> AsyncGenerator[Episode]:
     """Their episodes; `alive`: how many calls of earlier ones there are whenever the next is asked for."""
-    calls: list[ref[Call]] = []
+    calls: list[ref[EpisodeCall]] = []
     for one in talks:
         episode = one.episode()
-        calls += [ref(call) for it in episode.tries for call in it.calls]
+        calls += [ref(call) for it in episode.attempts for call in it.calls]
         yield episode
         del episode
         alive.append(sum(call() is not None for call in calls))
@@ -83,7 +83,7 @@ async def watched(talks: Iterable[Talk], alive: list[int]) -> AsyncGenerator[Epi
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_rollout_is_let_go_of_before_the_next_one_comes(form: Form) -> None:
     talks, alive = [talk(f"r{n}", f"g{n // 2}", n % 2) for n in range(6)], list[int]()
-    out, report = sink(io.BytesIO(), form, "jsonl"), Report()
+    out, report = sink(io.BytesIO(), form, "jsonl"), SampleReport()
     async for row in rows(watched(talks, alive), form, Options(), 0.0, report):
         out.write(row)
     assert alive == [0] * len(talks)
@@ -94,8 +94,8 @@ async def test_a_rollout_is_let_go_of_before_the_next_one_comes(form: Form) -> N
 async def test_what_was_said_in_a_group_is_let_go_of_before_the_next_one_comes() -> None:
     talks = [talk(f"r{n}", f"g{n // 2}", n % 2) for n in range(8)]
     held: list[int] = []
-    async for _ in rows(watched(talks, []), "preferences", Options(), 0.0, Report()):
-        held.append(sum(isinstance(one, Conversation) for one in gc.get_objects()))
+    async for _ in rows(watched(talks, []), "preferences", Options(), 0.0, SampleReport()):
+        held.append(sum(isinstance(one, ChatConversation) for one in gc.get_objects()))
     # The pair, and all that was said in the rollout which began the next group.
     assert max(held) <= 4
     assert len(held) == 4
@@ -105,7 +105,7 @@ async def test_pairs_are_the_same_when_all_is_in_memory() -> None:
     """The groups come one after the other, whatever the order of the rollouts on the tape."""
     named = [("a1", "a", 0), ("b1", "b", 1), ("c", None, 1), ("a2", "a", 1), ("b2", "b", 1), ("a3", "a", 0.5)]
     talks = {name: talk(name, group, reward) for name, group, reward in named}
-    together, apart = Report(), Report()
+    together, apart = SampleReport(), SampleReport()
     held = [one for it in talks.values() for one in conversations(it.episode())[0]]
     expected = preferences(held, 0.25, together)
 

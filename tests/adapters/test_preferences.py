@@ -11,8 +11,8 @@ from fakes.tokens import Talk, message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.chat import Conversation, conversations
-from penstock.adapters.preferences import Trajectory, more, of_rollouts, pairs, row
+from penstock.adapters.chat import ChatConversation, conversations
+from penstock.adapters.preferences import Trajectory, of_rollouts, pairing_advice, pairs, row
 from penstock.adapters.samples import samples
 
 S, U = message("system", [100]), message("user", [1])
@@ -76,7 +76,7 @@ def test_samples_are_paired_by_rollout() -> None:
 # --- as rows of messages ---
 
 
-def told(name: str, reward: float, *messages: Any) -> Conversation:
+def told(name: str, reward: float, *messages: Any) -> ChatConversation:
     talk = Talk(reward=reward, rollout=name)
     talk.call([1], [(int(reward * 10),)], messages)
     return conversations(talk.episode())[0][0]
@@ -118,7 +118,7 @@ def test_what_would_give_more_is_said() -> None:
     items = [*rated(1.0, 1.0, group="e"), *rated(0.0, 0.0, 0.0, group="f"), *rated(1.0, group="a"),
              *rated(1.0, 0.8, group="c"), *rated(1.0, math.nan, group="n"), *rated(0.0, 1.0, group="g")]  # fmt: skip
     found, left = pairs(items, 0.5)
-    said = more(left, Counter(one.group for one in items), 0.5)
+    said = pairing_advice(left, Counter(one.group for one in items), 0.5)
     assert len(found) == 1
     assert [line.partition(":")[0] for line in said] == [
         "the rewards of 2 groups are all equal",
@@ -127,4 +127,4 @@ def test_what_would_give_more_is_said() -> None:
         "1 groups have fewer than two rollouts with a reward",
     ]
     assert "more often than 2.5 times each" in said[0]
-    assert more({}, {}, 0.0) == []
+    assert pairing_advice({}, {}, 0.0) == []

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fakes.tokens import Talk
 
-from penstock.adapters.judging import judge
-from penstock.adapters.report import Report
+from penstock.adapters.attempt_rewards import collect_rewards
+from penstock.adapters.report import SampleReport
 from penstock.adapters.rewards import returns
 from penstock.adapters.samples import Options, Sample, samples
 
@@ -24,7 +24,7 @@ def three_calls(reward: float | None = None) -> Talk:
     return talk
 
 
-def of(talk: Talk, **about: Any) -> tuple[list[Sample], Report]:
+def of(talk: Talk, **about: Any) -> tuple[list[Sample], SampleReport]:
     return samples(talk.episode(), Options(**about))
 
 
@@ -133,6 +133,6 @@ def test_returns_of_nothing_and_of_what_does_not_belong_together() -> None:
 def test_judging_an_attempt_without_calls() -> None:
     talk = Talk(reward=None)
     talk.judge(value=1.0)
-    (one,) = talk.episode().tries
-    assert judge(one).reward == 1.0
+    (one,) = talk.episode().attempts
+    assert collect_rewards(one).reward == 1.0
     assert of(talk)[0] == []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fakes.tokens import Talk, logprob, message
 
-from penstock.adapters.report import Report
+from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Options, Sample, samples
 from penstock.gateway.model.rollout import AttemptStatus
 
@@ -17,7 +17,7 @@ U = message("user", [1])
 S = message("system", [100])
 
 
-def of(talk: Talk, **about: Any) -> tuple[list[Sample], Report]:
+def of(talk: Talk, **about: Any) -> tuple[list[Sample], SampleReport]:
     return samples(talk.episode(), Options(**about))
 
 
@@ -26,7 +26,7 @@ def tokens(made: list[Sample]) -> list[tuple[list[int], list[int], list[int]]]:
     return [(s.prompt.tolist(), s.response.tolist(), s.mask.astype(int).tolist()) for s in made]
 
 
-def reasons(report: Report) -> list[tuple[int, int | None, str]]:
+def reasons(report: SampleReport) -> list[tuple[int, int | None, str]]:
     return [(one.sequence, one.choice, one.reason) for one in report.dropped]
 
 

@@ -14,12 +14,12 @@ from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.report import Report
+from penstock.adapters.report import SampleReport
 from penstock.adapters.rewards import returns
 from penstock.adapters.samples import Options, Sample, samples
 
 
-def places(made: Iterable[Sample], report: Report, calls: Iterable[Made]) -> Counter[tuple[int, int]]:
+def places(made: Iterable[Sample], report: SampleReport, calls: Iterable[Made]) -> Counter[tuple[int, int]]:
     """How often each choice of each call is somewhere."""
     found = Counter((s.sequence, s.choice) for sample in made for s in sample.segments)
     whole = [one.sequence for one in report.dropped if one.choice is None]
@@ -124,7 +124,7 @@ def test_a_call_that_goes_on_from_exact_tokens_is_merged_unless_another_one_was(
 @given(st.lists(STEPS, max_size=3))
 def test_reports_add_up(many: list[list[Step]]) -> None:
     episodes = [played(steps)[0].episode() for steps in many]
-    apart, report = [samples(episode) for episode in episodes], Report()
+    apart, report = [samples(episode) for episode in episodes], SampleReport()
     for _, one in apart:
         report.add(one)
     assert sum(len(made) for made, _ in apart) == report.samples

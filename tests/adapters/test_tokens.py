@@ -14,14 +14,14 @@ from fakes.tokens import answer, streamed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.spoken import spoken
-from penstock.adapters.tokens import LARGEST, Output, read_outputs
-from penstock.gateway.dialects import by_name
+from penstock.adapters.plain_answer import strip_tokens
+from penstock.adapters.tokens import LARGEST, CompletionOutput, read_outputs
+from penstock.gateway.wire.dialects import by_name
 
 IDS = st.lists(st.integers(0, LARGEST), min_size=1, max_size=6)
 
 
-def read(body: bytes, stream: bool = False) -> list[Output]:
+def read(body: bytes, stream: bool = False) -> list[CompletionOutput]:
     """Of a body that can be read."""
     found = read_outputs(body, stream)
     assert found is not None
@@ -133,11 +133,11 @@ ANSWER: st.SearchStrategy[Any] = st.fixed_dictionaries(
 @given(ANSWER | ANY, st.integers(0, 9999))
 def test_an_answer_without_its_tokens_says_the_same(value: Any, seed: int) -> None:
     body, chat = written(value, Random(seed)).encode(), by_name("chat")
-    assert chat.read(b"{}", spoken(body), False) == chat.read(b"{}", body, False)
+    assert chat.read(b"{}", strip_tokens(body), False) == chat.read(b"{}", body, False)
 
 
 def test_what_says_nothing_of_tokens_or_cannot_be_read_stays() -> None:
-    lean = json.loads(spoken(json.dumps(answer([1, 2], [[3], [4]])).encode()))
+    lean = json.loads(strip_tokens(json.dumps(answer([1, 2], [[3], [4]])).encode()))
     assert not {"prompt_token_ids", "token_ids", "logprobs"} & {*lean, *(key for it in lean["choices"] for key in it)}
     for body in (b"", b"[1]", b"{", b'{"choices": 1}', b'{"choices": [1]}', b"data: {}\n\n", b"\xff"):
-        assert spoken(body) == body
+        assert strip_tokens(body) == body

@@ -13,9 +13,9 @@ from fakes.tokens import Talk
 
 from bench.trajectories import DATA, calls_of, wire_answer
 from penstock.adapters.chat import conversations
-from penstock.adapters.making import preferences
-from penstock.adapters.report import Report
-from penstock.adapters.turns import Episode
+from penstock.adapters.episode import Episode
+from penstock.adapters.report import SampleReport
+from penstock.adapters.training_rows import preferences
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 Source = dict[str, Any]
@@ -73,7 +73,7 @@ def test_conversations_are_the_source_message_by_message(sources: list[Source], 
 def test_preferences_are_two_sources_of_one_task(sources: list[Source], episodes: list[Episode]) -> None:
     by_name = {named(source): source for source in sources}
     held = [made for talk in episodes for made in conversations(talk)[0]]
-    report = Report()
+    report = SampleReport()
     rows = preferences(held, 0.5, report)
     for row in rows:
         good, bad = by_name[row["chosen_rollout"]], by_name[row["rejected_rollout"]]

@@ -14,19 +14,19 @@ import zstandard
 from fakes.formats import count_tokens, response, response_head, response_story
 from fakes.raw import chunk, events_head, reply
 
-from penstock.gateway.demo.model import (
-    Answer,
-    Call,
+from examples.demo.model import (
+    DemoAnswer,
+    DemoToolCall,
     Json,
     chat,
     chat_events,
     digest,
     message,
     message_events,
-    named,
+    named_event,
     sse,
 )
-from penstock.gateway.dialects.loose_json import obj, objs
+from penstock.gateway.wire.dialects.loose_json import obj, objs
 
 TURNS = 2
 """Calls of a tool before the model answers in words."""
@@ -67,7 +67,7 @@ def answer(host: str, head: bytes, body: bytes) -> Iterator[bytes]:
     if b"content-encoding: zstd" in headers.lower():
         body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
     if path == "/v1/messages/count_tokens":
-        yield from _whole(count_tokens(json.loads(body), Answer()))
+        yield from _whole(count_tokens(json.loads(body), DemoAnswer()))
     elif path == "/v1/messages":
         yield from _either(json.loads(body), message, message_events)
     elif path == "/v1/chat/completions":
@@ -87,7 +87,7 @@ def answer(host: str, head: bytes, body: bytes) -> Iterator[bytes]:
 def response_messages(asked: Json) -> Iterator[bytes]:
     """The messages of an answer on a WebSocket."""
     if asked.get("generate") is False:
-        made = Answer()
+        made = DemoAnswer()
         asked["tools"] = []
     else:
         made = decide(asked)
@@ -95,19 +95,19 @@ def response_messages(asked: Json) -> Iterator[bytes]:
         yield json.dumps(event | {"sequence_number": number}).encode()
 
 
-def decide(asked: Json) -> Answer:
+def decide(asked: Json) -> DemoAnswer:
     """What the model says next."""
     whole = json.dumps(asked)
     done = max((int(number) for number in _DONE.findall(whole)), default=whole.count('"functionResponse"'))
     found = next((name for name in _tools(asked) if name in SHELLS), None)
     if found is None or done >= TURNS:
-        return Answer(SAID)
+        return DemoAnswer(SAID)
     field, others = SHELLS[found]
     arguments = {field: f"echo {done + 1}", **others}
-    return Answer(calls=(Call(f"call_done_{done + 1}", found, json.dumps(arguments)),))
+    return DemoAnswer(calls=(DemoToolCall(f"call_done_{done + 1}", found, json.dumps(arguments)),))
 
 
-def _story(asked: Json, made: Answer) -> Iterator[Json]:
+def _story(asked: Json, made: DemoAnswer) -> Iterator[Json]:
     """The events of a response. Codex's newest models have one tool, which takes a script as it stands."""
     script = next((call for call in made.calls if call.name == "exec"), None)
     if script is None:
@@ -125,9 +125,9 @@ def _story(asked: Json, made: Answer) -> Iterator[Json]:
     yield {"type": "response.completed", "response": head | {"status": "completed", "output": [item], "usage": usage}}
 
 
-def _events(asked: Json, made: Answer) -> Iterator[bytes]:
+def _events(asked: Json, made: DemoAnswer) -> Iterator[bytes]:
     for number, event in enumerate(_story(asked, made)):
-        yield named(event | {"sequence_number": number})
+        yield named_event(event | {"sequence_number": number})
 
 
 def _tools(asked: Json) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _gemini(asked: Json, stream: bool) -> Iterator[bytes]:
     made = decide(asked)
     calls = [{"functionCall": {"name": call.name, "args": json.loads(call.arguments)}} for call in made.calls]
     if obj(asked.get("generationConfig")).get("responseJsonSchema"):  # which model shall answer?
-        made = Answer(json.dumps({"complexity_reasoning": "It is easy.", "complexity_score": 1}))
+        made = DemoAnswer(json.dumps({"complexity_reasoning": "It is easy.", "complexity_score": 1}))
     content = {"role": "model", "parts": calls or [{"text": made.text}]}
     usage = {"promptTokenCount": 3, "candidatesTokenCount": 2, "totalTokenCount": 5}
     whole: Json = {

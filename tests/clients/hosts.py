@@ -20,7 +20,7 @@ from pathlib import Path
 from clients.answers import answer, response_messages
 from fakes.raw import frame
 
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 MODELS = ("api.openai.com", "api.anthropic.com", "generativelanguage.googleapis.com", "chatgpt.com")
 """Hosts whose requests are compared."""
@@ -62,7 +62,7 @@ class Asked:
 class Hosts:
     """The server, and what it was asked."""
 
-    authority: Authority = field(default_factory=lambda: Authority.here([*MODELS, *BESIDE]))
+    authority: CertificateStore = field(default_factory=lambda: CertificateStore.create_in_process([*MODELS, *BESIDE]))
     asked: list[Asked] = field(default_factory=list[Asked])
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Hosts:
 
     def context(self) -> ssl.SSLContext:
         """TLS as each of the hosts."""
-        made = Authority.here(["localhost"]).context("localhost")
+        made = CertificateStore.create_in_process(["localhost"]).context("localhost")
 
         def choose(connection: ssl.SSLObject, name: str, _: ssl.SSLContext) -> int | None:
             if name not in self.authority.hosts:

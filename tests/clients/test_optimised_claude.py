@@ -20,7 +20,7 @@ from fakes.process import upstreams
 from fakes.provider import Provider
 
 from examples import shop, shop_model
-from penstock.gateway.demo.model import Answer, Json, as_messages, said, text_of
+from examples.demo.model import DemoAnswer, Json, as_messages, last_text, text_of
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.template import Template
 
@@ -30,13 +30,13 @@ ASK = ["-p", "--output-format", "json", "--append-system-prompt"]
 pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("clients"), pytest.mark.timeout(900)]
 
 
-def model(asked: Json) -> Answer:
+def model(asked: Json) -> DemoAnswer:
     """It does what the system texts ask for."""
     if asked["model"] == shop_model.THINKER:
         raise AssertionError("nobody reflects here")
     system = "\n".join(text_of([block]) for block in asked["system"])
-    question = said(as_messages(asked), "user")
-    return Answer(shop_model.serve(system, question, random.Random(json.dumps([system, question]))))
+    question = last_text(as_messages(asked), "user")
+    return DemoAnswer(shop_model.serve(system, question, random.Random(json.dumps([system, question]))))
 
 
 @pytest.fixture

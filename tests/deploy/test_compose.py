@@ -16,7 +16,7 @@ from fakes.commands import unparsed
 from fakes.process import ROOT, Gateway
 
 from penstock.gateway import config
-from penstock.gateway.metrics import METRICS
+from penstock.gateway.model.metrics import METRICS
 from penstock.gateway.model.rollout import AttemptStatus
 from penstock.gateway.model.span import SpanStatus
 from penstock.sidecar.intercept import trust

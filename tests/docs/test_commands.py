@@ -22,12 +22,12 @@ from fakes.source import GROUP, rendered
 from fakes.terminal import statements
 
 from bench.structure import sources
-from penstock.gateway.__main__ import app, main
-from penstock.gateway.cli.sections import SECTIONS
-from penstock.gateway.cli.tables import COMMANDS, GROUPS, Command, Group
+from penstock.console.commands.command_table import COMMANDS, GROUPS, CommandEntry, CommandGroup
+from penstock.console.commands.sections import SECTIONS
+from penstock.console.main import app, main
 
 pytestmark = GROUP
-EVERYTHING = Group("", {**COMMANDS, **GROUPS})
+EVERYTHING = CommandGroup("", {**COMMANDS, **GROUPS})
 NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
 """Pages that say what is, not what was."""
 NAMED = re.compile(r"`(?:PENSTOCK_\w+=\S+ )?penstock ([^`]+)`")
@@ -76,18 +76,18 @@ def test_helps_say_what_each_command_and_option_is(capsys: pytest.CaptureFixture
     for words in EVERY:
         name, row = " ".join(words), EVERYTHING
         for word in words:
-            assert isinstance(row, Group)
+            assert isinstance(row, CommandGroup)
             row = row.commands[word]
         shown = [one for one in command(name).assemble_argument_collection(parse_docstring=True) if one.show]
         faults += [f"{name}: it has no options"] if not shown else []
         faults += [f"{name}: {one.names[0]} has no help" for one in shown if not one.parameter.help]
         options = [option for one in shown for option in (*one.names, *one.negatives)]
         faults += [f"{name}: {it} is no plain name" for it in options if "." in it or it.startswith("--empty-")]
-        assert isinstance(row, Command)
+        assert isinstance(row, CommandEntry)
         module, _, function = row.path.partition(":")
         said = " ".join((getattr(import_module(module), function).__doc__ or "").partition("\n\n")[0].split())
         if said != row.help:
-            faults.append(f"{name}: gateway/cli/tables.py says {row.help!r}, its docstring {said!r}")
+            faults.append(f"{name}: console/commands/command_table.py says {row.help!r}, its docstring {said!r}")
         main([*words, "--help"])
         if "PENSTOCK_ADMIN_KEY" not in capsys.readouterr().out and not KEYLESS.fullmatch(name):
             faults.append(f"{name}: its help does not name PENSTOCK_ADMIN_KEY")
@@ -130,13 +130,13 @@ def wrong(said: str) -> str:
     return f"it has no option {strange[0]}" if strange else ""
 
 
-def meant(row: Command | Group, words: list[str], path: str = "") -> Iterator[str]:
+def meant(row: CommandEntry | CommandGroup, words: list[str], path: str = "") -> Iterator[str]:
     """The commands that words name, several by `train grpo|sft`; the usual one of a group where none is named, and all
     of it where it has none; "" is none. Words behind a command are its own."""
-    inside: Mapping[str, Command | Group] = row.commands if isinstance(row, Group) else {}
-    usual = row.usual if isinstance(row, Group) else None
+    inside: Mapping[str, CommandEntry | CommandGroup] = row.commands if isinstance(row, CommandGroup) else {}
+    usual = row.usual if isinstance(row, CommandGroup) else None
     named = [name for name in words[0].split("|") if name in inside] if words else []
-    if isinstance(row, Command):
+    if isinstance(row, CommandEntry):
         yield path
     elif words and not named and usual is None:
         yield ""

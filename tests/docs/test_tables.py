@@ -18,33 +18,33 @@ from fakes.process import ROOT
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from penstock.console.commands.command_table import COMMANDS, GROUPS
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.routes import ROUTES
-from penstock.gateway.canary import stages
-from penstock.gateway.cli.tables import COMMANDS, GROUPS
-from penstock.gateway.filters.query import FIELDS
-from penstock.gateway.lake.shapes import SHAPES
-from penstock.gateway.metrics import METRICS
+from penstock.gateway.followers.lake.table_definitions import TABLE_DEFINITIONS
 from penstock.gateway.model import lifecycle, run
-from penstock.gateway.model.policy import (
+from penstock.gateway.model.metrics import METRICS
+from penstock.gateway.model.release_policy import (
+    CanaryStage,
     CostGuard,
     EarlyGuard,
     Guard,
     Guards,
     Holdback,
     LatencyGuard,
-    Policy,
+    ReleasePolicy,
     Replay,
     Shadow,
-    Stage,
 )
-from penstock.gateway.runs import operations
-from penstock.gateway.store import codec, keys, records
-from penstock.gateway.store.environment import DATABASES, FORMAT
+from penstock.gateway.reading.filters.query import FIELDS
+from penstock.gateway.releases.canary import stages
+from penstock.gateway.tape.store import codec, keys, records
+from penstock.gateway.tape.store.environment import DATABASES, FORMAT
+from penstock.gateway.work.runs import operations
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    "Top level": Policy,
-    "`[[stages]]`": Stage,
+    "Top level": ReleasePolicy,
+    "`[[stages]]`": CanaryStage,
     "`[guards]`": Guards,
     "`[guards.error]`, `[guards.violation]`, `[guards.missing]`": Guard,
     "`[guards.early_error]`": EarlyGuard,
@@ -73,7 +73,7 @@ TABLES = (
     Table("reading.md", "## The control API", r"\| `([^`]+)` \|.*", [f"{one.method} {one.path}" for one in ROUTES]),
     Table("reading.md", "## Filters", r"\| `([^`]+)` \|.*", list(FIELDS["spans"])),
     Table("runs.md", "# Training runs", r"\| `penstock runs (\w+)` \|.*", list(GROUPS["runs"].commands)),
-    Table("lake.md", "## The tables", r"### (\w+)", list(SHAPES)),
+    Table("lake.md", "## The tables", r"### (\w+)", list(TABLE_DEFINITIONS)),
     Table("tape.md", "## Databases", r"\| `(\w+)`.*", list(DATABASES)),
     Table(
         "reading.md",
@@ -88,7 +88,7 @@ TABLES = (
             r"(\| `\w+` \|.*)",
             [f"| `{column}` | `{one.type}` | {one.help} |" for column, one in shape.columns.items()],
         )
-        for name, shape in SHAPES.items()
+        for name, shape in TABLE_DEFINITIONS.items()
     ),
 )
 
@@ -103,7 +103,7 @@ def test_tables_are_those_of_the_code() -> None:
     named = {" ".join(found) for found in re.findall(rf"penstock ({'|'.join(told)}) ([a-z]+)", read("releases.md"))}
     faults += compared(Table("releases.md", "anywhere", "", wanted), sorted(named))
     wanted = re.findall(r"^\| `(\w+)`", keys.__doc__ or "", re.MULTILINE)
-    faults += compared(Table("gateway/store/keys.py", "docstring", "", list(DATABASES)), wanted)
+    faults += compared(Table("gateway/tape/store/keys.py", "docstring", "", list(DATABASES)), wanted)
     assert not faults, "\n".join(faults)
 
 
@@ -141,7 +141,7 @@ def test_diagrams_and_figures_are_those_of_the_code() -> None:
         "text of an event or a message": run.LONGEST_TEXT,
         "buckets of an answer, all metrics together": run.MOST_READ,
     }
-    first, second, last = Policy().stages
+    first, second, last = ReleasePolicy().stages
     ramp = f"{first.split:.0%} until {first.rollouts} and {second.split:.0%} until {second.rollouts} rewarded rollouts "
     ramp += f"on the candidate, then {last.split:.0%}."
     positions = {
@@ -155,12 +155,12 @@ def test_diagrams_and_figures_are_those_of_the_code() -> None:
         ("releases.md", releases, diagram("draft", stages.MOVES)),
         ("releases.md", releases, ramp.replace("%", " %")),
         *(("runs.md", runs, f"| {what} | {most:,}") for what, most in limits.items()),
-        *(("runs.md", runs, f"`{word}`") for word in (*get_args(run.Kind), *get_args(run.Status))),
+        *(("runs.md", runs, f"`{word}`") for word in (*get_args(run.RunKind), *get_args(run.RunStatus))),
         ("runs.md", runs, f"`lease_s`, {run.NewRun(kind='sft').lease_s:g} s unless given"),
         ("tape.md", tape, f"have {operations.FOLD} rows they become one"),
         ("tape.md", tape, f"format `{FORMAT.decode()}`"),
         ("tape.md", tape, f"at most {codec.DEPTH}"),
-        *(("lake.md", read("lake.md"), f"### {name}\n\n{shape.help}\n") for name, shape in SHAPES.items()),
+        *(("lake.md", read("lake.md"), f"### {name}\n\n{shape.help}\n") for name, shape in TABLE_DEFINITIONS.items()),
     ]
     # What a page says may be wrapped.
     faults = [f"{page}: it does not say: {it}" for page, text, it in wanted if it not in text + " ".join(text.split())]

@@ -17,9 +17,9 @@ from fakes.process import ROOT
 from fakes.source import GROUP, rendered
 
 from bench.structure import sources
-from penstock.gateway.dialects.batches import NoResult
-from penstock.gateway.dialects.ending import Failed
-from penstock.gateway.metrics import METRICS
+from penstock.gateway.model.metrics import METRICS
+from penstock.gateway.wire.dialects.batches import BatchError
+from penstock.gateway.wire.dialects.failures import Failure
 
 pytestmark = GROUP
 REFUSALS = ("ClientFault", "GatewayFault", "UpstreamFault")
@@ -88,12 +88,12 @@ def reasons() -> set[str]:
     """Reasons of refusals, and errors of calls, by which the code names them."""
     found = {
         value
-        for source in sources("gateway")
+        for source in sources("gateway", "console")
         for node in source.nodes
         for given in places(node)
         for value in values(source.module, given)
     }
-    return {value for value in found - NONE if REASON.fullmatch(value)} | {*get_args(Failed), *get_args(NoResult)}
+    return {value for value in found - NONE if REASON.fullmatch(value)} | {*get_args(Failure), *get_args(BatchError)}
 
 
 def places(node: ast.AST) -> Iterator[ast.expr]:

@@ -24,7 +24,7 @@ from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types.chat import ChatCompletionToolParam
 
-from penstock.gateway.demo.model import Answer, Json, decide
+from examples.demo.model import DemoAnswer, Json, decide
 
 QUESTION = "How much is 19 times 23?"
 ASKED: Any = [{"role": "system", "content": "Grüße \u2028 from the system."}, {"role": "user", "content": QUESTION}]
@@ -290,13 +290,13 @@ async def agents_chat(at: Endpoint) -> Any:
 # What the provider is told to answer ----------------------------------------------------------------------------------
 
 
-def says(*outcomes: Answer | Failure) -> Callable[[], Script]:
+def says(*outcomes: DemoAnswer | Failure) -> Callable[[], Script]:
     """A script that gives these answers in turn."""
     return lambda: list(outcomes)
 
 
-THOUGHTFUL = Answer("Four hundred \U0001f642", thinking="Nineteen times twenty-three is")
-VENDOR = Answer("hm", extra={"prompt_token_ids": [1, 2, 3], "kv_transfer_params": None, "x_vendor": {"k": 1e-07}})
+THOUGHTFUL = DemoAnswer("Four hundred \U0001f642", thinking="Nineteen times twenty-three is")
+VENDOR = DemoAnswer("hm", extra={"prompt_token_ids": [1, 2, 3], "kv_transfer_params": None, "x_vendor": {"k": 1e-07}})
 LIMITED = Failure(429, "Slow down.", "rate_limit_exceeded", {"Retry-After": "7"})
 
 CASES = [
@@ -313,7 +313,9 @@ CASES = [
     Case(responses_tools_stream, "responses"),
     Case(embeddings, "embeddings"),
     Case(openai_models, "models"),
-    Case(openai_retries, "chat", calls=2, script=says(Failure(503, headers={"retry-after-ms": "1"}), Answer("Yes."))),
+    Case(
+        openai_retries, "chat", calls=2, script=says(Failure(503, headers={"retry-after-ms": "1"}), DemoAnswer("Yes."))
+    ),
     Case(openai_fails, "chat", script=says(Failure(400, "No such model.", "model_not_found"))),
     Case(openai_fails, "chat", script=says(Failure(401, "Bad key.", "invalid_api_key"))),
     Case(openai_fails, "chat", script=says(Failure(404))),

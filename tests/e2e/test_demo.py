@@ -14,12 +14,12 @@ import pytest
 from fakes import shell
 from fakes.process import ROOT
 
-from penstock.gateway.demo import demo, tools
+from examples.demo import demo, tools
 
 
 @pytest.mark.slow
 async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
-    done = await shell.demo("penstock.gateway.demo.demo", tmp_path).run()
+    done = await shell.demo("examples.demo.demo", tmp_path).run()
     assert done.text.lstrip().startswith("Starting a local model and a gateway")
     assert done.code == 0, done.err + done.text
     assert done.text.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
@@ -35,7 +35,7 @@ async def test_the_demo_runs_and_cleans_up(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_a_demo_that_is_interrupted_ends_without_a_word(tmp_path: Path) -> None:
-    place = shell.demo("penstock.gateway.demo.demo", tmp_path)
+    place = shell.demo("examples.demo.demo", tmp_path)
     process = await place.start()
     assert process.stdout is not None
     async with asyncio.timeout(place.patience):

@@ -13,7 +13,7 @@ from fakes.provider import Provider, Seen
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.rollout import Judgement
 
 PACE = 200
@@ -84,7 +84,7 @@ async def test_no_call_fails_because_of_a_release(
     first = await traffic.start("travel", "v2", policy(0.2, 0.5, 0.8, rollouts=5))
     await sends("careful")
     _ = await traffic.when(first.id, lambda view: view.release.step == 2)
-    await client.decide(first.id, "rollback", Said(who="ann", why="to see how quick it is"))
+    await client.decide(first.id, "rollback", ActionRequest(who="ann", why="to see how quick it is"))
     # Those that were under way may still get there; nothing that came later does.
     under_way = list(load.under_way)
     await until(lambda: not any(one in load.under_way for one in under_way))
@@ -93,7 +93,7 @@ async def test_no_call_fails_because_of_a_release(
     assert not any("careful" in system(one) for one in provider.log[seen:])
     second = await traffic.start("travel", "v2", policy(0.5))
     await sends("careful")
-    await client.decide(second.id, "promote", Said(who="ann", why="it is better"))
+    await client.decide(second.id, "promote", ActionRequest(who="ann", why="it is better"))
     await sends("careful")
     await until(lambda: load.calls >= ENOUGH)
     load.stopping = True

@@ -16,10 +16,10 @@ from fakes.provider import Provider
 
 from bench.trajectories import DATA, calls_of
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
-from penstock.gateway.prompts.induce import Sample, propose
+from penstock.gateway.releases.prompts.induction import PromptSample, propose
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 AT_ONCE = 16
@@ -43,14 +43,14 @@ async def test_real_rewards_decide(
     end: str,
 ) -> None:
     texts = [one["messages"][0]["content"] for one in trajectories]
-    (found,) = propose([Sample(text, rollout=str(at)) for at, text in enumerate(texts)])
+    (found,) = propose([PromptSample(text, rollout=str(at)) for at, text in enumerate(texts)])
     assert found.coverage == 1.0
     text = found.template.source
     await client.add_version("airline", NewVersion(kind="prompt", content={"text": text, "sent": True}))
     await client.add_version("airline", NewVersion(kind="prompt", version="same", content={"text": text}))
     how = {"stages": [{"split": 0.5}], "holdback": {"rollouts": 0}, "margin_absolute": 0.25, "horizon": 3000}
     how |= {"guards": {"margin": 0.25}}
-    policy = Policy.model_validate(how | SKIP)
+    policy = ReleasePolicy.model_validate(how | SKIP)
     traffic = Traffic(gateway.url, http, client)
     release = await traffic.start("airline", "same", policy)
     limit = asyncio.Semaphore(AT_ONCE)

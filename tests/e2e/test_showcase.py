@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from fakes.shell import demo
 
+from examples.demo.showcase import showcase
+from examples.demo.showcase_parts import Showcase
+from examples.demo.showcase_releases import CANARY
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.showcase import showcase
-from penstock.gateway.demo.showcase_parts import Showcase
-from penstock.gateway.demo.showcase_releases import CANARY
 from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 
@@ -124,7 +124,7 @@ async def test_everything_can_be_read_back(tmp_path: Path) -> None:
 
 
 async def test_it_is_held_until_it_is_interrupted(tmp_path: Path) -> None:
-    place = demo("penstock.gateway.demo.showcase", tmp_path)
+    place = demo("examples.demo.showcase", tmp_path)
     process = await place.start(stderr=asyncio.subprocess.DEVNULL)
     assert process.stdout is not None
     async with asyncio.timeout(place.patience):

@@ -18,11 +18,11 @@ from fakes.provider import Provider
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import NewRun, Point
 
-PACKAGES = ("gateway", "sidecar", "adapters", "trainer", "tui")
+PACKAGES = ("gateway", "console", "sidecar", "adapters", "trainer", "tui")
 HELP = """
-from penstock.gateway.__main__ import main
-from penstock.gateway.cli.tables import GROUPS, every
-for words in [(), *((name,) for name in GROUPS), *(name.split() for name in every())]:
+from penstock.console.main import main
+from penstock.console.commands.command_table import GROUPS, all_commands
+for words in [(), *((name,) for name in GROUPS), *(name.split() for name in all_commands())]:
     print("asked:", *words)
     main([*words, "--help"])
 """
@@ -175,6 +175,6 @@ async def test_what_needs_an_extra_says_which(base: Clean, reported: Gateway, tm
 
 
 def test_the_demo_asks_for_its_own(base: Clean) -> None:
-    done = subprocess.run([base.python, "-m", "penstock.gateway.demo.demo"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([base.python, "-m", "examples.demo.demo"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert tells(done.stderr, "need openai and anthropic", "pip install 'penstock-gateway[demo]'")

@@ -37,7 +37,7 @@ async def good(shell: Shell, *words: str) -> Done:
 
 
 def test_demo(install: Install) -> None:
-    said = install("demo").run("-m", "penstock.gateway.demo.demo", env={"PYTHONPATH": str(ROOT)})
+    said = install("demo").run("-m", "examples.demo.demo", env={"PYTHONPATH": str(ROOT)})
     assert said.count("The answer is 437.") >= 2
 
 

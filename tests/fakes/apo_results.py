@@ -8,7 +8,16 @@ from fakes.memory_tape import T0
 
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.report.changes import line_causes
-from penstock.trainer.apo.report.result import Leak, Raced, Ran, RunResult, SealedTask, Texts, Tried, Used
+from penstock.trainer.apo.report.result import (
+    CandidateRecord,
+    CandidateTexts,
+    FinalistRecord,
+    Leak,
+    RunResult,
+    RunUsage,
+    SealedTask,
+    TrialRecord,
+)
 
 SEED = Candidate({"shop": "You answer customers of Acme.\nAnswer with one word only.\nBe kind."})
 WINNER = Candidate(
@@ -24,10 +33,10 @@ LEAKS = [
 ]
 
 
-def ran(candidate: str, rewards: Sequence[Sequence[float | None]], first: int) -> list[Ran]:
+def ran(candidate: str, rewards: Sequence[Sequence[float | None]], first: int) -> list[TrialRecord]:
     """Rollouts, some for each task."""
     return [
-        Ran(
+        TrialRecord(
             candidate=candidate, task=f"t{task}", number=at, reward=reward, rollout=f"shop.{candidate[:4]}.t{task}.{at}"
         )
         for task, given in enumerate(rewards, first)
@@ -55,23 +64,23 @@ def result(
     return RunResult(
         run=run, engine="ours", settings="0123456789abcdef", draw=draw, placebo=placebo, ended_ns=T0 + draw,
         why="the engine knows no more; " + ("it is better by 0.625" if won else "no finalist is shown to be better"),
-        seed=Texts(id=SEED.id, texts=dict(SEED.texts), versions={"shop": "v1"}),
-        winner=Texts(id=WINNER.id, texts=dict(WINNER.texts), versions={"shop": f"{run}.{WINNER.id}"}) if won else None,
-        line_causes=line_causes(SEED.texts, WINNER.texts, WINNER.line_causes, WINNER.causes) if won else {},
+        seed=CandidateTexts(id=SEED.id, texts=dict(SEED.texts), versions={"shop": "v1"}),
+        winner=CandidateTexts(id=WINNER.id, texts=dict(WINNER.texts), versions={"shop": f"{run}.{WINNER.id}"}) if won
+        else None, line_causes=line_causes(SEED.texts, WINNER.texts, WINNER.line_causes, WINNER.causes) if won else {},
         candidates=[
-            Tried(id=SEED.id, state="seed", rollouts=24, mean=0.375, length=SEED.length),
-            Tried(
+            CandidateRecord(id=SEED.id, state="seed", rollouts=24, mean=0.375, length=SEED.length),
+            CandidateRecord(
                 id=WINNER.id, parent=SEED.id, claim=WINNER.claim, causes=list(WINNER.causes), step=24,
                 state="winner" if won else "racing", rollouts=32, mean=0.8, length=WINNER.length, pairs=4, gain=0.625,
                 e_value=23.4, needed=20,
             ),
-            Tried(
+            CandidateRecord(
                 id="c" * 12, parent=WINNER.id, claim="answers are curt \x1b[31m", step=40, rollouts=4, mean=0.5,
                 length=90,
             ),
         ],
         race=[
-            Raced(
+            FinalistRecord(
                 candidate=WINNER.id, state="better" if won else "racing", gain=0.625, e_value=23.4, needed=20,
                 pairs=4, rate=0.0,
             )
@@ -79,7 +88,7 @@ def result(
         validation=[one for pair in zip(race_seed, race_mine, strict=True) for one in pair],
         tests=[*ran(SEED.id, before, 10), *ran(WINNER.id, after, 10)] if won else [],
         tasks=[sealed(at) for at in range(10, 14)] if won else [],
-        used=Used(rollouts={"train": 60, "val": 8, "test": 16 if won else 0}, reflections=6, tokens=12345, money=0.25),
-        leaks=list(leaks) if won else [],
+        used=RunUsage(rollouts={"train": 60, "val": 8, "test": 16 if won else 0}, reflections=6, tokens=12345,
+        money=0.25), leaks=list(leaks) if won else [],
         published=["shop@shop.1 is better; penstock release start shop shows it to production"] if won else [],
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 from fakes.web_site import event_stream, site
 
-from penstock.gateway.demo.model import named
+from examples.demo.model import named_event
 
 USAGE = {"input_tokens": 1000, "output_tokens": 7900, "total_tokens": 8900}
 SAID = "the answer of the night"
@@ -70,7 +70,7 @@ class BackgroundHost:
 async def _stream(request: web.Request, *events: dict[str, Any]) -> web.StreamResponse:
     answer = await event_stream(request)
     for event in events:
-        await answer.write(named(event))
+        await answer.write(named_event(event))
     return answer
 
 

@@ -13,12 +13,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from penstock.gateway.app import open_store
-from penstock.gateway.budgets.limits import Limit
-from penstock.gateway.budgets.operations import RESERVATIONS, BudgetOperations, Claim, Reservation, Used
 from penstock.gateway.model.budget import Budget
-from penstock.gateway.store import Store, keys
-from penstock.gateway.store.operation import Task
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.tape.store import Store, keys
+from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.budgets.limits import Limit
+from penstock.gateway.traffic.budgets.operations import (
+    RESERVATIONS,
+    BudgetCharge,
+    BudgetClaim,
+    BudgetOperations,
+    BudgetReservation,
+)
 
 
 def limit(most: int) -> Limit:
@@ -26,7 +32,7 @@ def limit(most: int) -> Limit:
     return Limit(Budget(name="shared", unit="tokens", limit=most, window="total"))
 
 
-def reserve(store: Store, asked: Reservation) -> bool:
+def reserve(store: Store, asked: BudgetReservation) -> bool:
     """Whether there is room, which must be true."""
 
     def do(tape: Transaction) -> bool:
@@ -38,7 +44,7 @@ def reserve(store: Store, asked: Reservation) -> bool:
             assert (one.sum.reserved, one.sum.running) == (sum(there), len(there))
         return not short
 
-    task = Task(do)
+    task = QueuedOperation(do)
     store.write([task])
     return bool(task.result)
 
@@ -46,11 +52,11 @@ def reserve(store: Store, asked: Reservation) -> bool:
 def write(report: Connection, path: Path, seed: int, calls: int, most: int) -> None:
     """Makes its calls."""
     chance, process, used, passed, refused = random.Random(seed), os.urandom(8), 0, 0, 0
-    under_way: list[Reservation] = []
+    under_way: list[BudgetReservation] = []
     with open_store(path, lock=os.open(os.devnull, os.O_RDONLY)) as store:
         for number in range(calls):
-            claim = Claim(limit(most), "", chance.randrange(1, 100))
-            asked = Reservation([claim], "r", time.time_ns(), process + keys.number(number))
+            claim = BudgetClaim(limit(most), "", chance.randrange(1, 100))
+            asked = BudgetReservation([claim], "r", time.time_ns(), process + keys.number(number))
             if reserve(store, asked):
                 passed += 1
                 under_way.append(asked)
@@ -60,5 +66,7 @@ def write(report: Connection, path: Path, seed: int, calls: int, most: int) -> N
                 over = under_way.pop(chance.randrange(len(under_way)))
                 took = chance.choice((0, over.claims[0].amount, chance.randrange(over.claims[0].amount + 1)))
                 used += took
-                store.write([Task(lambda tape, r=over, u=took: BudgetOperations(tape).settle(r, [Used(u)]))])  # type: ignore[misc]
+                store.write(
+                    [QueuedOperation(lambda tape, r=over, u=took: BudgetOperations(tape).settle(r, [BudgetCharge(u)]))]
+                )  # type: ignore[misc]
     report.send([used, passed, refused])

@@ -6,11 +6,11 @@ from itertools import takewhile
 
 from cyclopts import CycloptsError
 
-from penstock.gateway.__main__ import app, with_usual
-from penstock.gateway.cli.tables import every
-from penstock.gateway.client.console import Failure
+from penstock.console.commands.command_table import all_commands
+from penstock.console.main import app, with_default_command
+from penstock.gateway.client.console import CommandError
 
-EVERY = [words.split() for words in every()]
+EVERY = [words.split() for words in all_commands()]
 
 
 def unparsed(words: list[str]) -> str:
@@ -21,8 +21,8 @@ def unparsed(words: list[str]) -> str:
     own = list(takewhile(lambda word: word not in (">", "|", "&&", ";"), words))
     agents = own[own.index("--") + 1 :] if "--" in own else []
     try:
-        _, bound, _ = app.parse_args(with_usual(own), exit_on_error=False, print_error=False)
-    except (CycloptsError, Failure) as problem:
+        _, bound, _ = app.parse_args(with_default_command(own), exit_on_error=False, print_error=False)
+    except (CycloptsError, CommandError) as problem:
         return f"it is not understood: {problem}"
     strange = [str(word) for word in bound.args if str(word).startswith("--") and word not in agents]
     return f"it has no option {strange[0]}" if strange else ""

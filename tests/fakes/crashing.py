@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from fakes.entries import call, finish, running
 
+from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.check import problems
-from penstock.gateway.store import Store
-from penstock.gateway.store.backup import copied
-from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.environment import Environment
-from penstock.gateway.store.records import Entry
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.backup import copy_tape
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.environment import Environment
+from penstock.gateway.tape.store.records import SpanEntry
 
 SMALL = 1 << 20
 ROOM = 3 << 20
@@ -41,7 +41,7 @@ def response(number: int) -> bytes:
     return b"answer %d" % number
 
 
-def numbered(life: int, number: int) -> Entry:
+def numbered(life: int, number: int) -> SpanEntry:
     """Call `number`, running; its start says which it is."""
     entry = running(f"r{life}", f"a{number % 3}", request(number))
     entry.start_ns = number
@@ -67,7 +67,7 @@ def noise(seed: int) -> bytes:
 
 def fill_and_go_on(path: Path, make_room: Callable[[], None]) -> None:
     """Writes until the disk is full, makes room and goes on; asserts that nothing is harmed at any point."""
-    kept: list[Entry] = []
+    kept: list[SpanEntry] = []
     with open_store(path, map_bytes=SMALL) as store:
         refused = fill(store, kept)
         assert len(kept) > 5
@@ -82,7 +82,7 @@ def fill_and_go_on(path: Path, make_room: Callable[[], None]) -> None:
         assert_whole(store, [*kept, *refused])
 
 
-def fill(store: Store, kept: list[Entry]) -> list[Entry]:
+def fill(store: Store, kept: list[SpanEntry]) -> list[SpanEntry]:
     """Writes batches of two until one is refused: returns that one."""
     for number in count(len(kept)):
         batch = [call(request=noise(number)), call(request=noise(-number - 1), response=b"x" * 999)]
@@ -96,7 +96,7 @@ def fill(store: Store, kept: list[Entry]) -> list[Entry]:
     raise AssertionError("unreachable")
 
 
-def assert_whole(store: Store, entries: list[Entry]) -> None:
+def assert_whole(store: Store, entries: list[SpanEntry]) -> None:
     """Everything of these is on the tape, byte for byte, and nothing else."""
     assert list(problems(store)) == []
     spans = list(store.spans("r1"))
@@ -126,7 +126,7 @@ def back_up_and_die(source: Path, target: Path, writes: int) -> None:
         return write(self, apply)
 
     Environment.write = counted
-    with copied(source, target):
+    with copy_tape(source, target):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -134,5 +134,5 @@ def back_up_within_a_limit(source: Path, target: Path) -> None:
     """Copies a tape to a disk on which it has no room, which a limit on the size of files stands for."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
-    with pytest.raises(TapeError, match="free or remount the disk"), copied(source, target):
+    with pytest.raises(TapeError, match="free or remount the disk"), copy_tape(source, target):
         pass

@@ -12,17 +12,24 @@ from typing import Any
 from fakes.entries import call
 from fakes.process import PATIENCE
 
+from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.check import problems
-from penstock.gateway.config import Tape
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.config import TapeSettings
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.queue import ClaimRequest, End, FinishRequest, HeartbeatRequest, Held, RolloutSpec
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.queue import (
+    AttemptEnd,
+    ClaimRequest,
+    FinishRequest,
+    HeartbeatRequest,
+    HeldAttempt,
+    RolloutSpec,
+)
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, RolloutConfig, RolloutStatus
-from penstock.gateway.queue.dispatcher import Dispatcher
-from penstock.gateway.queue.results import Claimed
-from penstock.gateway.store import keys
-from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.tape.store import keys
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.queue.results import ClaimedAttempt
 
 SECOND = 10**9
 AGAIN = RolloutConfig(retry_on=["failed", "timeout", "unresponsive"])
@@ -60,7 +67,7 @@ class Life:
         self.clock = clock
         self.store = open_store(path, map_bytes=1 << 20)
         self.metrics = Metrics()
-        self.recorder = Recorder(self.store, Tape(), self.metrics, lambda cursor, records: None)
+        self.recorder = Recorder(self.store, TapeSettings(), self.metrics, lambda cursor, records: None)
         self.dispatcher = Dispatcher(self.recorder, self.metrics, clock, quiet_s=quiet_s)
 
     async def enqueue(self, *names: str, mode: Mode = "train", config: RolloutConfig = AGAIN) -> None:
@@ -84,14 +91,14 @@ class Life:
         assert await self.claim(worker, lease_s=lease_s, limit=len(names)) == [f"{name}/a1" for name in names]
 
     async def beat(self, *names: str, worker: str = "w1", lease_s: float = 30, running: bool = False) -> list[bool]:
-        held = [Held(rollout=name.split("/")[0], attempt=name.split("/")[1], running=running) for name in names]
+        held = [HeldAttempt(rollout=name.split("/")[0], attempt=name.split("/")[1], running=running) for name in names]
         return [
             one.held
             for one in await self.dispatcher.heartbeat(worker, HeartbeatRequest(attempts=held, lease_s=lease_s))
         ]
 
     async def finish(
-        self, name: str, status: End = "succeeded", worker: str | None = "w1", rewards: Sequence[Judgement] = ()
+        self, name: str, status: AttemptEnd = "succeeded", worker: str | None = "w1", rewards: Sequence[Judgement] = ()
     ) -> RolloutStatus:
         asked = FinishRequest(worker=worker, status=status, outcome=Outcome(exit_code=0), rewards=list(rewards))
         rollout, attempt = name.split("/")
@@ -104,7 +111,7 @@ class Life:
 
     def waiting_begin(self, count: int) -> None:
         """So many attempts begin that nobody has claimed, and are fetched."""
-        self.dispatcher.waiting.unclaimed.extend((f"i-019f5a2b7c1-{number:08x}", "0") for number in range(count))
+        self.dispatcher.queue.unclaimed.extend((f"i-019f5a2b7c1-{number:08x}", "0") for number in range(count))
         self.dispatcher.deadlines._sweep()
 
     def damage(self, name: str) -> None:
@@ -113,7 +120,7 @@ class Life:
         with self.store.view() as view:
             origins = view.origins(rollout)
         assert origins is not None
-        key, env = keys.place_key(origins.number, attempt), self.store._env
+        key, env = keys.attempt_record_key(origins.number, attempt), self.store._env
         env.write(lambda txn: txn.put(key, b"\xc1", db=env.dbs["attempts"]))
         self.store._writer._tables._memory.clear()
 
@@ -159,7 +166,7 @@ class Life:
         await self.when(lambda: len(self.dispatcher._line) == count)
 
 
-def name_of(claimed: Claimed) -> str:
+def name_of(claimed: ClaimedAttempt) -> str:
     return f"{claimed.attempt.rollout}/{claimed.attempt.id}"
 
 

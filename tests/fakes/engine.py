@@ -25,7 +25,7 @@ from fakes.formats import completion, completion_events
 from fakes.waiting import News
 from fakes.web_site import event_stream, everywhere, site
 
-from penstock.gateway.demo.model import Answer, Json, chat, chat_events
+from examples.demo.model import DemoAnswer, Json, chat, chat_events
 
 LOAD, UNLOAD, MODELS, CHAT = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/models", "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -120,9 +120,9 @@ class FakeEngine:
         loaded = self.adapters.items()
         return [base, *({"id": n, "object": "model", "root": path, "parent": self.base} for n, path in loaded)]
 
-    def answer(self, body: Json) -> Answer:
+    def answer(self, body: Json) -> DemoAnswer:
         """What is answered by a model that is there."""
-        return Answer(f"I am {body['model']}.")
+        return DemoAnswer(f"I am {body['model']}.")
 
     def _load(self, name: str, path: str) -> web.Response:
         if name in self.adapters:

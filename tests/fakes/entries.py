@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from penstock.gateway.model.span import Usage
-from penstock.gateway.store.codec import Body
-from penstock.gateway.store.records import Entry
+from penstock.gateway.tape.store.codec import StoredBody
+from penstock.gateway.tape.store.records import SpanEntry
 
 HEADERS = b"host: 127.0.0.1:4747\r\nuser-agent: OpenAI/Python 3.52.0\r\nauthorization: ***\r\n"
 
 
-def body(request: bytes, response: bytes = b"") -> Body:
+def body(request: bytes, response: bytes = b"") -> StoredBody:
     """The bytes of a call; the response arrived in one read."""
     marks = [900, len(response)] if response else []
-    return Body("https://api.example/v1/chat/completions", HEADERS, request, b"date: x\r\n", response, b"", marks)
+    return StoredBody("https://api.example/v1/chat/completions", HEADERS, request, b"date: x\r\n", response, b"", marks)
 
 
-def call(rollout: str = "r1", attempt: str = "a1", request: bytes = b"{}", response: bytes = b"yes") -> Entry:
+def call(rollout: str = "r1", attempt: str = "a1", request: bytes = b"{}", response: bytes = b"yes") -> SpanEntry:
     """A finished call."""
     return finish(running(rollout, attempt, request), response)
 
 
-def running(rollout: str = "r1", attempt: str = "a1", request: bytes = b"{}") -> Entry:
+def running(rollout: str = "r1", attempt: str = "a1", request: bytes = b"{}") -> SpanEntry:
     """A call that has not been answered."""
-    return Entry(
+    return SpanEntry(
         rollout,
         attempt,
         start_ns=1_700_000_000_000_000_123,
@@ -35,7 +35,7 @@ def running(rollout: str = "r1", attempt: str = "a1", request: bytes = b"{}") ->
     )
 
 
-def finish(entry: Entry, response: bytes = b"yes", status: str = "ok") -> Entry:
+def finish(entry: SpanEntry, response: bytes = b"yes", status: str = "ok") -> SpanEntry:
     """The same call, answered."""
     assert entry.body is not None
     entry.body = body(entry.body.request, response)
@@ -47,10 +47,10 @@ def finish(entry: Entry, response: bytes = b"yes", status: str = "ok") -> Entry:
     return entry
 
 
-def conversation(turns: int, rollout: str = "r1", attempt: str = "a1") -> list[Entry]:
+def conversation(turns: int, rollout: str = "r1", attempt: str = "a1") -> list[SpanEntry]:
     """Calls that each resend what was said before."""
     told = b'{"messages":[{"role":"system","content":"' + b"You help people to change flights. " * 20
-    made: list[Entry] = []
+    made: list[SpanEntry] = []
     for turn in range(turns):
         answer = b'{"content":"answer %d"}' % turn
         told += b'"},{"role":"user","content":"question %d"}' % turn

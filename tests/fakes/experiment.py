@@ -11,10 +11,10 @@ import aiohttp
 from fakes import waiting
 from fakes.provider import Provider
 
-from penstock.gateway.cli.verify import checked
+from penstock.console.commands.verify import verify_release
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.policy import Policy, Stage
 from penstock.gateway.model.release import NewRelease, Release, ReleaseView
+from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 
@@ -30,10 +30,10 @@ def prompt(text: str, sent: bool = False, version: str | None = None) -> NewVers
     return NewVersion(kind="prompt", content={"text": text, "sent": sent}, version=version)
 
 
-def policy(*splits: float, rollouts: int = 3, **more: object) -> Policy:
+def policy(*splits: float, rollouts: int = 3, **more: object) -> ReleasePolicy:
     """A short ramp without preparation and, unless given, without a holdback."""
-    stages = [Stage(split=split, rollouts=rollouts) for split in splits or (0.5,)]
-    return Policy.model_validate(
+    stages = [CanaryStage(split=split, rollouts=rollouts) for split in splits or (0.5,)]
+    return ReleasePolicy.model_validate(
         {"stages": stages, "margin_absolute": 0.1, "outcome_deadline_s": 600.0, "horizon": 2000, "guards": GUARDS}
         | {"holdback": {"rollouts": 0}}
         | SKIP
@@ -53,7 +53,7 @@ def sent(provider: Provider) -> list[str]:
 
 async def faults(client: Client, release: str) -> list[str]:
     """What `penstock release verify` finds: also of one that moves on meanwhile."""
-    return (await checked(client, release)).problems
+    return (await verify_release(client, release)).problems
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Traffic:
             view = await self.client.release(release)
         raise AssertionError(f"the release is {view}")
 
-    async def start(self, resource: str, candidate: str, how: Policy, **more: object) -> Release:
+    async def start(self, resource: str, candidate: str, how: ReleasePolicy, **more: object) -> Release:
         """Starts a release and comes back when it is in its canary."""
         new = NewRelease.model_validate({"candidate": candidate, "policy": how} | more)
         release = await self.client.start_release(resource, new)

@@ -10,18 +10,18 @@ from fakes.collector import Collector
 from fakes.memory_tape import T0
 from fakes.otlp import Inlet
 
-from penstock.gateway.config import Otlp
-from penstock.gateway.metrics import Metrics
-from penstock.gateway.otlp.delivery import Pace
-from penstock.gateway.otlp.exporter import Exporter
-from penstock.gateway.store.records import Entry
+from penstock.gateway.config import OtlpSettings
+from penstock.gateway.followers.otlp.collector_client import ExportLimits
+from penstock.gateway.followers.otlp.exporter import Exporter
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.tape.store.records import SpanEntry
 
 SERVERS = {"local": "http://127.0.0.1:8000/v1", "azure": "https://me.openai.azure.com", "main": "https://api.x.ai/v1"}
 
 
 def exporter(inlet: Inlet, collector: Collector, metrics: Metrics | None = None, **settings: Any) -> Exporter:
-    pace = Pace(**{name: settings.pop(name) for name in Pace._fields if name in settings})
-    made = Otlp(endpoint=collector.url, **settings)
+    pace = ExportLimits(**{name: settings.pop(name) for name in ExportLimits._fields if name in settings})
+    made = OtlpSettings(endpoint=collector.url, **settings)
     return Exporter(made, SERVERS, inlet.store, inlet.feed, inlet.dispatcher, metrics or Metrics(), pace=pace)
 
 
@@ -37,9 +37,9 @@ async def exporting(
         await made.stop()
 
 
-def call(number: int = 1, rollout: str = "r1", **fields: Any) -> Entry:
+def call(number: int = 1, rollout: str = "r1", **fields: Any) -> SpanEntry:
     """A finished model call."""
-    entry = Entry(rollout, "a1", status="ok", dialect="chat", path="/v1/chat/completions?x=1", upstream="local")
+    entry = SpanEntry(rollout, "a1", status="ok", dialect="chat", path="/v1/chat/completions?x=1", upstream="local")
     entry.start_ns, entry.end_ns, entry.model, entry.http_status = T0 + number, T0 + number + 10**9, "m-1", 200
     for name, value in fields.items():
         setattr(entry, name, value)

@@ -22,7 +22,7 @@ import aiohttp
 from aiohttp import web
 from fakes.web_site import event_stream, site
 
-from penstock.gateway.demo.model import sse
+from examples.demo.model import sse
 
 ANSWER = " ".join(f"word{number}" for number in range(60))
 SPARE = "spare"

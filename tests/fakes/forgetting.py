@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from penstock.gateway.store import Store
-from penstock.gateway.store.forgetting import Place
-from penstock.gateway.store.operation import Task
-from penstock.gateway.store.writer import Writer
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.erasure import WipePosition
+from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.writer import Writer
 
 
 def forget(tape: Store | Writer, rollout: str) -> None:
     """Takes a rollout off the tape, whatever its status is."""
-    hidden = Task(lambda it: it.forgetting.hide(rollout))
+    hidden = QueuedOperation(lambda it: it.erasure.hide(rollout))
     tape.write([hidden])
-    number, place = hidden.result, Place()
+    number, place = hidden.result, WipePosition()
     assert number is not None
     while place is not None:
-        step = Task(lambda it, at=place: it.forgetting.wipe([(number, at)]))
+        step = QueuedOperation(lambda it, at=place: it.erasure.wipe([(number, at)]))
         tape.write([step])
         assert step.result is not None
         (place,) = step.result
@@ -23,9 +23,9 @@ def forget(tape: Store | Writer, rollout: str) -> None:
 
 def overwrite(store: Store) -> int:
     """Writes zeros over what was deleted; how many pages had something in them."""
-    store.write([Task(lambda tape: tape.put("meta", b"note commit", b"1"))])
-    with store.overwriting() as overwriting:
+    store.write([QueuedOperation(lambda tape: tape.put("meta", b"note commit", b"1"))])
+    with store.overwrite_pass() as overwriting:
         while overwriting.step():
-            if overwriting.waits:
-                store.write([Task(lambda tape: tape.put("meta", b"note commit", b"2"))])
-        return overwriting.overwritten
+            if overwriting.is_blocked:
+                store.write([QueuedOperation(lambda tape: tape.put("meta", b"note commit", b"2"))])
+        return overwriting.pages_overwritten

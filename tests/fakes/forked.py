@@ -13,7 +13,7 @@ from typing import Any
 from fakes.forkserver import reporting
 
 from penstock.gateway.app import Gateway
-from penstock.gateway.config import Config
+from penstock.gateway.config import GatewayConfig
 
 
 @contextmanager
@@ -30,6 +30,6 @@ def _serve(report: Connection, config: dict[str, Any]) -> None:
 
 
 async def _run(config: dict[str, Any], report: Connection) -> None:
-    host, port = await Gateway(Config.model_validate(config)).start()
+    host, port = await Gateway(GatewayConfig.model_validate(config)).start()
     report.send(f"http://{host}:{port}")
     await asyncio.Event().wait()

@@ -1,6 +1,6 @@
 """Wire formats that only the tests need: completions, responses, embeddings, model lists, token counts and errors.
 
-Pure, like those in `gateway.demo.model`: a request and an `Answer` in, JSON or events out.
+Pure, like those in `demo.model`: a request and an `DemoAnswer` in, JSON or events out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.gateway.demo.model import CREATED, Answer, Json, counts, digest, named, pieces, sse
+from examples.demo.model import CREATED, DemoAnswer, Json, counts, digest, named_event, pieces, sse
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Failure:
 # OpenAI completions
 
 
-def completion(request: Json, answer: Answer) -> Json:
+def completion(request: Json, answer: DemoAnswer) -> Json:
     choices = [
         {"text": answer.text, "index": index, "logprobs": None, "finish_reason": "stop"}
         for index in range(request.get("n") or 1)
@@ -40,12 +40,12 @@ def completion_head(request: Json) -> Json:
     return identity | {"created": CREATED, "model": request["model"]}
 
 
-def completion_usage(request: Json, answer: Answer) -> Json:
+def completion_usage(request: Json, answer: DemoAnswer) -> Json:
     asked, generated = counts(request, answer)
     return {"prompt_tokens": asked, "completion_tokens": generated, "total_tokens": asked + generated}
 
 
-def completion_events(request: Json, answer: Answer) -> Iterator[bytes]:
+def completion_events(request: Json, answer: DemoAnswer) -> Iterator[bytes]:
     head = completion_head(request) | answer.extra
     for piece in pieces(answer.text):
         yield sse(head | {"choices": [{"text": piece, "index": 0, "logprobs": None, "finish_reason": None}]})
@@ -59,7 +59,7 @@ def completion_events(request: Json, answer: Answer) -> Iterator[bytes]:
 # OpenAI responses
 
 
-def response(request: Json, answer: Answer) -> Json:
+def response(request: Json, answer: DemoAnswer) -> Json:
     asked, generated = counts(request, answer)
     usage = {
         "input_tokens": asked,
@@ -98,7 +98,7 @@ def response_head(request: Json) -> Json:
     }
 
 
-def items(request: Json, answer: Answer) -> list[Json]:
+def items(request: Json, answer: DemoAnswer) -> list[Json]:
     """The output items: reasoning, message, function calls."""
     mark = digest(request)[:20]
     found: list[Json] = []
@@ -121,12 +121,12 @@ def output_text(text: str) -> Json:
     return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
 
 
-def response_events(request: Json, answer: Answer) -> Iterator[bytes]:
+def response_events(request: Json, answer: DemoAnswer) -> Iterator[bytes]:
     for number, event in enumerate(response_story(request, answer)):
-        yield named(event | {"sequence_number": number})
+        yield named_event(event | {"sequence_number": number})
 
 
-def response_story(request: Json, answer: Answer) -> Iterator[Json]:
+def response_story(request: Json, answer: DemoAnswer) -> Iterator[Json]:
     """The events in order, not yet numbered."""
     yield {"type": "response.created", "response": response_head(request)}
     yield {"type": "response.in_progress", "response": response_head(request)}
@@ -165,7 +165,7 @@ def part_story(part_event: str, text_event: str, counter: str, part: Json) -> It
 # Embeddings, token counts, models
 
 
-def embeddings(request: Json, answer: Answer) -> Json:
+def embeddings(request: Json, answer: DemoAnswer) -> Json:
     texts = [request["input"]] if isinstance(request["input"], str) else request["input"]
     data = [
         {"object": "embedding", "index": index, "embedding": vector(request, text)} for index, text in enumerate(texts)
@@ -181,7 +181,7 @@ def vector(request: Json, text: str) -> str | list[float]:
     return packed if request.get("encoding_format") == "base64" else numbers
 
 
-def count_tokens(request: Json, answer: Answer) -> Json:
+def count_tokens(request: Json, answer: DemoAnswer) -> Json:
     return {"input_tokens": counts(request, answer)[0]}
 
 

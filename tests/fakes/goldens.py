@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from penstock.gateway.display.table import ENDLESS
+from penstock.console.views.table import ENDLESS
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 

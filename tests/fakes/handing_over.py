@@ -52,7 +52,7 @@ async def reload(gateway: Gateway) -> int:
 async def is_parent(gateway: Gateway) -> None:
     """Returns when it has served its last call, and is no more than the parent of the next process."""
 
-    await until(lambda: b"penstock.gateway.server.parent" in command(gateway.pid))
+    await until(lambda: b"penstock.gateway.process.parent" in command(gateway.pid))
 
 
 async def next_line(gateway: Gateway) -> str:

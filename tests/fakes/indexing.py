@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from fakes.process import PATIENCE
 
-from penstock.gateway.index.follower import Index
-from penstock.gateway.store import Store
+from penstock.gateway.followers.index.follower import TapeIndex
+from penstock.gateway.tape.store import Store
 
 
-def caught_up(index: Index) -> None:
+def caught_up(index: TapeIndex) -> None:
     """It has all that is on the tape."""
     until = time.monotonic() + PATIENCE
     while not index.follow(until):
@@ -20,9 +20,9 @@ def caught_up(index: Index) -> None:
 
 
 @contextmanager
-def followed(store: Store, sealed: int) -> Generator[Index]:
+def followed(store: Store, sealed: int) -> Generator[TapeIndex]:
     """The index of a tape, caught up; `sealed`: spans of a file."""
-    index = Index(store, store.path / "index", sealed)
+    index = TapeIndex(store, store.path / "index", sealed)
     try:
         caught_up(index)
         yield index

@@ -20,28 +20,28 @@ from fakes.lives import as_its_own
 from fakes.tiny_model import VOCABULARY, config
 from fakes.training import random_examples
 
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines.checkpoint import Checkpoints
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import micro_batches
 
 
-def settings(model: Path) -> Config:
+def settings(model: Path) -> TrainConfig:
     """Everything that has a state: dropout, a schedule, momenta."""
     return config(model, optimiser={"schedule": "cosine", "warmup": 2}, run={"steps": 8})
 
 
-def step(engine: Engine) -> dict[str, float]:
+def step(engine: TrainingEngine) -> dict[str, float]:
     """One step on examples that every source of random numbers has its part in."""
     examples = random_examples(4, VOCABULARY, seed=int(np.random.randint(1000)))
     random.shuffle(examples)
-    return engine.step(micro_batches(examples, 64, "packed"), engine.policy())
+    return engine.step(micro_batches(examples, 64, "packed"), engine.policy_objective())
 
 
 def run(says: Connection, model: Path, directory: Path) -> None:
     """In a process of its own."""
     as_its_own()
-    engine = Engine(settings(model))
+    engine = TrainingEngine(settings(model))
     checkpoints = Checkpoints(directory, 2)
     for _ in range(2):
         step(engine)

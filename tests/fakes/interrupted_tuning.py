@@ -16,7 +16,7 @@ from typing import Any
 
 from fakes.lives import as_its_own
 
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 
 
 def run(says: Connection, step: int, words: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.gateway.model.transcript import Transcript
-from penstock.sidecar.trying import ANSWER
+from penstock.sidecar.dry_run import ANSWER
 
 
 def right(task: Any, output: Any, transcript: Transcript) -> float:

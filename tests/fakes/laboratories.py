@@ -11,12 +11,12 @@ from types import MappingProxyType
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import Family, world
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import Engine, Reflection
-from penstock.trainer.apo.search import Result, Search
+from penstock.trainer.apo.protocol import PromptEngine, Reflection
+from penstock.trainer.apo.search import PromptSearch, SearchResult
 from penstock.trainer.apo.splits import split
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 SLOT = "{order}"
 Change = Callable[[Trial], float | None]
@@ -52,7 +52,9 @@ class Odd(Simulated):
         """The expected reward of a candidate."""
         return self.world.value(candidate.texts[NAME])
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         """See `Laboratory`."""
         assert not any(map(self.problem, candidates))
         await self._wait()
@@ -77,8 +79,8 @@ class Odd(Simulated):
         return f"{NAME}: {SLOT} is missing" if self._slot and SLOT not in candidate.texts[NAME] else ""
 
 
-async def searched(laboratory: Odd, engine: Engine, budget: Budget, seed: int = 0) -> Result:
+async def searched(laboratory: Odd, engine: PromptEngine, budget: SearchBudget, seed: int = 0) -> SearchResult:
     """A whole run."""
     splits = split(laboratory.world.tasks, seed)
-    search = Search(laboratory, engine, laboratory.seed, splits.train, splits.validation, budget, seed)
+    search = PromptSearch(laboratory, engine, laboratory.seed, splits.train, splits.validation, budget, seed)
     return await search.run()

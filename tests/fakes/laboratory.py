@@ -14,7 +14,7 @@ from typing import Final
 from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import AgentTask, Reflection
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 SEED: Final = Candidate({"desk": "Answer."})
 BROKEN: Final = "broken"
@@ -30,30 +30,32 @@ class Bench:
     """Rewards by candidate and order, answers by question and number. `late`: seed of how long each takes, in turns of
     the event loop; None: no time."""
 
-    reward: Callable[[Candidate, Order], float | None] = lambda candidate, order: 0.5
+    reward: Callable[[Candidate, TrialSpec], float | None] = lambda candidate, order: 0.5
     answer: Callable[[str, int], str] = lambda prompt, number: "Nothing."
     tokens: int = 10
     """Of an answer; `most` says twice as many."""
     late: int | None = None
     cut: int | None = None
     """Orders and questions after which the life ends; None: never."""
-    runs: list[tuple[Order, Mode]] = field(default_factory=list[tuple[Order, Mode]])
+    runs: list[tuple[TrialSpec, Mode]] = field(default_factory=list[tuple[TrialSpec, Mode]])
     """What was run, in every life; an order that is on the tape is not run again."""
     asked: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """And asked."""
-    ordered: list[tuple[Order, Mode]] = field(default_factory=list[tuple[Order, Mode]])
+    ordered: list[tuple[TrialSpec, Mode]] = field(default_factory=list[tuple[TrialSpec, Mode]])
     """What was ordered, whether it was run before or not."""
-    _trials: dict[Order, Trial] = field(default_factory=dict[Order, Trial])
+    _trials: dict[TrialSpec, Trial] = field(default_factory=dict[TrialSpec, Trial])
     _answers: dict[tuple[str, int], Reflection] = field(default_factory=dict[tuple[str, int], Reflection])
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         """See `Laboratory`."""
         known = {candidate.id: candidate for candidate in candidates}
         self.ordered.extend((order, mode) for order in orders)
         await self._later(str(orders))
         return [self._trial(known[order.candidate], order, mode) for order in orders]
 
-    def _trial(self, candidate: Candidate, order: Order, mode: Mode) -> Trial:
+    def _trial(self, candidate: Candidate, order: TrialSpec, mode: Mode) -> Trial:
         assert not self.problem(candidate), "it cannot be run"
         if order not in self._trials:
             self._live()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from penstock.gateway.lake.lake import Lake
-from penstock.gateway.lake.place import Place
+from penstock.gateway.followers.lake.lake import Lake
+from penstock.gateway.followers.lake.location import LakeLocation
 from penstock.gateway.model.prices import Prices
-from penstock.gateway.store import Store
+from penstock.gateway.tape.store import Store
 
 
 def main() -> None:
     with Store(Path(sys.argv[1]), readonly=True) as store:
-        lake = Lake(store, Place(sys.argv[2]), Prices(), bodies=True, rows=20)
+        lake = Lake(store, LakeLocation(sys.argv[2]), Prices(), bodies=True, rows=20)
         while lake.step() is not None:
             print("step", flush=True)
         print("done", flush=True)

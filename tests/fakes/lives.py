@@ -39,9 +39,7 @@ del sys.argv[1:4]
 
 def forkserver() -> ForkServerContext:
     """What starts them."""
-    return forking(
-        "penstock.trainer.runs.session", "penstock.trainer.commands", "penstock.gateway.__main__", "fakes.lives"
-    )
+    return forking("penstock.trainer.runs.session", "penstock.trainer.commands", "penstock.console.main", "fakes.lives")
 
 
 class Life:
@@ -144,7 +142,7 @@ def fork(
 
 
 def _live(output: Connection, config: Path, gateway: str, flags: Sequence[str], python: Path) -> None:
-    from penstock.gateway.__main__ import main
+    from penstock.console.main import main
 
     for number in (1, 2):
         os.dup2(output.fileno(), number)

@@ -12,9 +12,9 @@ from typing import Any
 import openai
 from fakes.process import Gateway
 
-from penstock.gateway.demo.model import Json
-from penstock.gateway.dialects.chat import Chat
-from penstock.gateway.dialects.loose_json import objs
+from examples.demo.model import Json
+from penstock.gateway.wire.dialects.chat import ChatDialect
+from penstock.gateway.wire.dialects.loose_json import objs
 
 TOOL: Json = {"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}
 
@@ -41,7 +41,7 @@ class Agent:
                 return [choice.model_dump() for choice in made.choices]
             pieces = [choice.model_dump() async for chunk in made for choice in chunk.choices]
         indices = sorted({piece["index"] for piece in pieces})
-        return [Chat().fold(index, [piece for piece in pieces if piece["index"] == index]) for index in indices]
+        return [ChatDialect().fold(index, [piece for piece in pieces if piece["index"] == index]) for index in indices]
 
     async def turn(self, text: str, **more: Any) -> Json:
         """Says something, and takes in the answer."""

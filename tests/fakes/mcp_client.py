@@ -16,8 +16,8 @@ from fakes.shell import Shell
 from mcp.client.client import Client
 from mcp.shared.message import SessionMessage
 
+from penstock.console.mcp_server.server import make_server
 from penstock.gateway.client.client import Client as Control
-from penstock.gateway.mcp_server.server import make_server
 
 Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 

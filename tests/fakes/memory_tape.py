@@ -12,25 +12,26 @@ from typing import Any, cast
 from aiohttp import web
 
 from penstock.gateway.api.context import Control
-from penstock.gateway.api.routes import make_control
-from penstock.gateway.calls.auth import Auth
-from penstock.gateway.definitions.service import Definitions
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.api.routes import make_application
+from penstock.gateway.followers.webhooks.service import WebhookService
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Chunk, Exchange
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.queue.dispatcher import Dispatcher
 from penstock.gateway.releases.driver import Driver
-from penstock.gateway.releases.measure import Measure
-from penstock.gateway.runs.service import RunService
-from penstock.gateway.store.audit_log import AuditLog
-from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.wanted import EVERYTHING, Wanted
-from penstock.gateway.webhooks.service import Webhooks
+from penstock.gateway.releases.release_metrics import ReleaseMetrics
+from penstock.gateway.tape.store.audit_log import AuditLog
+from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.traffic.calls.auth import Auth
+from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.runs.service import RunService
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""
@@ -42,18 +43,21 @@ async def _all_written() -> None:
 
 
 NO_DESK = cast(
-    Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list), unwritten=_all_written)
+    Dispatcher, SimpleNamespace(reader=SimpleNamespace(queue=lambda: EMPTY, workers=list), flush_calls=_all_written)
 )
 """Nothing waits."""
 NO_RELEASES = cast(
     Driver,
-    SimpleNamespace(reader=SimpleNamespace(releases=list), measure=Measure(lambda release: [], lambda release: None)),
+    SimpleNamespace(
+        reader=SimpleNamespace(releases=list), metrics=ReleaseMetrics(lambda release: [], lambda release: None)
+    ),
 )
 """No more, and there are none."""
+NO_REHEARSALS = cast(Rehearsals, None)
 NO_RUNS = cast(RunService, None)
-NO_DEFINITIONS = cast(Definitions, None)
+NO_DEFINITIONS = cast(DefinitionService, None)
 NO_AUDIT_LOG = cast(AuditLog, None)
-NO_WEBHOOKS = cast(Webhooks, None)
+NO_WEBHOOKS = cast(WebhookService, None)
 SECRET = b"a secret of 16 bytes or more"
 
 
@@ -66,7 +70,7 @@ class MemoryTape:
         self._spans: dict[tuple[str, str, int], tuple[int, Span]] = {}
         self._exchanges: dict[tuple[str, str, int], Exchange] = {}
         self._changes: list[Change] = []
-        self.feed = Feed(0)
+        self.feed = ChangeFeed(0)
 
     def add(self, span: Span, exchange: Exchange | None = None, **about_rollout: Any) -> None:
         """Record a span, and its rollout and attempt if they are new."""
@@ -149,9 +153,9 @@ class MemoryTape:
     def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]:
         return ((span, self.exchange(span)) for span in spans)
 
-    def changes(self, since: int, limit: int, wanted: Wanted = EVERYTHING) -> tuple[list[Change], int]:
+    def changes(self, since: int, limit: int, wanted: ChangeFilter = ALL_CHANGES) -> tuple[list[Change], int]:
         found = self._changes[since : since + limit]
-        told = [one for one in found if one.rollout is None or wanted.stands(one.rollout.status)]
+        told = [one for one in found if one.rollout is None or wanted.matches_status(one.rollout.status)]
         return told, found[-1].cursor if found else since
 
     def identity(self) -> str:
@@ -221,11 +225,12 @@ async def serving(
     """Serve a tape on a free port."""
     auth, metrics, state = Auth(admin_key, SECRET), Metrics(), Condition()
     runner = web.AppRunner(
-        make_control(
+        make_application(
             Control(
                 tape,
                 NO_DESK,
                 NO_RELEASES,
+                NO_REHEARSALS,
                 NO_RUNS,
                 tape.feed,
                 Alone(metrics),

@@ -29,8 +29,8 @@ from fakes.settings import Sections, merged, toml
 from fakes.workers import beside
 
 from examples import shop, shop_model
+from examples.demo.model import DemoAnswer, Json, chat, chat_events, last_text
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Json, chat, chat_events, said
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
@@ -57,16 +57,16 @@ class Ended(NamedTuple):
     """Of stdout and stderr."""
 
 
-def answers(asked: Json) -> Answer:
+def answers(asked: Json) -> DemoAnswer:
     """What the models say: always the same to the same question."""
     draw = random.Random(json.dumps(asked["messages"]))
-    question = said(asked["messages"], "user")
+    question = last_text(asked["messages"], "user")
     if asked["model"] == shop_model.THINKER:
-        return Answer(json.dumps({"hypotheses": shop_model.reflect(question, draw)}))
-    return Answer(shop_model.serve(said(asked["messages"], "system"), question, draw))
+        return DemoAnswer(json.dumps({"hypotheses": shop_model.reflect(question, draw)}))
+    return DemoAnswer(shop_model.serve(last_text(asked["messages"], "system"), question, draw))
 
 
-def weighed(asked: Json, answer: Answer) -> Json:
+def weighed(asked: Json, answer: DemoAnswer) -> Json:
     """A chat completion that counts a token for every four characters."""
     made = chat(asked, answer)
     read = sum(len(str(message["content"])) for message in asked["messages"]) // 4

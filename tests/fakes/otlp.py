@@ -27,16 +27,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from penstock.gateway.app import open_store
-from penstock.gateway.config import Config
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.followers.otlp.ingest import RECEIVER, TelemetryReceiver, post_telemetry
+from penstock.gateway.followers.otlp.signals import PROTOBUF
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.span import Span
-from penstock.gateway.otlp.ingest import INGEST, Ingest, post_telemetry
-from penstock.gateway.otlp.signals import PROTOBUF
-from penstock.gateway.queue.dispatcher import Dispatcher
-from penstock.gateway.store import Store
-from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.recorder import Recorder
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.work.queue.dispatcher import Dispatcher
 
 LIMIT = 1 << 20
 
@@ -47,7 +47,7 @@ class Inlet:
 
     store: Store
     dispatcher: Dispatcher
-    feed: Feed
+    feed: ChangeFeed
     recorder: Recorder
     url: str
     http: aiohttp.ClientSession
@@ -84,15 +84,15 @@ class Answer:
 @asynccontextmanager
 async def inlet_at(path: Path) -> AsyncGenerator[Inlet]:
     """An inlet with its tape in `path`."""
-    config, metrics = Config(), Metrics()
+    config, metrics = GatewayConfig(), Metrics()
     with open_store(path) as store:
-        feed = Feed(store.cursor())
+        feed = ChangeFeed(store.cursor())
         recorder = Recorder(store, config.tape, metrics, feed.committed)
         dispatcher = Dispatcher(recorder, metrics, time.time_ns)
         recorder.start()
         await dispatcher.start()
         app = web.Application()
-        app[INGEST] = Ingest(dispatcher, store, metrics, LIMIT)
+        app[RECEIVER] = TelemetryReceiver(dispatcher, store, metrics, LIMIT)
         for scope in ("", "/agent/none", "/agent/{kind}/{rid}/{aid}"):
             app.router.add_route("*", scope + "/v1/{signal}", post_telemetry)
         async with site(app, unpacks=False) as url, aiohttp.ClientSession() as http:

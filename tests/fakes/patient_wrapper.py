@@ -8,7 +8,7 @@ import sys
 
 from fakes.process import PATIENCE
 
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 from penstock.sidecar.wrapping import command
 
 if __name__ == "__main__":

@@ -28,22 +28,22 @@ WANTED = (
     "cyclopts.help",
     "docstring_parser",
     "penstock.adapters.commands",
-    "penstock.gateway.process",
+    "penstock.gateway.process.main",
     "penstock.gateway.client.client",
-    "penstock.gateway.cli.audit",
-    "penstock.gateway.cli.discover",
-    "penstock.gateway.cli.enqueue",
-    "penstock.gateway.cli.reading",
-    "penstock.gateway.cli.releases",
-    "penstock.gateway.cli.rollouts",
-    "penstock.gateway.cli.runs",
-    "penstock.gateway.cli.serve",
-    "penstock.gateway.display.queue",
-    "penstock.gateway.display.releases",
-    "penstock.gateway.display.resources",
-    "penstock.gateway.display.rollout_tree",
-    "penstock.gateway.display.rollouts",
-    "penstock.gateway.display.runs",
+    "penstock.console.commands.audit",
+    "penstock.console.commands.prompt_discovery",
+    "penstock.console.commands.enqueue",
+    "penstock.console.commands.inspection",
+    "penstock.console.commands.releases",
+    "penstock.console.commands.rollouts",
+    "penstock.console.commands.runs",
+    "penstock.console.commands.serve",
+    "penstock.console.views.queue",
+    "penstock.console.views.releases",
+    "penstock.console.views.resources",
+    "penstock.console.views.rollout_tree",
+    "penstock.console.views.rollouts",
+    "penstock.console.views.runs",
     "penstock.sidecar.commands",
     "penstock.sidecar.runner",
     "rich.markdown",
@@ -124,7 +124,7 @@ def main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(orders.fileno(), False)
     _ = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the tests
-    command = import_module("penstock.gateway.__main__")
+    command = import_module("penstock.console.main")
     for name in WANTED:
         _ = import_module(name)
     assert threading.active_count() == 1, "a process with threads cannot be forked"

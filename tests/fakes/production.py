@@ -19,8 +19,8 @@ import pytest
 from fakes import engine, vllm_wire
 from fakes.process import Gateway
 
+from examples.demo.model import DemoAnswer, Json
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Json
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Judgement
 
@@ -31,7 +31,7 @@ PATIENCE = 90.0
 def tokens_of(vocabulary: int) -> Generator[None]:
     """The scripted vLLM answers chats with token ids and log-probabilities, where it is asked for them."""
 
-    def small(request: Json, answer: Answer) -> Json:
+    def small(request: Json, answer: DemoAnswer) -> Json:
         made = vllm_wire.chat(request, answer)
         for part in (made, *made["choices"]):
             for key in ("prompt_token_ids", "token_ids"):

@@ -1,7 +1,7 @@
 """A scripted model provider: a real server that speaks the wire formats of OpenAI and Anthropic.
 
 What it says next is decided by its script: a list of answers, taken in turn, or a function of the request; by default
-it behaves like an agreeable model (`gateway.demo.model.decide`). It keeps every request as it came and every response
+it behaves like an agreeable model (`demo.model.decide`). It keeps every request as it came and every response
 as it went, so that a test can compare both ends of the wire:
 
     provider.script = [Failure(429, headers={"Retry-After": "7"}), Answer("hello")]
@@ -36,13 +36,13 @@ from fakes.formats import (
 from fakes.packing import PACKERS, flushed
 from fakes.web_site import everywhere, site
 
-from penstock.gateway.calls.turns import decode_body
-from penstock.gateway.demo.model import Answer, Json, chat, chat_events, decide, message, message_events
+from examples.demo.model import DemoAnswer, Json, chat, chat_events, decide, message, message_events
+from penstock.gateway.reading.turns import decode_body
 
-Outcome = Answer | Failure
+Outcome = DemoAnswer | Failure
 Script = Callable[[Json], Outcome] | list[Outcome]
-Plain = Callable[[Json, Answer], Json]
-Events = Callable[[Json, Answer], Iterator[bytes]]
+Plain = Callable[[Json, DemoAnswer], Json]
+Events = Callable[[Json, DemoAnswer], Iterator[bytes]]
 
 FORMATS: dict[str, tuple[Plain, Events | None]] = {
     "/v1/chat/completions": (chat, chat_events),

@@ -25,7 +25,7 @@ from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 FOUR, SIX = "10.78.0.1", "fd78::1"
 POWERLESS = ("setpriv", "--inh-caps=-all", "--bounding-set=-all")
@@ -45,7 +45,7 @@ FAR_END = ("address add 10.78.0.1/24 dev world", "-6 address add fd78::1/64 dev 
 
 async def world(folder: Path) -> None:
     """The other network. Each line that it is sent is answered with what it was asked since the last one."""
-    authority = Authority.here(["llm.test", "other.test"])
+    authority = CertificateStore.create_in_process(["llm.test", "other.test"])
     (folder / "host-ca.pem").write_text(authority.pem)
     host, packets = TlsHost(), list[str]()
 

@@ -23,7 +23,7 @@ from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 ADDRESS = "10.77.0.1"
 PYTHON = """
@@ -105,7 +105,7 @@ async def killed(world: World) -> dict[str, Any]:
 
 async def main(folder: Path) -> list[dict[str, Any]]:
     """In the namespaces."""
-    authority, host = Authority.here(["llm.test"]), TlsHost()
+    authority, host = CertificateStore.create_in_process(["llm.test"]), TlsHost()
     host.trust = folder / "host-ca.pem"
     host.trust.write_text(authority.pem)
     server = await asyncio.start_server(host.serve, ADDRESS, 443, ssl=authority.context("llm.test"))

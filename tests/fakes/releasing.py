@@ -21,32 +21,32 @@ from fakes.provider import FORMATS, Provider
 from fakes.waiting import News
 from fakes.web_site import event_stream, everywhere, site
 
+from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.app import open_store
-from penstock.gateway.config import Config, Tape
-from penstock.gateway.demo.model import Answer, Call, Json
-from penstock.gateway.dialects import find
-from penstock.gateway.http.redact import Redactor
-from penstock.gateway.metrics import Metrics
+from penstock.gateway.config import GatewayConfig, TapeSettings
 from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Entry as UpstreamConnection
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.release import AuditTrailEntry as UpstreamConnection
 from penstock.gateway.model.release import Release
+from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.queue.span_operations import SpanOperations
-from penstock.gateway.releases.catalog import Pins
-from penstock.gateway.releases.jobs import Progress, Report
+from penstock.gateway.releases.jobs import JobProgress, JobReport
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.replay.sender import Context
-from penstock.gateway.releases.replay.stage import Replay
-from penstock.gateway.store.codec import Body
-from penstock.gateway.store.recorder import Recorder
-from penstock.gateway.store.records import Entry
-from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.upstreams.pool import Pool
-from penstock.gateway.upstreams.routes import Routes
+from penstock.gateway.tape.store.codec import StoredBody
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
+from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.routes import RouteTable
+from penstock.gateway.traffic.versions import PinTable
+from penstock.gateway.wire.dialects import find
+from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.work.queue.span_operations import SpanOperations
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"
@@ -141,9 +141,9 @@ def question_of(asked: Json) -> str:
     return next(it["content"] for it in reversed(said) if it["role"] == "user")
 
 
-def lookup(asked: Json) -> Answer:
+def lookup(asked: Json) -> DemoAnswer:
     """The answer of the recorded model: it looks up what was asked for."""
-    return Answer(calls=(Call("call_1", "lookup", json.dumps({"what": question_of(asked), "limit": 3})),))
+    return DemoAnswer(calls=(DemoToolCall("call_1", "lookup", json.dumps({"what": question_of(asked), "limit": 3})),))
 
 
 def request_of(path: str, text: str, question: str, stream: bool = False, **more: Any) -> Json:
@@ -167,9 +167,9 @@ def request_of(path: str, text: str, question: str, stream: bool = False, **more
 class Bench:
     """Store, recorder, switch and upstreams of a gateway."""
 
-    context: Context
+    context: ReleaseContext
     provider: Counting
-    progress: Progress = field(default_factory=lambda: Progress("replay"))
+    progress: JobProgress = field(default_factory=lambda: JobProgress("replay"))
 
     async def do(self, operation: Callable[[Transaction], T]) -> T:
         """One transaction."""
@@ -185,7 +185,7 @@ class Bench:
         self,
         rollout: str,
         asked: Json,
-        answer: Answer | None = None,
+        answer: DemoAnswer | None = None,
         path: str = CHAT,
         headers: bytes = b"Content-Type: application/json\r\nAuthorization: ***\r\n",
         **more: Any,
@@ -200,8 +200,11 @@ class Bench:
         kind = b"text/event-stream" if stream else b"application/json"
         given: dict[str, Any] = {"start_ns": now, "end_ns": now, "upstream": upstream, "http_status": 200, "path": path}
         given |= {"dialect": dialect.name, "model": asked["model"], "stream": stream, "choices": facts.choices}
-        given |= {"status": "ok", "body": Body("", headers, body, b"Content-Type: " + kind + b"\r\n", raw, b"", [])}
-        entry = Entry(rollout, "a1", **(given | more))
+        given |= {
+            "status": "ok",
+            "body": StoredBody("", headers, body, b"Content-Type: " + kind + b"\r\n", raw, b"", []),
+        }
+        entry = SpanEntry(rollout, "a1", **(given | more))
         await self.do(lambda transaction: SpanOperations(transaction).add([entry], now))
 
     async def record_many(self, rollouts: int, calls: int = 1, **more: Any) -> None:
@@ -215,7 +218,7 @@ class Bench:
         """A release of two versions that is about to be replayed."""
         given = {"margin_absolute": 0.1, "replay": {"calls": 100} | replay.pop("replay", {})} | replay
         only = given.pop("only", {})
-        policy = Policy.model_validate(given)
+        policy = ReleasePolicy.model_validate(given)
         new = Release.model_validate(
             {"id": "new", "resource": resource, "kind": "prompt", "stable": "v1", "candidate": candidate}
             | {"policy": policy, "salt": "s", "only": only}
@@ -225,9 +228,9 @@ class Bench:
             lambda transaction: ReleaseOperations(transaction).start(new, connection, self.context.now_ns())
         )
 
-    async def replay(self, release: Release) -> Report:
+    async def replay(self, release: Release) -> JobReport:
         """The report of a replay."""
-        return await Replay(self.context)(release, self.progress)
+        return await CallReplayJob(self.context)(release, self.progress)
 
     def spans(self, rollout: str) -> list[Span]:
         """All spans of a rollout."""
@@ -251,15 +254,15 @@ async def bench(home: Path, provider: Counting, config: Mapping[str, Any] | None
         {"name": "openai", "base_url": provider.openai_url, "dialect": "openai"},
         {"name": "anthropic", "base_url": provider.url, "dialect": "anthropic"},
     ]
-    found = Config.model_validate({"upstream": upstream} | dict(config or {}))
-    pools = {one.name: Pool(one) for one in found.upstreams()}
+    found = GatewayConfig.model_validate({"upstream": upstream} | dict(config or {}))
+    pools = {one.name: ConnectionPool(one) for one in found.upstreams()}
     store = open_store(home / "data")
-    recorder = Recorder(store, Tape(), Metrics(), lambda cursor, records: None)
-    pins = Pins(ReleaseReader(store), recorder, Metrics(), Redactor(), asyncio.Future, lambda rollout, pins: None)
+    recorder = Recorder(store, TapeSettings(), Metrics(), lambda cursor, records: None)
+    pins = PinTable(ReleaseReader(store), recorder, Metrics(), Redactor(), asyncio.Future, lambda rollout, pins: None)
     recorder.start()
     async with aiohttp.ClientSession() as session:
-        routes = Routes(found.route, pools, {one.name for one in found.upstream})
-        context = Context(store, pins, recorder, pools, routes, lambda: session, time.time_ns)
+        routes = RouteTable(found.route, pools, {one.name for one in found.upstream})
+        context = ReleaseContext(store, pins, recorder, pools, routes, lambda: session, time.time_ns)
         made = Bench(context, provider)
         await made.add("travel", prompt(STABLE, sent=True))
         await made.add("travel", prompt(CANDIDATE))

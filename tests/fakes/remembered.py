@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.gateway.queue.waiting import Waiting
-from penstock.gateway.releases.live import LiveReleases
-from penstock.gateway.store import keys, records
-from penstock.gateway.store.cache import CachedAttempt, Memory
-from penstock.gateway.store.codec import Base
-from penstock.gateway.store.operation import Task
-from penstock.gateway.store.tables import Tables
-from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.store.view import View, last_block
-from penstock.gateway.store.writer import Writer
+from penstock.gateway.releases.live_releases import LiveReleases
+from penstock.gateway.tape.store import keys, records
+from penstock.gateway.tape.store.cache import CachedAttempt, WriterCache
+from penstock.gateway.tape.store.codec import DeltaBase
+from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.tables import TapeTables
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.view import TapeView, last_block
+from penstock.gateway.tape.store.writer import Writer
+from penstock.gateway.work.queue.memory_queue import MemoryQueue
 
 _NUMBERS = ("_styles", "_last_style", "_body", "_untold")
 _SPANS, _SEEN = map(records.ATTEMPT.index, ("spans", "last_seen_ns"))
@@ -19,12 +19,12 @@ _SPANS, _SEEN = map(records.ATTEMPT.index, ("spans", "last_seen_ns"))
 
 def compare(writer: Writer) -> None:
     """Has the writer catch up, and looks at everything that it remembers; nothing is written."""
-    writer.write([Task(lambda transaction: _compare(writer, transaction))])
+    writer.write([QueuedOperation(lambda transaction: _compare(writer, transaction))])
 
 
 def _compare(writer: Writer, transaction: Transaction) -> None:
     batch, tables = transaction._batch, transaction._tables
-    view, fresh = batch.view, Tables(tables.dbs, 1 << 20, None, "fresh")
+    view, fresh = batch.view, TapeTables(tables.dbs, 1 << 20, None, "fresh")
     fresh.recall(view)
     assert batch.cursor == writer._cursor == view.last("log")
     for name in _NUMBERS:
@@ -41,13 +41,13 @@ def _compare(writer: Writer, transaction: Transaction) -> None:
             assert found is not None, live.name
             spans = (view.span(*live.name, sequence) for sequence in range(found[1][_SPANS], 0, -1))
             assert any(span is not None and span.body == live.base.number for span in spans), live.name
-    _compare_queue(view, transaction.follower(Waiting))
+    _compare_queue(view, transaction.follower(MemoryQueue))
     releases = LiveReleases()
     releases.recall(view)
     assert vars(transaction.follower(LiveReleases)) == vars(releases)
 
 
-def _compare_memory(view: View, memory: Memory) -> None:
+def _compare_memory(view: TapeView, memory: WriterCache) -> None:
     for name, known in memory._rollouts.items():
         assert view.numbered_rollout(name) == (known.number, known.rollout), name
         assert [attempt.id for attempt in view.attempts(name)] == known.attempts, name
@@ -61,7 +61,7 @@ def _compare_memory(view: View, memory: Memory) -> None:
     assert memory._size == sum(2048 + (0 if live.base is None else live.base.size) for live in memory._live.values())
 
 
-def _compare_attempt(view: View, live: CachedAttempt) -> None:
+def _compare_attempt(view: TapeView, live: CachedAttempt) -> None:
     found = view.attempt_values(*live.name)
     assert found is not None, live.name
     origins, values, cursors = found
@@ -80,14 +80,14 @@ def _compare_attempt(view: View, live: CachedAttempt) -> None:
         assert view.body(span.body)[0].request == live.base.request
 
 
-def _compare_base(view: View, base: Base) -> None:
+def _compare_base(view: TapeView, base: DeltaBase) -> None:
     """What is stored against it is read with what the tape has of it."""
     found = view.body(base.number)[1]
     assert (found.request, found.depth, found.rest) == (base.request, base.depth, base.rest)
 
 
-def _compare_queue(view: View, waiting: Waiting) -> None:
-    fresh = Waiting()
+def _compare_queue(view: TapeView, waiting: MemoryQueue) -> None:
+    fresh = MemoryQueue()
     fresh.recall(view)
     assert (waiting.state, waiting._names, waiting.counts()) == (fresh.state, fresh._names, fresh.counts())
     while (found := fresh.next(range(4))) is not None:

@@ -26,7 +26,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from penstock.gateway.demo.model import Answer, Json
+from examples.demo.model import DemoAnswer, Json
 
 BIG = 8 << 20
 
@@ -78,7 +78,9 @@ class Host:
         if "limits" in words:
             await self._say(connection, {"type": "codex.rate_limits", "plan_type": "plus"})
         answer = (
-            Answer() if asked.get("generate") is False else Answer("x" * BIG if "big" in words else f"said {count}")
+            DemoAnswer()
+            if asked.get("generate") is False
+            else DemoAnswer("x" * BIG if "big" in words else f"said {count}")
         )
         story = list(response_story(asked, answer)) if asked.get("generate") is not False else _empty(asked)
         for event in story[:2]:
@@ -100,7 +102,7 @@ class Host:
 
 
 def _empty(asked: Json) -> list[Json]:
-    made: Json = response(asked, Answer()) | {"output": []}
+    made: Json = response(asked, DemoAnswer()) | {"output": []}
     return [
         {"type": "response.created", "response": response_head(asked)},
         {"type": "response.completed", "response": made},

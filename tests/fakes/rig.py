@@ -26,7 +26,7 @@ from fakes.tape import Tape
 from fakes.waiting import when
 
 from penstock.gateway.app import Gateway
-from penstock.gateway.config import Config
+from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.answers import SpanPage
 from penstock.gateway.model.span import Span
 
@@ -193,7 +193,9 @@ async def inside(
             {"name": "anthropic-up", "base_url": url, "dialect": "anthropic"},
             *spares,
         ]
-        gateway = Gateway(Config.model_validate({"upstream": upstreams, "data": home / "data", "port": 0} | config))
+        gateway = Gateway(
+            GatewayConfig.model_validate({"upstream": upstreams, "data": home / "data", "port": 0} | config)
+        )
         host, port = await gateway.start()
         base = Base(f"http://{host}:{port}", home / "data", home / "stderr", listener, os.getpid())
         try:

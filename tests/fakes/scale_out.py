@@ -21,8 +21,8 @@ from fakes.toy_template import CALL, Json, Template, Vocabulary, parsed
 from fakes.waiting import News
 from fakes.web_site import event_stream, everywhere, site
 
-from penstock.gateway.demo.model import sse
-from penstock.gateway.dialects.loose_json import arr, obj, objs
+from examples.demo.model import sse
+from penstock.gateway.wire.dialects.loose_json import arr, obj, objs
 
 CHAT, RENDER, DERENDER = "/v1/chat/completions", "/v1/chat/completions/render", "/v1/chat/completions/derender"
 GENERATE = "/inference/v1/generate"

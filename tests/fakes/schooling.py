@@ -12,17 +12,17 @@ from collections.abc import Iterable
 import aiohttp
 from fakes.workers import finish
 
+from examples.demo.model import DemoAnswer, Json
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Json
 from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 
 GOOD, BAD = "the water and the wheel", "tool tool tool"
 PER_GROUP = 4
 
 
-def script(request: Json) -> Answer:
+def script(request: Json) -> DemoAnswer:
     """What the model answers, for `Provider.script`: its sampling follows from the seed."""
-    return Answer(BAD if request["seed"] % 2 else GOOD)
+    return DemoAnswer(BAD if request["seed"] % 2 else GOOD)
 
 
 async def school(client: Client, http: aiohttp.ClientSession, url: str, groups: Iterable[int]) -> None:

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from fakes.process import PATIENCE
 from textual.pilot import Pilot
 
-from penstock.tui.app import Options, PenstockApp
-from penstock.tui.settings import Context, host
+from penstock.tui.app import AppOptions, PenstockApp
+from penstock.tui.settings import GatewayContext, host
 
 SMALL, LARGE = (80, 24), (160, 48)
 
@@ -27,13 +27,13 @@ def screen_text(app: PenstockApp) -> str:
     return "".join(strip.text.rstrip() + "\n" for strip in strips)
 
 
-def options(url: str, *view: str, read_only: bool = False) -> Options:
+def options(url: str, *view: str, read_only: bool = False) -> AppOptions:
     """Of an app that shows a gateway."""
-    return Options({host(url): Context(gateway=url)}, host(url), view or ("rollouts",), read_only=read_only)
+    return AppOptions({host(url): GatewayContext(gateway=url)}, host(url), view or ("rollouts",), read_only=read_only)
 
 
 @asynccontextmanager
-async def running(options: Options, size: tuple[int, int] = SMALL) -> AsyncGenerator[Pilot[None]]:
+async def running(options: AppOptions, size: tuple[int, int] = SMALL) -> AsyncGenerator[Pilot[None]]:
     """An app on a screen of its own."""
     app = PenstockApp(options)
     async with app.run_test(size=size) as pilot:

@@ -15,10 +15,10 @@ from fakes.forkserver import forking
 from penstock.gateway.app import open_store
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.store import Store, records
-from penstock.gateway.store.operation import Task
-from penstock.gateway.store.records import Entry
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.tape.store import Store, records
+from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
 
 
 class Second:
@@ -49,14 +49,14 @@ class Second:
 
 
 def _see(transaction: Transaction, name: str) -> None:
-    live = transaction.attempt(Entry(name, "a1"))
+    live = transaction.attempt(SpanEntry(name, "a1"))
     live.values[records.ATTEMPT.index("last_seen_ns")] += 1
     transaction.touch(live)
 
 
 def serve(orders: Connection) -> None:
     """Until it is killed."""
-    under_way: dict[str, Entry] = {}
+    under_way: dict[str, SpanEntry] = {}
     store: Store | None = None
     while True:
         what, name = orders.recv()
@@ -70,13 +70,13 @@ def serve(orders: Connection) -> None:
         assert store is not None
         if what == "version":
             new = NewVersion(kind="prompt", content={"text": "Be brief."})
-            task = Task(
+            task = QueuedOperation(
                 lambda transaction, name=name, new=new: ReleaseOperations(transaction).add_version(name, new, 0)
             )
             orders.send(str(store.write([task])))
             continue
         if what == "seen":
-            orders.send(str(store.write([Task(lambda transaction, name=name: _see(transaction, name))])))
+            orders.send(str(store.write([QueuedOperation(lambda transaction, name=name: _see(transaction, name))])))
             continue
         if what == "open":
             entry = under_way[name] = running(name, request=name.encode() * 50)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.trainer.config import Config, load
+from penstock.trainer.config import TrainConfig, load
 
 Sections = dict[str, dict[str, Any]]
 
@@ -39,7 +39,7 @@ def _lines(section: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {json.dumps(value, default=str)}" for key, value in section.items()]
 
 
-def read(home: Path, text: str) -> Config:
+def read(home: Path, text: str) -> TrainConfig:
     """What a `train.toml` with this text says."""
     path = home / "train.toml"
     path.write_text(text)

@@ -17,7 +17,7 @@ from fakes.provider import Provider, serving
 from fakes.raw import Wire, body_of, get, post
 from fakes.tape import Tape
 
-from penstock.gateway.cli.check import examine
+from penstock.console.commands.check import examine
 from penstock.gateway.client.client import Client
 
 ODD = '[[route]]\nmodel = "odd"\nupstream = "odd"\n\n'

@@ -14,7 +14,7 @@ from fakes.settings import merged
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 
 VOCABULARY = 300
 
@@ -57,28 +57,28 @@ def lookup_template() -> str:
     return TEMPLATE
 
 
-def config(path: Path, **sections: dict[str, Any]) -> Config:
+def config(path: Path, **sections: dict[str, Any]) -> TrainConfig:
     """A configuration for such a model, on a CPU: LoRA unless said otherwise, learning fast enough to see it."""
     given: dict[str, dict[str, Any]] = {
         "model": {"path": path, "rank": 4},
         "engine": {"batch_tokens": 64},
         "optimiser": {"learning_rate": 0.01},
     }
-    return Config.model_validate(merged(given, sections))
+    return TrainConfig.model_validate(merged(given, sections))
 
 
 def peak(says: Connection, path: Path, tokens: int) -> None:
     """Says the MiB that a process had at most for a step of so many trained tokens of a vocabulary of 150,000."""
-    from penstock.trainer.engines.local import Engine
+    from penstock.trainer.engines.local import TrainingEngine
     from penstock.trainer.mathematics.batch import MicroBatch
 
     as_its_own()
-    engine = Engine(config(path, engine={"layout": "padded"}))
+    engine = TrainingEngine(config(path, engine={"layout": "padded"}))
     rows, columns = (one.ravel() for one in np.indices((tokens // 64, 64)))
     ids = (np.arange(tokens // 64 * 65, dtype=np.int32) % 150_000).reshape(-1, 65)
     places, ones = np.tile(np.arange(65, dtype=np.int32), (len(ids), 1)), np.ones(tokens, np.float32)
     engine.step(
         [MicroBatch(ids, places, rows, columns + 1, (ones / tokens).astype(np.float32), ones, ones * -11, rows, rows)],
-        engine.policy(),
+        engine.policy_objective(),
     )
     says.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fakes.raw import chunk, events_head, reply
 
-from penstock.gateway.demo.model import sse
-from penstock.sidecar.intercept.authority import Authority
+from examples.demo.model import sse
+from penstock.sidecar.intercept.authority import CertificateStore
 
 ANSWER = {
     "id": "c-1",
@@ -68,7 +68,7 @@ class TlsHost:
 @asynccontextmanager
 async def tls_host(folder: Path) -> AsyncGenerator[TlsHost]:
     """A host on a free port of localhost."""
-    authority, made = Authority.here(["localhost"]), TlsHost()
+    authority, made = CertificateStore.create_in_process(["localhost"]), TlsHost()
     made.trust = folder / "host-ca.pem"
     made.trust.write_text(authority.pem)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=authority.context("localhost"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from fakes.memory_tape import call as head
 
-from penstock.adapters.turns import Bodies, Episode, read
+from penstock.adapters.episode import Bodies, Episode, read_episode
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 
@@ -159,4 +159,4 @@ class Talk:
             attempts=list(self.attempts.values()),
             reward=self.reward,
         )
-        return read(rollout, self.heads, lambda span: self.bodies.get((span.attempt, span.sequence)))
+        return read_episode(rollout, self.heads, lambda span: self.bodies.get((span.attempt, span.sequence)))

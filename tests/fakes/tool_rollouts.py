@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.gateway.diagnosis.tool_calls import ModelCall
-from penstock.gateway.diagnosis.tool_join import Candidate
-from penstock.gateway.diagnosis.tool_pairs import ToolRun
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
+from penstock.gateway.reading.diagnosis.tool_calls import ModelCall
+from penstock.gateway.reading.diagnosis.tool_join import ToolCallRef
+from penstock.gateway.reading.diagnosis.tool_pairs import ToolRun
 
 Json = dict[str, Any]
 MS = 1_000_000
@@ -112,7 +112,7 @@ class Agent:
 class Truth:
     """What a run was for."""
 
-    asked: Candidate | None
+    asked: ToolCallRef | None
     """None: the host began it."""
     began: int = 0
     """When the model call that asked began."""
@@ -173,7 +173,7 @@ class Rollout:
             return
         calls = [part for part in parts if part.type == "tool_call"]
         results = [
-            self.work(agent, Candidate(sequence, part.id, choice, at), tool, start, end)
+            self.work(agent, ToolCallRef(sequence, part.id, choice, at), tool, start, end)
             for at, (part, tool) in enumerate(zip(calls, tools, strict=True))
         ]
         agent.now += rng.randrange(1, 30) * MS
@@ -235,7 +235,7 @@ class Rollout:
         lines = [f"{row['row']}: a line of a page\twith a tab" for row in rows]
         return {"content": [{"type": "text", "text": line} for line in lines], "isError": kind > 0.95}
 
-    def work(self, agent: Agent, who: Candidate, tool: tuple[str, str, Json], began: int, end: int) -> str:
+    def work(self, agent: Agent, who: ToolCallRef, tool: tuple[str, str, Json], began: int, end: int) -> str:
         """Runs a tool; what the model is shown."""
         rng, result = self.rng, self.result()
         # Parallel calls begin together.

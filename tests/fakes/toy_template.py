@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from penstock.gateway.dialects.loose_json import objs
+from penstock.gateway.wire.dialects.loose_json import objs
 
 Json = dict[str, Any]
 START, END = "<|im_start|>", "<|im_end|>"

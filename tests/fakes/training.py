@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.adapters.samples import Sample, Segment
-from penstock.trainer.mathematics.examples import Example
+from penstock.trainer.mathematics.examples import TokenExample
 
 
 def sample(
@@ -37,10 +37,12 @@ def sample(
     return Sample(rollout, "a1", group, None, "policy", ids, response, mask, given, segments, reward, {})
 
 
-def example(owner: str, prompt: Sequence[int], response: Sequence[int], mask: Sequence[int], **more: Any) -> Example:
+def example(
+    owner: str, prompt: Sequence[int], response: Sequence[int], mask: Sequence[int], **more: Any
+) -> TokenExample:
     """An example of one call; `advantages` and `behaviour` are given or 1 and -1."""
     size = len(response)
-    return Example(
+    return TokenExample(
         (owner, "a1"),
         np.array(prompt, np.int32),
         np.array(response, np.int32),
@@ -51,10 +53,10 @@ def example(owner: str, prompt: Sequence[int], response: Sequence[int], mask: Se
     )
 
 
-def random_examples(count: int, vocabulary: int, seed: int = 0, longest: int = 12) -> list[Example]:
+def random_examples(count: int, vocabulary: int, seed: int = 0, longest: int = 12) -> list[TokenExample]:
     """Examples of `count` rollouts, one or two each, of random lengths, some of several calls."""
     random = np.random.default_rng(seed)
-    made: list[Example] = []
+    made: list[TokenExample] = []
     for number in range(count):
         for _ in range(1 + number % 2):
             prompt, size = random.integers(1, longest), int(random.integers(2, longest))

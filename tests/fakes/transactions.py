@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from penstock.gateway.model.release import Entry, Release
+from penstock.gateway.model.release import AuditTrailEntry, Release
 from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.store import Store
-from penstock.gateway.store.operation import Task
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.transaction import Transaction
 
 T = TypeVar("T")
 
 
 def done(store: Store, do: Callable[[Transaction], T]) -> T:
     """What an operation answers, in a transaction of its own; a refusal is raised."""
-    task = Task(do)
+    task = QueuedOperation(do)
     store.write([task])
     if task.refusal is not None:
         raise task.refusal
     return cast(T, task.result)
 
 
-def link(action: str) -> Entry:
+def link(action: str) -> AuditTrailEntry:
     """A link of a release's chain."""
-    return Entry(number=0, at_ns=0, who="test", action=action, before=None, after="draft")
+    return AuditTrailEntry(number=0, at_ns=0, who="test", action=action, before=None, after="draft")
 
 
 def begun(transaction: Transaction, new: Release, split: float) -> Release:

@@ -7,19 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.gateway.canary.assignment import share
-from penstock.gateway.canary.decision import Canary, figures, in_stage
-from penstock.gateway.canary.early import looked_early
-from penstock.gateway.canary.interval import interval
-from penstock.gateway.canary.outcomes import observation
-from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.canary.unit import hashed, together
-from penstock.gateway.canary.verify import acted, decided, glanced
-from penstock.gateway.canary.warnings import warnings
-from penstock.gateway.display.release_series import History
-from penstock.gateway.model.policy import Policy
-from penstock.gateway.model.release import Assignment, Early, Entry, Observed, Release, ReleaseView, Seen, Stage
+from penstock.console.views.release_series import History
+from penstock.gateway.model.release import (
+    Assignment,
+    AssignmentEvidence,
+    AuditTrailEntry,
+    EarlyEvidence,
+    Release,
+    ReleaseStage,
+    ReleaseView,
+    RolloutEvidence,
+)
+from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.releases.canary.assignment import share
+from penstock.gateway.releases.canary.decision import Canary, figures, stage_progress
+from penstock.gateway.releases.canary.early_errors import has_early_guard
+from penstock.gateway.releases.canary.interval import interval
+from penstock.gateway.releases.canary.outcomes import observation
+from penstock.gateway.releases.canary.stages import NEXT
+from penstock.gateway.releases.canary.unit import unit_hash, unit_outcome
+from penstock.gateway.releases.canary.verification import apply_action, apply_early_look, decision_of
+from penstock.gateway.releases.canary.warnings import warnings
 
 START = 1_790_000_000 * 10**9
 EVERY = 10 * 10**9
@@ -34,9 +43,9 @@ def steady(stable: float, candidate: float, seed: int = 7) -> Draw:
     return lambda _, arm: float(chance.random() < (candidate if arm == "candidate" else stable))
 
 
-def seen_alone(seen: Seen, **change: Any) -> Observed:
+def seen_alone(seen: AssignmentEvidence, **change: Any) -> RolloutEvidence:
     """What was seen, as that of a rollout of a unit."""
-    return Observed.model_validate(seen.model_dump(include=set(Observed.model_fields)) | change)
+    return RolloutEvidence.model_validate(seen.model_dump(include=set(RolloutEvidence.model_fields)) | change)
 
 
 @dataclass
@@ -44,9 +53,9 @@ class Trial:
     """A release under way."""
 
     release: Release
-    audit: list[Entry] = field(default_factory=list[Entry])
+    audit: list[AuditTrailEntry] = field(default_factory=list[AuditTrailEntry])
     assigned: list[Assignment] = field(default_factory=list[Assignment])
-    seen: list[Seen] = field(default_factory=list[Seen])
+    seen: list[AssignmentEvidence] = field(default_factory=list[AssignmentEvidence])
     canary: Canary = field(init=False)
     now: int = START
 
@@ -55,20 +64,26 @@ class Trial:
         self.enter("start", "draft", "it was started", who="ann")
 
     @classmethod
-    def of(cls, policy: Policy | None = None, **more: Any) -> Trial:
+    def of(cls, policy: ReleasePolicy | None = None, **more: Any) -> Trial:
         """One that has been started, with a margin of 0.07."""
         given: dict[str, Any] = {"id": "planner-1", "resource": "planner", "kind": "prompt", "stable": "v12"}
-        given |= {"candidate": "v13", "margin": 0.07, "salt": "s", "created_ns": START, "policy": policy or Policy()}
+        given |= {
+            "candidate": "v13",
+            "margin": 0.07,
+            "salt": "s",
+            "created_ns": START,
+            "policy": policy or ReleasePolicy(),
+        }
         return cls(Release.model_validate(given | more))
 
-    def enter(self, action: str, stage: Stage, why: str, who: str = GATEWAY, **change: Any) -> None:
+    def enter(self, action: str, stage: ReleaseStage, why: str, who: str = GATEWAY, **change: Any) -> None:
         """Moves the release, with a link of its chain."""
         at, evidence = change.pop("assignment", None), change.pop("evidence", {})
         early = change.pop("early", 0)
         before = self.release.stage if self.audit else None
         made = self.release.model_copy(update={"stage": stage} | change)
         made.revision += 1
-        connection = Entry(
+        connection = AuditTrailEntry(
             number=made.revision, at_ns=self.now, who=who, action=action, before=before, after=stage, step=made.step,
             split=made.split, why=why, assignment=at, early=early, evidence=evidence, config=made.config(),
         ).sealed(made.head)  # fmt: skip
@@ -84,11 +99,13 @@ class Trial:
             self.enter("prepare", after, f"{after} in time", split=split, evidence=evidence.get(after, {"ok": True}))
         return self
 
-    def person(self, action: str, stage: Stage, why: str = "I say so", **change: Any) -> Trial:
+    def person(self, action: str, stage: ReleaseStage, why: str = "I say so", **change: Any) -> Trial:
         """What somebody does; the canary hears of it as it does in a gateway."""
         counted = self.release.counted
         self.enter(action, stage, why, "ann", assignment=counted, early=self.release.early, **change)
-        if (verdict := acted(self.canary, action)) is not None and (found := decided(verdict, counted)) is not None:
+        if (verdict := apply_action(self.canary, action)) is not None and (
+            found := decision_of(verdict, counted)
+        ) is not None:
             self._decide(found.action, found.verdict.reason, dict(found.verdict.figures))
         return self
 
@@ -98,7 +115,7 @@ class Trial:
             if self.release.stage != "canary":
                 break
             self.assign()
-            if looked_early(self.release):
+            if has_early_guard(self.release):
                 self.look_early()
             self.count(draw)
         return self
@@ -107,7 +124,7 @@ class Trial:
         """The next rollout."""
         self.now += EVERY
         number, split = self.release.assigned + 1, self.release.split
-        unit = hashed(self.release.salt, f"user {number}") if self.release.policy.by_unit else None
+        unit = unit_hash(self.release.salt, f"user {number}") if self.release.policy.by_unit else None
         arm = "candidate" if share(self.release.salt, unit or f"r{number}") < split else "stable"
         stage = self.release.policy.ramp[self.release.step].name
         self.assigned.append(
@@ -126,11 +143,11 @@ class Trial:
     def look_early(self, good: float | None = 1.0) -> None:
         """What is known early of the next one, and what follows."""
         at = self.release.early
-        early = Early(seen_ns=self.now, good=good, counted=self.release.counted)
+        early = EarlyEvidence(seen_ns=self.now, good=good, counted=self.release.counted)
         self.assigned[at] = self.assigned[at].model_copy(update={"early": early})
         self.release.early = at + 1
-        verdict = glanced(self.canary, self.assigned[at])
-        if verdict is not None and (found := decided(verdict, self.release.counted)) is not None:
+        verdict = apply_early_look(self.canary, self.assigned[at])
+        if verdict is not None and (found := decision_of(verdict, self.release.counted)) is not None:
             self._decide(found.action, found.verdict.reason, dict(found.verdict.figures))
 
     def count(self, draw: Draw, left_out: str | None = None) -> None:
@@ -138,16 +155,19 @@ class Trial:
         one = self.assigned[len(self.seen)]
         reward = None if left_out else draw(one.number, one.arm)
         guards: dict[str, float | None] = {"error": 1.0 if one.number % 9 else 0.0, "violation": 1.0}
-        seen = Seen(
+        seen = AssignmentEvidence(
             number=one.number, rollout=one.rollout, seen_ns=self.now, reward=reward, raw_reward=reward, guards=guards,
             left_out=left_out,
         )  # fmt: skip
         if one.unit is not None:
             parts = [seen_alone(seen), seen_alone(seen, rollout=f"{one.rollout}-2")]
-            seen = together(self.release.policy, one, parts, self.now)
+            seen = unit_outcome(self.release.policy, one, parts, self.now)
         self.seen.append(seen)
         self.release.counted = one.number
-        if left_out is None and (found := decided(self.canary.step(observation(one, seen)), one.number)) is not None:
+        if (
+            left_out is None
+            and (found := decision_of(self.canary.step(observation(one, seen)), one.number)) is not None
+        ):
             self._decide(found.action, found.verdict.reason, dict(found.verdict.figures))
 
     def _decide(self, action: str, why: str, evidence: dict[str, float]) -> None:
@@ -155,7 +175,7 @@ class Trial:
             return
         step = self.release.step + 1
         stages = self.release.policy.ramp
-        updates: dict[str, tuple[Stage, dict[str, Any]]] = {
+        updates: dict[str, tuple[ReleaseStage, dict[str, Any]]] = {
             "advance": ("canary", {"step": step, "split": stages[min(step, len(stages) - 1)].split, "waits": None}),
             "promote": ("promoted", {"split": 0.0, "waits": None}),
             "roll_back": ("rolled_back", {"split": 0.0, "waits": None}),
@@ -176,10 +196,10 @@ class Trial:
             interval=interval(self.canary.evidence.latest.reward),
             warnings=list(warnings(self.release.policy, self.canary.evidence.latest)),
             waiting=len(waiting),
-            waiting_early=self.release.assigned - self.release.early if looked_early(self.release) else 0,
+            waiting_early=self.release.assigned - self.release.early if has_early_guard(self.release) else 0,
             oldest=waiting[0].rollout if waiting else None,
             oldest_ns=waiting[0].assigned_ns if waiting else None,
-            rewarded=in_stage(self.release, self.canary.evidence),
+            rewarded=stage_progress(self.release, self.canary.evidence),
         )
 
     @property

@@ -78,7 +78,7 @@ async def pair(
                 one = await stack.enter_async_context(rig.upstream(first))
                 other = await stack.enter_async_context(odd_on(listener, second))
                 yield Pair(rig, one, other, await stack.enter_async_context(rig.client()))
-            places = rig.gateway.pools["up"].places
+            places = rig.gateway.pools["up"].concurrency_limit
             await until(lambda: (places.running, places.waiting) == (0, 0))
 
 

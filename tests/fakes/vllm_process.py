@@ -24,7 +24,7 @@ from aiohttp import web
 from fakes.engine import FakeEngine, serving
 from fakes.process import PATHS
 
-from penstock.gateway.demo.model import Json
+from examples.demo.model import Json
 
 VOCABULARY, TOKENS, PROMPT = 300, 6, 5
 """Of `fakes.tiny_model`; tokens of every answer and of every prompt."""

@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Iterator
 
-from penstock.gateway.demo.model import CREATED, Answer, Json, chat_call, chat_finish, digest, pieces
+from examples.demo.model import CREATED, DemoAnswer, Json, chat_call, chat_finish, digest, pieces
 
 CAPTURE = ("return_token_ids", "logprobs", "top_logprobs")
 FRAME = ("<tool_call>", "</tool_call>")
@@ -27,7 +27,7 @@ def prompt_ids(request: Json) -> list[int]:
     return [token_id(piece) for piece in pieces(said)]
 
 
-def generated(answer: Answer) -> list[tuple[str, Json | None]]:
+def generated(answer: DemoAnswer) -> list[tuple[str, Json | None]]:
     """Every token with its delta; None for those that bring no text."""
     story: list[tuple[str, Json | None]] = [(piece, {"content": piece}) for piece in pieces(answer.text)]
     for index, call in enumerate(answer.calls):
@@ -72,13 +72,13 @@ def head(request: Json, prefix: str, kind: str) -> Json:
     return {"id": prefix + digest(bare)[:24], "object": kind, "created": CREATED, "model": request["model"]}
 
 
-def usage(request: Json, answer: Answer, ends: int = 0) -> Json:
+def usage(request: Json, answer: DemoAnswer, ends: int = 0) -> Json:
     """`ends`: tokens of each choice that end it."""
     asked, made = len(prompt_ids(request)), (len(generated(answer)) + ends) * (request.get("n") or 1)
     return {"prompt_tokens": asked, "total_tokens": asked + made, "completion_tokens": made}
 
 
-def chat(request: Json, answer: Answer) -> Json:
+def chat(request: Json, answer: DemoAnswer) -> Json:
     """The whole response."""
     tokens = [token for token, _ in generated(answer)]
     message: Json = {"role": "assistant", "content": answer.text or None, "refusal": None, "reasoning": None}
@@ -93,7 +93,7 @@ def chat(request: Json, answer: Answer) -> Json:
     return head(request, "chatcmpl-", "chat.completion") | {"choices": choices} | tail | {"prompt_token_ids": ids}
 
 
-def chat_events(request: Json, answer: Answer) -> Iterator[bytes]:
+def chat_events(request: Json, answer: DemoAnswer) -> Iterator[bytes]:
     """The response as events, those of several choices in turn."""
     about, count = head(request, "chatcmpl-", "chat.completion.chunk"), request.get("n") or 1
     loud = request.get("return_token_ids") or request.get("logprobs")
@@ -115,7 +115,7 @@ def chat_events(request: Json, answer: Answer) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def completion(request: Json, answer: Answer) -> Json:
+def completion(request: Json, answer: DemoAnswer) -> Json:
     """The whole response."""
     tokens = pieces(answer.text)
     ids = prompt_ids(request) if request.get("return_token_ids") else None
@@ -128,7 +128,7 @@ def completion(request: Json, answer: Answer) -> Json:
     return head(request, "cmpl-", "text_completion") | {"choices": choices, "usage": usage(request, answer)}
 
 
-def completion_events(request: Json, answer: Answer) -> Iterator[bytes]:
+def completion_events(request: Json, answer: DemoAnswer) -> Iterator[bytes]:
     """The response as events."""
     about, tokens = head(request, "cmpl-", "text_completion"), pieces(answer.text)
     for at, token in enumerate(tokens):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.base import Facts
-from penstock.gateway.dialects.ending import Failed
 from penstock.gateway.model.turn import Turn
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.base import Facts
+from penstock.gateway.wire.dialects.failures import Failure
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ def agreed(name: str, request: bytes, response: bytes, streamed: bool) -> Facts:
     dialect = by_name(name)
     cheap, turn = dialect.facts(request, response, streamed), dialect.read(request, response, streamed)
     calls = [part for choice in turn.choices for part in choice.message.parts if part.type == "tool_call"]
-    failed: Failed | None = "ended_early" if "response: the stream ended early" in turn.problems else None
+    failed: Failure | None = "ended_early" if "response: the stream ended early" in turn.problems else None
     if turn.error is not None or "failed" in {choice.finish for choice in turn.choices}:
         failed = "stream_error" if streamed else "error_body"
     assert cheap == Facts(

@@ -34,13 +34,15 @@ from fakes.preloaded import door
 from fakes.process import ROOT, running, upstreams
 from fakes.provider import Provider, serving
 from fakes.terminal import Printed, Terminal, terminal
+from fakes.waiting import until
 
-from penstock.gateway.client.client import Client
+from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import NewRun, Point, RunEnd, RunEvent
+from penstock.gateway.model.sql import SqlRequest
 
 STUBS = ROOT / "tests" / "docs" / "stubs"
 BASE = "Qwen/Qwen3-8B"
@@ -213,6 +215,21 @@ async def report(before: Before) -> None:
     _ = await before.client.finish_run("grpo-6", RunEnd(status="succeeded"))
 
 
+async def index(before: Before) -> None:
+    """Their calls are in the index: `indexed`."""
+
+    async def answered() -> bool:
+        try:
+            _ = await before.client.sql(SqlRequest(query="select 1"))
+        except ClientError as error:
+            if error.status != 503:
+                raise
+            return False
+        return True
+
+    await until(answered)
+
+
 WORLDS: Mapping[str, tuple[Callable[[Before], Awaitable[None]], ...]] = {
     "checkout": (),
     "bare": (),
@@ -222,6 +239,7 @@ WORLDS: Mapping[str, tuple[Callable[[Before], Awaitable[None]], ...]] = {
     "canary": (work, register, begin),
     "weights": (serve_weights,),
     "reported": (report,),
+    "indexed": (work, index),
 }
 
 

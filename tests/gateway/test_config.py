@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from penstock.gateway.api.openapi import field_docs
-from penstock.gateway.budgets.priced import prices_of
-from penstock.gateway.config import Config, ConfigError, load
+from penstock.gateway.config import ConfigError, GatewayConfig, load
 from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.traffic.budgets.price_check import prices_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'
@@ -43,7 +43,7 @@ SECTIONS = {
 }
 
 
-def read(tmp_path: Path, text: str, **overrides: Any) -> Config:
+def read(tmp_path: Path, text: str, **overrides: Any) -> GatewayConfig:
     path = tmp_path / "penstock.toml"
     path.write_text(text)
     return load(path, **overrides)
@@ -52,19 +52,19 @@ def read(tmp_path: Path, text: str, **overrides: Any) -> Config:
 def model_of(name: str) -> type[BaseModel]:
     if name == "mcp.servers.NAME":
         return McpServer
-    annotation: Any = Config.model_fields[name].annotation
+    annotation: Any = GatewayConfig.model_fields[name].annotation
     return get_args(annotation)[0] if get_origin(annotation) is list else annotation
 
 
 def keys_of_all_sections() -> list[tuple[str, str]]:
     """("" or the section, key) of everything that can be set."""
-    top = [("", name) for name in Config.model_fields]
+    top = [("", name) for name in GatewayConfig.model_fields]
     return top + [(section, name) for section in SECTIONS for name in model_of(section).model_fields]
 
 
 def test_everything_has_a_default() -> None:
     config = load(None)
-    assert config == Config()
+    assert config == GatewayConfig()
     assert [upstream.name for upstream in config.upstreams()] == ["openai", "anthropic", "chatgpt", "gemini"]
     config.refuse_open_door()
     assert config.loopback
@@ -362,13 +362,13 @@ def documented() -> dict[tuple[str, str], tuple[str, str]]:
 def test_every_setting_is_documented_as_it_is() -> None:
     """With its default, and in the words of the code. A default that is None is said in words; what stands for a table
     says where that is."""
-    docs = {section: field_docs(model_of(section) if section else Config) for section in ["", *SECTIONS]}
+    docs = {section: field_docs(model_of(section) if section else GatewayConfig) for section in ["", *SECTIONS]}
     told = documented()
     known: dict[tuple[str, str], tuple[str, str]] = {}
     for section, key in keys_of_all_sections():
         default, said = known[section, key] = told.get((section, key), ("", ""))
         if section or key not in SECTIONS:
-            field = (model_of(section) if section else Config).model_fields[key]
+            field = (model_of(section) if section else GatewayConfig).model_fields[key]
             shown = "required" if field.is_required() else default if field.default is None else as_toml(field.default)
             meaning = docs[section][key].split(" Default:")[0]
             known[section, key] = shown, said if said.startswith(meaning) else meaning

@@ -24,9 +24,9 @@ from fakes.tape import Tape
 from fakes.tls_host import tls_host
 from fakes.waiting import until
 
-from penstock.gateway.calls import auth
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.sql import SqlRequest
+from penstock.gateway.traffic.calls import auth
 
 ADMIN, UPSTREAM = "an-admin-key-PLANTED-1234", "sk-upstream-PLANTED-1234"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -128,7 +128,7 @@ def test_no_command_of_its_own_is_looked_for_in_the_folder_it_is_started_in() ->
     """An agent's folder may hold a `penstock`, or an `aiohttp.py`, and `python -m` without `-P` looks there first."""
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
-        for part in ("gateway", "tui", "trainer", "adapters")
+        for part in ("gateway", "console", "tui", "trainer", "adapters")
         for path in sorted((ROOT / part).rglob("*.py"))
         if "demo" not in path.parts
         for line in path.read_text(encoding="utf-8").splitlines()

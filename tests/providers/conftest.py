@@ -21,10 +21,10 @@ from fakes.process import Gateway, running, upstream
 from fakes.provider import Provider, serving
 from fakes.tape import Tape
 
-from penstock.gateway.demo.model import Json, pieces
-from penstock.gateway.proxy.translation import litellm as library
-from penstock.gateway.proxy.translation.litellm import Library
-from penstock.gateway.proxy.translation.translator import Translator
+from examples.demo.model import Json, pieces
+from penstock.gateway.traffic.proxy.translation import litellm as library
+from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
+from penstock.gateway.traffic.proxy.translation.translator import Translator
 
 ROOT = Path(__file__).parents[2]
 HERE = library.missing() is None
@@ -58,7 +58,7 @@ def _text(content: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def litellm() -> Library:
+def litellm() -> LiteLlmApi:
     """The library, in this process."""
     if not HERE:
         pytest.skip(NOWHERE)

@@ -17,11 +17,11 @@ from fakes.provider import Outcome, Provider
 from fakes.tape import Tape
 from openai.types.responses import Response
 
+from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Call
-from penstock.gateway.dialects.loose_json import Json
-from penstock.gateway.dialects.token_ids import read_tokens
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.wire.dialects.loose_json import Json
+from penstock.gateway.wire.dialects.token_ids import read_tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -31,8 +31,11 @@ TOOL: Json = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 FUNCTION: Json = {"type": "function", "name": "get", "parameters": TOOL["input_schema"]}
-CALLS = (Call("functions.get:0", "get", '{"city": "Orléans"}'), Call("chatcmpl-tool-2", "get", '{"city": "Rome"}'))
-STORY: list[Outcome] = [Answer("Let me look.", CALLS), Answer("", CALLS[:1]), Answer("It is 17.")]
+CALLS = (
+    DemoToolCall("functions.get:0", "get", '{"city": "Orléans"}'),
+    DemoToolCall("chatcmpl-tool-2", "get", '{"city": "Rome"}'),
+)
+STORY: list[Outcome] = [DemoAnswer("Let me look.", CALLS), DemoAnswer("", CALLS[:1]), DemoAnswer("It is 17.")]
 """What the model says: two calls at once, one without a word, and the answer."""
 Agent = Callable[[Gateway, str, bool], Awaitable[Any]]
 STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -271,7 +274,7 @@ async def test_a_refusal_after_which_the_agent_asks_otherwise_is_no_error(
         return totals["errors"], (await tape.get("/api/stats"))["by_model"]["policy-bargain"]["errors"], codes
 
     asked: Json = {"model": "policy-bargain", "messages": [{"role": "user", "content": "?"}]}
-    engine.script = [Answer("It is 17.")]
+    engine.script = [DemoAnswer("It is 17.")]
     search: Any = {"type": "web_search_20250305", "name": "web_search"}
     async with claude(gateway, "bargain") as client:
         with pytest.raises(anthropic.BadRequestError, match="web_search"):

@@ -11,22 +11,22 @@ from fakes import vllm_wire
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.demo.model import Answer, Call, pieces
-from penstock.gateway.dialects import by_name
-from penstock.gateway.dialects.loose_json import Json, loads, obj
-from penstock.gateway.dialects.sse import events
-from penstock.gateway.http.upstream_connection import UpstreamConnection
+from examples.demo.model import DemoAnswer, DemoToolCall, pieces
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.proxy.translation.answer import AnswerConverter
-from penstock.gateway.proxy.translation.chat_pieces import Answer as Read
-from penstock.gateway.proxy.translation.chat_pieces import Piece, Untold
-from penstock.gateway.proxy.translation.chat_pieces import called as read_calls
-from penstock.gateway.proxy.translation.framing import Stream
-from penstock.gateway.proxy.translation.litellm import Library
-from penstock.gateway.proxy.translation.messages_answer import Messages
-from penstock.gateway.proxy.translation.responses_answer import Responses
+from penstock.gateway.traffic.proxy.translation.answer_converter import AnswerConverter
+from penstock.gateway.traffic.proxy.translation.chat_pieces import AnswerPiece, TranslationError
+from penstock.gateway.traffic.proxy.translation.chat_pieces import ChatAnswer as Read
+from penstock.gateway.traffic.proxy.translation.chat_pieces import tool_calls as read_calls
+from penstock.gateway.traffic.proxy.translation.framing import StreamTranslationFraming
+from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
+from penstock.gateway.traffic.proxy.translation.messages_answer import MessagesConverter
+from penstock.gateway.traffic.proxy.translation.responses_answer import ResponsesConverter
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.loose_json import Json, loads, obj
+from penstock.gateway.wire.dialects.sse import events
+from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
-TELLINGS = {"messages": Messages, "responses": Responses}
+TELLINGS = {"messages": MessagesConverter, "responses": ResponsesConverter}
 CAPTURED: Json = {"return_token_ids": True, "logprobs": True, "stream_options": {"include_usage": True}}
 ASKED: Json = {"model": "policy", "stream": True, "messages": [], **CAPTURED}
 BOTH = pytest.mark.parametrize("dialect", TELLINGS)
@@ -43,13 +43,13 @@ class Reads:
     length_known: bool = False
 
 
-def converter_of(litellm: Library, dialect: str) -> AnswerConverter:
+def converter_of(litellm: LiteLlmApi, dialect: str) -> AnswerConverter:
     return TELLINGS[dialect](litellm, {"model": "policy", "temperature": 0.5, "input": "hi"})
 
 
-def told(litellm: Library, dialect: str, stream: bytes, cuts: list[int] | None = None) -> bytes:
+def told(litellm: LiteLlmApi, dialect: str, stream: bytes, cuts: list[int] | None = None) -> bytes:
     """What the agent gets of a stream that arrives in these pieces."""
-    way, connection = Stream(converter_of(litellm, dialect), http10=True), Reads()
+    way, connection = StreamTranslationFraming(converter_of(litellm, dialect), http10=True), Reads()
     ends = [*sorted(set(cuts or ())), len(stream)]
     out = b""
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
@@ -59,7 +59,7 @@ def told(litellm: Library, dialect: str, stream: bytes, cuts: list[int] | None =
     return out
 
 
-def streamed(answer: Answer) -> bytes:
+def streamed(answer: DemoAnswer) -> bytes:
     return b"".join(vllm_wire.chat_events(ASKED, answer))
 
 
@@ -72,7 +72,7 @@ def chunks(*deltas: Json, finish: str | None = "stop", **more: Any) -> bytes:
     return b"".join(vllm_wire.sse(one) for one in [*said, *ends]) + b"data: [DONE]\n\n"
 
 
-def whole(litellm: Library, dialect: str, answer: Json) -> Json:
+def whole(litellm: LiteLlmApi, dialect: str, answer: Json) -> Json:
     read = Read()
     return converter_of(litellm, dialect).whole(read, read.plain(json.dumps(answer).encode()))
 
@@ -93,10 +93,10 @@ def read(dialect: str, body: bytes, stream: bool) -> Turn:
 
 ARGUMENTS = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=5), max_size=3).map(json.dumps)
 CALLS = st.lists(ARGUMENTS, max_size=3).map(
-    lambda made: tuple(Call(f"functions.get:{at}", "get", one) for at, one in enumerate(made))
+    lambda made: tuple(DemoToolCall(f"functions.get:{at}", "get", one) for at, one in enumerate(made))
 )
 WORDS = st.text(st.characters(codec="utf-8"), max_size=20).map(lambda text: "".join(pieces(text)))
-ANSWERS = st.builds(Answer, WORDS, CALLS)
+ANSWERS = st.builds(DemoAnswer, WORDS, CALLS)
 CUTS = st.lists(st.integers(0, 3000), max_size=8)
 UNCACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -106,16 +106,16 @@ MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max
 @MANY
 @given(answer=ANSWERS, cuts=CUTS)
 def test_a_stream_says_the_same_however_it_is_cut(
-    litellm: Library, dialect: str, answer: Answer, cuts: list[int]
+    litellm: LiteLlmApi, dialect: str, answer: DemoAnswer, cuts: list[int]
 ) -> None:
     stream = streamed(answer)
     at_once = told(litellm, dialect, stream)
     assert told(litellm, dialect, stream, [cut for cut in cuts if cut < len(stream)]) == at_once
-    assert by_name(dialect).over(at_once)
+    assert by_name(dialect).is_complete(at_once)
 
 
-def test_a_message_says_what_was_cached_as_anthropic_does(litellm: Library) -> None:
-    chat = vllm_wire.chat(ASKED, Answer("hi"))
+def test_a_message_says_what_was_cached_as_anthropic_does(litellm: LiteLlmApi) -> None:
+    chat = vllm_wire.chat(ASKED, DemoAnswer("hi"))
     assert whole(litellm, "messages", chat)["usage"].items() >= UNCACHED.items()
     chat["usage"]["prompt_tokens_details"] = {"cached_tokens": 2}
     assert whole(litellm, "messages", chat)["usage"].items() >= (UNCACHED | {"cache_read_input_tokens": 2}).items()
@@ -124,7 +124,7 @@ def test_a_message_says_what_was_cached_as_anthropic_does(litellm: Library) -> N
 @BOTH
 @MANY
 @given(answer=ANSWERS)
-def test_a_stream_and_a_plain_answer_say_the_same(litellm: Library, dialect: str, answer: Answer) -> None:
+def test_a_stream_and_a_plain_answer_say_the_same(litellm: LiteLlmApi, dialect: str, answer: DemoAnswer) -> None:
     plain = read(dialect, json.dumps(whole(litellm, dialect, vllm_wire.chat(ASKED, answer))).encode(), False)
     stream = read(dialect, told(litellm, dialect, streamed(answer)), True)
     assert stream.choices == plain.choices
@@ -140,7 +140,7 @@ def test_a_stream_and_a_plain_answer_say_the_same(litellm: Library, dialect: str
 
 
 @BOTH
-def test_chunks_that_say_nothing_and_chunks_that_say_much(litellm: Library, dialect: str) -> None:
+def test_chunks_that_say_nothing_and_chunks_that_say_much(litellm: LiteLlmApi, dialect: str) -> None:
     heads = [{"index": at, "id": f"c{at}", "function": {"name": "get", "arguments": f'{{"x":{at}}}'}} for at in (0, 1)]
     stream = chunks(
         {"role": "assistant", "content": ""}, {}, {"content": "a"}, {}, {"content": None, "tool_calls": heads}
@@ -151,19 +151,19 @@ def test_chunks_that_say_nothing_and_chunks_that_say_much(litellm: Library, dial
 
 @BOTH
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning(litellm: Library, dialect: str, name: str) -> None:
+def test_reasoning(litellm: LiteLlmApi, dialect: str, name: str) -> None:
     out = told(litellm, dialect, chunks({name: "hm "}, {name: "so"}, {"content": "4"}))
     parts = read(dialect, out, True).choices[0].message.parts
     assert [(part.type, part.text) for part in parts] == [("reasoning", "hm so"), ("text", "4")]
 
 
-def test_the_events_of_a_message(litellm: Library) -> None:
-    made = kinds(told(litellm, "messages", streamed(Answer("Hi", (Call("c1", "get", "{}"),)))))
+def test_the_events_of_a_message(litellm: LiteLlmApi) -> None:
+    made = kinds(told(litellm, "messages", streamed(DemoAnswer("Hi", (DemoToolCall("c1", "get", "{}"),)))))
     block = ["content_block_start", "content_block_delta", "content_block_stop"]
     assert made == ["message_start", *block, *block, "message_delta", "message_stop"]
 
 
-def test_the_events_of_a_response_end_each_item_before_the_next(litellm: Library) -> None:
+def test_the_events_of_a_response_end_each_item_before_the_next(litellm: LiteLlmApi) -> None:
     out = told(
         litellm,
         "responses",
@@ -197,7 +197,7 @@ def called(known_as: str, arguments: str, index: int = 0) -> list[Json]:
         ("content_filter", None, ("refusal", None)),
     ],
 )
-def test_why_a_message_ended(litellm: Library, finish: str, stop: Any, made: tuple[str, str | None]) -> None:
+def test_why_a_message_ended(litellm: LiteLlmApi, finish: str, stop: Any, made: tuple[str, str | None]) -> None:
     out = told(litellm, "messages", chunks({"content": "a"}, finish=finish, stop_reason=stop))
     delta = next(found for event in events(out) if (found := loads(event.data))["type"] == "message_delta")["delta"]
     assert (delta["stop_reason"], delta["stop_sequence"]) == made
@@ -211,7 +211,7 @@ def test_why_a_message_ended(litellm: Library, finish: str, stop: Any, made: tup
     assert (plain["stop_reason"], plain["stop_sequence"]) == made
 
 
-def test_a_prescribed_tool_ends_a_message_as_any_other(litellm: Library) -> None:
+def test_a_prescribed_tool_ends_a_message_as_any_other(litellm: LiteLlmApi) -> None:
     out = told(litellm, "messages", chunks(*called("c1", "{}"), finish="stop"))
     assert b'"stop_reason":"tool_use"' in out
 
@@ -220,7 +220,7 @@ def test_a_prescribed_tool_ends_a_message_as_any_other(litellm: Library) -> None
     ("finish", "status", "reason"),
     [("stop", "completed", None), ("length", "incomplete", "max_output_tokens"), ("tool_calls", "completed", None)],
 )
-def test_why_a_response_ended(litellm: Library, finish: str, status: str, reason: str | None) -> None:
+def test_why_a_response_ended(litellm: LiteLlmApi, finish: str, status: str, reason: str | None) -> None:
     end = last(told(litellm, "responses", chunks({"content": "a"}, finish=finish)))
     assert end["type"] == f"response.{status}"
     response, details = end["response"], obj(end["response"]["incomplete_details"])
@@ -232,9 +232,12 @@ def test_why_a_response_ended(litellm: Library, finish: str, status: str, reason
     }
 
 
-def test_arguments_that_are_no_object_are_told_as_they_are(litellm: Library) -> None:
+def test_arguments_that_are_no_object_are_told_as_they_are(litellm: LiteLlmApi) -> None:
     answer = vllm_wire.chat(
-        ASKED, Answer("", (Call("c1", "get", '{"x": 1'), Call("c2", "get", "[1]"), Call("c3", "get", "")))
+        ASKED,
+        DemoAnswer(
+            "", (DemoToolCall("c1", "get", '{"x": 1'), DemoToolCall("c2", "get", "[1]"), DemoToolCall("c3", "get", ""))
+        ),
     )
     blocks = whole(litellm, "messages", answer)["content"]
     assert [block["input"] for block in blocks] == [{"INVALID_JSON": '{"x": 1'}, {"INVALID_JSON": "[1]"}, {}]
@@ -251,7 +254,7 @@ def test_arguments_that_are_no_object_are_told_as_they_are(litellm: Library) -> 
         (['{"x', '": }'], ['{"x', '": }']),
     ],
 )
-def test_arguments_of_a_stream_begin_as_an_object_does(litellm: Library, pieces: list[str], made: list[str]) -> None:
+def test_arguments_of_a_stream_begin_as_an_object_does(litellm: LiteLlmApi, pieces: list[str], made: list[str]) -> None:
     head, *_ = called("c1", "")
     parts = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
     for after in ([], [{"content": "so"}], called("c2", "{}", 1)):
@@ -275,7 +278,7 @@ ODD: list[list[Any]] = [
 
 @pytest.mark.parametrize("deltas", ODD, ids=["one index", "no index", "names again", "objects, no ids", "whole again"])
 def test_calls_of_odd_engines(deltas: list[Any]) -> None:
-    answer, found = Read(), list[Piece]()
+    answer, found = Read(), list[AnswerPiece]()
     for index, id, name, arguments in deltas:
         call = {"index": index, "id": id, "function": {"name": name, "arguments": arguments}}
         found += answer.chunk(json.dumps({"id": "c", "choices": [{"delta": {"tool_calls": [call]}}]}))
@@ -284,7 +287,7 @@ def test_calls_of_odd_engines(deltas: list[Any]) -> None:
     assert len({call.text for call, _ in calls} - {""}) == 2
 
 
-def test_an_answer_that_says_nothing(litellm: Library) -> None:
+def test_an_answer_that_says_nothing(litellm: LiteLlmApi) -> None:
     assert kinds(told(litellm, "messages", chunks())) == ["message_start", "message_delta", "message_stop"]
     assert last(told(litellm, "responses", chunks()))["response"]["output"] == []
 
@@ -304,7 +307,7 @@ BROKEN: list[tuple[bytes, str]] = [
 @BOTH
 @pytest.mark.parametrize(("stream", "message"), BROKEN, ids=[message for _, message in BROKEN])
 def test_an_answer_that_cannot_be_told_ends_in_an_error(
-    litellm: Library, dialect: str, stream: bytes, message: str
+    litellm: LiteLlmApi, dialect: str, stream: bytes, message: str
 ) -> None:
     end = last(told(litellm, dialect, chunks({"content": "a"}, finish=None)[: -len(b"data: [DONE]\n\n")] + stream))
     if dialect == "messages":
@@ -316,7 +319,7 @@ def test_an_answer_that_cannot_be_told_ends_in_an_error(
 
 
 @BOTH
-def test_an_error_before_anything_else(litellm: Library, dialect: str) -> None:
+def test_an_error_before_anything_else(litellm: LiteLlmApi, dialect: str) -> None:
     end = last(told(litellm, dialect, BROKEN[2][0]))
     assert end["type"] == "error"
     assert "out of memory" in json.dumps(end)
@@ -327,19 +330,21 @@ NONE: list[Json] = [{}, {"choices": []}, {"error": {"message": "no"}}, {"choices
 
 @pytest.mark.parametrize("answer", NONE)
 def test_a_plain_answer_that_is_none(answer: Json) -> None:
-    with pytest.raises(Untold):
+    with pytest.raises(TranslationError):
         Read().plain(json.dumps(answer).encode())
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_a_call_of_a_namespace_has_its_agents_names(litellm: Library, stream: bool) -> None:
+def test_a_call_of_a_namespace_has_its_agents_names(litellm: LiteLlmApi, stream: bool) -> None:
     space: Json = {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "get"}]}
-    made = Responses(litellm, {"model": "m", "input": "hi", "tools": [space, {"type": "function", "name": "get"}]})
-    answer, pieces = Read("c", "m", finish="tool_calls"), [Piece("call", "c1", "agents__get")]
-    pieces.append(Piece("call", "c2", "get"))
+    made = ResponsesConverter(
+        litellm, {"model": "m", "input": "hi", "tools": [space, {"type": "function", "name": "get"}]}
+    )
+    answer, pieces = Read("c", "m", finish="tool_calls"), [AnswerPiece("call", "c1", "agents__get")]
+    pieces.append(AnswerPiece("call", "c2", "get"))
     if stream:
         _ = made.begin(answer)
-        items = [event["item"] for piece in pieces for event in made.tell(piece) if "item" in event]
+        items = [event["item"] for piece in pieces for event in made.feed(piece) if "item" in event]
     else:
         items = made.whole(answer, pieces)["output"]
     named = {(item["call_id"], item["name"], item.get("namespace")) for item in items}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.dialects.loose_json import Json, arr, obj
-from penstock.gateway.http.errors import ClientFault
-from penstock.gateway.proxy.translation import messages_request, responses_request
-from penstock.gateway.proxy.translation.litellm import Library
-from penstock.gateway.proxy.translation.translator import Translator
+from penstock.gateway.traffic.proxy.translation import messages_request, responses_request
+from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
+from penstock.gateway.traffic.proxy.translation.translator import Translator
+from penstock.gateway.wire.dialects.loose_json import Json, arr, obj
+from penstock.gateway.wire.http.errors import ClientFault
 
 LONG = "mcp__" + "a" * 80
 SAY: Json = {"role": "user", "content": "hi"}
@@ -26,7 +26,7 @@ PICTURE: Json = {"type": "image", "source": {"type": "base64", "media_type": "im
 SEEN: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 
 
-def of_messages(litellm: Library, more: Json) -> Json:
+def of_messages(litellm: LiteLlmApi, more: Json) -> Json:
     """What is asked, and that the agent's request is not written into."""
     asked = ASK | more
     before = json.dumps(asked)
@@ -36,7 +36,7 @@ def of_messages(litellm: Library, more: Json) -> Json:
     return chat
 
 
-def of_responses(litellm: Library, more: Json) -> Json:
+def of_responses(litellm: LiteLlmApi, more: Json) -> Json:
     asked: Json = {"model": "claude-policy", "input": "hi"} | more
     before = json.dumps(asked)
     chat = responses_request.chat_request(litellm, asked)
@@ -71,13 +71,13 @@ MESSAGES: list[tuple[Json, Json]] = [
 
 
 @pytest.mark.parametrize(("given", "made"), MESSAGES, ids=str)
-def test_a_request_of_messages(litellm: Library, given: Json, made: Json) -> None:
+def test_a_request_of_messages(litellm: LiteLlmApi, given: Json, made: Json) -> None:
     chat = of_messages(litellm, given)
     assert {name: chat.get(name) for name in made} == made
     assert chat.keys() <= {"model", "messages", "max_tokens"} | made.keys()
 
 
-def test_tools_keep_their_names_however_long_and_their_schemas(litellm: Library) -> None:
+def test_tools_keep_their_names_however_long_and_their_schemas(litellm: LiteLlmApi) -> None:
     tools = [GET | {"cache_control": {"type": "ephemeral"}}, {"name": LONG, "description": "d", "input_schema": SCHEMA}]
     choice = {"type": "tool", "name": LONG, "disable_parallel_tool_use": True}
     chat = of_messages(litellm, {"tools": tools, "tool_choice": choice})
@@ -90,13 +90,13 @@ def test_tools_keep_their_names_however_long_and_their_schemas(litellm: Library)
 
 
 @pytest.mark.parametrize(("kind", "made"), [("any", "required"), ("auto", "auto"), ("none", "none")])
-def test_choices_of_tools(litellm: Library, kind: str, made: str) -> None:
+def test_choices_of_tools(litellm: LiteLlmApi, kind: str, made: str) -> None:
     chat = of_messages(litellm, {"tools": [GET], "tool_choice": {"type": kind}})
     assert chat["tool_choice"] == made
     assert "parallel_tool_calls" not in chat
 
 
-def test_calls_their_results_and_reasoning_go_back_to_the_engine(litellm: Library) -> None:
+def test_calls_their_results_and_reasoning_go_back_to_the_engine(litellm: LiteLlmApi) -> None:
     said = [{"type": "thinking", "thinking": " hm ", "signature": ""}, {"type": "text", "text": "Let me."}]
     long = USE | {"id": "c2", "name": LONG}
     results = [RESULT, RESULT | {"tool_use_id": "c2", "content": [{"type": "text", "text": "no"}], "is_error": True}]
@@ -117,14 +117,14 @@ def test_calls_their_results_and_reasoning_go_back_to_the_engine(litellm: Librar
 @pytest.mark.parametrize(
     ("content", "made"), [("boom", "Error: boom"), ("Error: boom", "Error: boom"), (None, "Error: ")]
 )
-def test_a_failed_tool_says_so(litellm: Library, content: str | None, made: str) -> None:
+def test_a_failed_tool_says_so(litellm: LiteLlmApi, content: str | None, made: str) -> None:
     failed = {"role": "user", "content": [RESULT | {"content": content, "is_error": True}]}
     messages = [SAY, {"role": "assistant", "content": [USE]}, failed]
     assert of_messages(litellm, {"messages": messages})["messages"][-1]["content"] == made
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_schema_for_the_answer_stays_as_it_was_given(litellm: Library, new: bool) -> None:
+def test_a_schema_for_the_answer_stays_as_it_was_given(litellm: LiteLlmApi, new: bool) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     chat = of_messages(litellm, {"output_config": {"format": form}} if new else {"output_format": form})
     assert chat["response_format"]["json_schema"]["schema"] == SCHEMA
@@ -172,7 +172,7 @@ REFUSED_MESSAGES: list[tuple[str, Json]] = [
 ]
 
 
-def test_deferred_tools_are_told_where_they_are_loaded_and_not_at_the_beginning(litellm: Library) -> None:
+def test_deferred_tools_are_told_where_they_are_loaded_and_not_at_the_beginning(litellm: LiteLlmApi) -> None:
     late = {"name": "put", "description": "Puts.", "input_schema": SCHEMA, "defer_loading": True}
     search = USE | {"name": "ToolSearch"}
     found = [{"type": "tool_reference", "tool_name": name} for name in ("put", LONG)]
@@ -193,7 +193,7 @@ def test_deferred_tools_are_told_where_they_are_loaded_and_not_at_the_beginning(
     assert (before["tools"], before["messages"]) == (chat["tools"], chat["messages"][:1])
 
 
-def test_a_deferred_tool_that_must_be_called_is_shown(litellm: Library) -> None:
+def test_a_deferred_tool_that_must_be_called_is_shown(litellm: LiteLlmApi) -> None:
     late = GET | {"defer_loading": True}
     chat = of_messages(litellm, {"tools": [late], "tool_choice": {"type": "tool", "name": "get"}})
     assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
@@ -210,7 +210,7 @@ BEGUN: list[tuple[str | list[Json], str]] = [
 
 
 @pytest.mark.parametrize(("begun", "said"), BEGUN, ids=["text", "blocks"])
-def test_a_begun_answer_is_continued_and_not_answered(litellm: Library, begun: str | list[Json], said: str) -> None:
+def test_a_begun_answer_is_continued_and_not_answered(litellm: LiteLlmApi, begun: str | list[Json], said: str) -> None:
     chat = of_messages(litellm, {"messages": [SAY, {"role": "assistant", "content": begun}]})
     assert chat["messages"][-1] == {"role": "assistant", "content": said}
     assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
@@ -219,7 +219,7 @@ def test_a_begun_answer_is_continued_and_not_answered(litellm: Library, begun: s
 
 
 @pytest.mark.parametrize(("field", "more"), REFUSED_MESSAGES, ids=str)
-def test_what_messages_cannot_say_in_chat_is_refused(litellm: Library, field: str, more: Json) -> None:
+def test_what_messages_cannot_say_in_chat_is_refused(litellm: LiteLlmApi, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
         messages_request.chat_request(litellm, ASK | more)
     assert (refused.value.status, refused.value.field) == (400, field)
@@ -263,13 +263,13 @@ RESPONSES: list[tuple[Json, Json]] = [
 
 
 @pytest.mark.parametrize(("given", "made"), RESPONSES, ids=str)
-def test_a_request_of_responses(litellm: Library, given: Json, made: Json) -> None:
+def test_a_request_of_responses(litellm: LiteLlmApi, given: Json, made: Json) -> None:
     chat = of_responses(litellm, given)
     assert {name: chat.get(name) for name in made} == made
     assert chat.keys() <= {"model", "messages"} | made.keys()
 
 
-def test_functions_get_nothing_that_the_agent_did_not_give(litellm: Library) -> None:
+def test_functions_get_nothing_that_the_agent_did_not_give(litellm: LiteLlmApi) -> None:
     given: list[Json] = [FUNCTION | {"strict": None}, FUNCTION | {"name": "put", "description": "d", "strict": True}]
     more: Json = {"tools": given, "tool_choice": {"type": "function", "name": "get"}, "parallel_tool_calls": False}
     chat = of_responses(litellm, more)
@@ -281,7 +281,7 @@ def test_functions_get_nothing_that_the_agent_did_not_give(litellm: Library) -> 
     assert chat["parallel_tool_calls"] is False
 
 
-def test_what_the_model_made_in_one_go_is_one_message_again(litellm: Library) -> None:
+def test_what_the_model_made_in_one_go_is_one_message_again(litellm: LiteLlmApi) -> None:
     other = CALLED | {"call_id": "c2", "arguments": "{}"}
     given: list[Json] = [SAY, THOUGHT, SAID, CALLED, other, CAME, CAME | {"call_id": "c2"}, CALLED | {"call_id": "c3"}]
     _, made, one, two, last = of_responses(litellm, {"input": given})["messages"]
@@ -294,7 +294,7 @@ def test_what_the_model_made_in_one_go_is_one_message_again(litellm: Library) ->
     assert [call["id"] for call in last["tool_calls"]] == ["c3"]
 
 
-def test_calls_before_the_text_are_the_same_message(litellm: Library) -> None:
+def test_calls_before_the_text_are_the_same_message(litellm: LiteLlmApi) -> None:
     _, made = of_responses(litellm, {"input": [SAY, CALLED, SAID]})["messages"]
     assert (made["content"], len(made["tool_calls"])) == ("Let me ", 1)
 
@@ -304,7 +304,7 @@ SPACE: Json = {"type": "namespace", "name": "agents", "description": "Of agents.
 MCP: Json = {"type": "namespace", "name": "mcp__files__", "tools": [FUNCTION | {"strict": False}]}
 
 
-def test_functions_of_namespaces_are_functions_with_their_names(litellm: Library) -> None:
+def test_functions_of_namespaces_are_functions_with_their_names(litellm: LiteLlmApi) -> None:
     called: Json = {"type": "function_call", "call_id": "c1", "namespace": "agents", "name": "get", "arguments": "{}"}
     answered: Json = {"type": "function_call_output", "call_id": "c1", "output": "17"}
     chosen: Json = {"type": "function", "namespace": "agents", "name": "get"}
@@ -318,7 +318,7 @@ def test_functions_of_namespaces_are_functions_with_their_names(litellm: Library
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none", "required"])
-def test_a_search_beside_other_tools_is_left_out(litellm: Library, choice: str | None) -> None:
+def test_a_search_beside_other_tools_is_left_out(litellm: LiteLlmApi, choice: str | None) -> None:
     chat = of_responses(litellm, {"tools": [SEARCH, FUNCTION], "tool_choice": choice})
     assert [tool["function"]["name"] for tool in chat["tools"]] == ["get"]
 
@@ -326,12 +326,12 @@ def test_a_search_beside_other_tools_is_left_out(litellm: Library, choice: str |
 @pytest.mark.parametrize(
     "more", [{"tools": [SEARCH]}, {"tools": [SEARCH, FUNCTION], "tool_choice": {"type": "web_search"}}], ids=str
 )
-def test_a_search_that_is_the_question_is_refused_with_the_way_to_turn_it_off(litellm: Library, more: Json) -> None:
+def test_a_search_that_is_the_question_is_refused_with_the_way_to_turn_it_off(litellm: LiteLlmApi, more: Json) -> None:
     with pytest.raises(ClientFault, match=r"Codex: web_search = .disabled. in its config\.toml"):
         of_responses(litellm, more)
 
 
-def test_a_search_of_messages_is_refused_with_the_way_to_turn_it_off(litellm: Library) -> None:
+def test_a_search_of_messages_is_refused_with_the_way_to_turn_it_off(litellm: LiteLlmApi) -> None:
     with pytest.raises(ClientFault, match=r"Claude Code: --disallowedTools WebSearch"):
         of_messages(litellm, {"tools": [GET, {"type": "web_search_20250305", "name": "web_search"}]})
 
@@ -366,7 +366,7 @@ REFUSED_RESPONSES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("field", "more"), REFUSED_RESPONSES, ids=str)
-def test_what_responses_cannot_say_in_chat_is_refused(litellm: Library, field: str, more: Json) -> None:
+def test_what_responses_cannot_say_in_chat_is_refused(litellm: LiteLlmApi, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
         responses_request.chat_request(litellm, {"model": "policy", "input": "hi"} | more)
     assert (refused.value.status, refused.value.field) == (400, field)
@@ -415,7 +415,7 @@ def mutated(draw: st.DrawFn) -> tuple[str, Json]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(mutated())
-def test_an_odd_request_is_translated_or_refused(litellm: Library, asked: tuple[str, Json]) -> None:
+def test_an_odd_request_is_translated_or_refused(litellm: LiteLlmApi, asked: tuple[str, Json]) -> None:
     kind, body = asked
     try:
         chat = json.loads(Translator(litellm).chat(kind, body))

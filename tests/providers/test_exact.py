@@ -13,8 +13,8 @@ from fakes.scale_out import GENERATE, ScaleOut, scale_out
 from fakes.tape import Tape
 from fakes.toy_template import CALL, CALLED, Template
 
-from penstock.gateway.dialects.loose_json import Json
 from penstock.gateway.model.answers import Diagnosis
+from penstock.gateway.wire.dialects.loose_json import Json
 
 from .conftest import HERE, NOWHERE, PYTHON, ROUTE
 from .test_agents import STREAMS, claude_agent, gpt_agent

@@ -12,8 +12,8 @@ from fakes.provider import Provider
 from fakes.releasing import NEW, OLD, system_of
 from fakes.tape import Tape
 
+from examples.demo.model import DemoAnswer, Json
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Json
 from penstock.gateway.model.attributes import SHADOW_OF
 from penstock.gateway.model.release import NewRelease
 
@@ -28,7 +28,7 @@ AGENTS: list[tuple[str, Json]] = [
 
 async def test_prompts_of_translated_agents_are_released(gateway: Gateway, engine: Provider, tape: Tape) -> None:
     """Both formats: the live call goes with the stable version, its mirror with the candidate, both as chat."""
-    engine.script, engine.log = lambda asked: Answer("Hello"), []
+    engine.script, engine.log = lambda asked: DemoAnswer("Hello"), []
     async with Client(gateway.url) as client:
         await client.add_version("travel", prompt(STABLE, sent=True))
         await client.add_version("travel", prompt(CANDIDATE))

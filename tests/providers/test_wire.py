@@ -15,20 +15,20 @@ from fakes.odd import abort, close, request, send, wait
 from fakes.raw import body_of, chunk, events_head, head, header_fields, post, reply
 from fakes.rig import CHAT, MESSAGES, Inside, inside
 
-from penstock.gateway.demo.model import Answer, Call
-from penstock.gateway.dialects.loose_json import Json, loads
-from penstock.gateway.dialects.sse import events
-from penstock.gateway.dialects.token_ids import read_tokens
+from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.proxy.translation.litellm import Library
-from penstock.gateway.proxy.translation.messages_answer import Messages
+from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
+from penstock.gateway.traffic.proxy.translation.messages_answer import MessagesConverter
+from penstock.gateway.wire.dialects.loose_json import Json, loads
+from penstock.gateway.wire.dialects.sse import events
+from penstock.gateway.wire.dialects.token_ids import read_tokens
 
 RESPONSES = "/v1/responses"
 BOTH = pytest.mark.parametrize("below", [MESSAGES, RESPONSES])
 ASK: Json = {"model": "policy", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 ASK_RESPONSES: Json = {"model": "policy", "input": "hi"}
 CAPTURED: Json = {"return_token_ids": True, "logprobs": True, "stream_options": {"include_usage": True}}
-SAID = Answer("To be, or not.", (Call("c1", "get", '{"x": "é 1"}'),))
+SAID = DemoAnswer("To be, or not.", (DemoToolCall("c1", "get", '{"x": "é 1"}'),))
 STREAM = b"".join(vllm_wire.chat_events(ASK | CAPTURED, SAID))
 PLAIN = json.dumps(vllm_wire.chat(ASK | CAPTURED, SAID)).encode()
 ENDS = {MESSAGES: "message_stop", RESPONSES: "response.completed"}
@@ -36,7 +36,7 @@ FAILED = {MESSAGES: "error", RESPONSES: "response.failed"}
 
 
 @pytest.fixture
-async def rig(litellm: Library, tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[Inside]:
+async def rig(litellm: LiteLlmApi, tmp_path: Path, http: aiohttp.ClientSession) -> AsyncGenerator[Inside]:
     """A gateway in this process that translates what goes to the odd upstream."""
     async with inside(tmp_path, http, route=[{"model": "policy", "upstream": ["up"], "train": True}]) as made:
         yield made
@@ -199,7 +199,7 @@ async def test_a_client_may_leave_after_the_last_event(rig: Inside, below: str) 
 
 
 async def test_an_engine_that_cannot_be_reached_is_an_error_of_the_agents_api(
-    litellm: Library, tmp_path: Path, http: aiohttp.ClientSession
+    litellm: LiteLlmApi, tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
     route = [{"model": "policy", "upstream": ["gone"], "translate": True}]
     upstream = [{"name": "gone", "base_url": "http://127.0.0.1:1/v1"}]
@@ -245,7 +245,7 @@ async def test_a_bug_in_telling_ends_the_call_and_keeps_its_span(
         raise RuntimeError("a bug")
 
     for name in broken.split():
-        monkeypatch.setattr(Messages, name, fail)
+        monkeypatch.setattr(MessagesConverter, name, fail)
     async with rig.upstream([request(), send(events_head() + chunk(STREAM[:900]))]), rig.client() as client:
         client.send(call(rig, MESSAGES, stream=True))
         await client.gone()

@@ -10,7 +10,7 @@ from fakes.process import Gateway
 from fakes.runs import StartRun, runs
 from fakes.shell import Refused
 
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 
 
 @pytest.fixture

@@ -21,15 +21,15 @@ from rich.text import Text
 from penstock.gateway.model.queue import Claim, Event
 from penstock.gateway.model.rollout import Attempt, Judgement, Rollout
 from penstock.sidecar.agent import usage
-from penstock.sidecar.agent.environment import LARGEST_VARIABLE, environment, plan, variables
-from penstock.sidecar.agent.output import LONGEST_LINE, Lines, Outputs, parsed
-from penstock.sidecar.agent.templates import TemplateError, fill
+from penstock.sidecar.agent.environment import LARGEST_VARIABLE, environment, launch_plan, variables
+from penstock.sidecar.agent.output import LONGEST_LINE, AgentOutput, LineDecoder, parse_json_line
+from penstock.sidecar.agent.templates import TaskTemplateError, fill
 from penstock.sidecar.agent.usage import gpus
 from penstock.sidecar.journal import LARGEST_BATCH, LARGEST_EVENT, Journal
-from penstock.sidecar.progress import Tally, Terminal
-from penstock.sidecar.result import Result
-from penstock.sidecar.rewarding import RewardError, printed
-from penstock.sidecar.settings import Agents, UsageError, seconds, size, variable
+from penstock.sidecar.progress import AttemptTally, TerminalProgress
+from penstock.sidecar.result import AttemptResult
+from penstock.sidecar.reward_judge import RewardError, parse_printed_reward
+from penstock.sidecar.settings import AgentSettings, UsageError, seconds, size, variable
 
 ADDRESS = "/rollout/r/attempt/a1/mode/train"
 URL = "http://gateway:4747"
@@ -72,7 +72,7 @@ def test_templates(template: str, expected: str) -> None:
     ],
 )
 def test_a_field_that_is_missing_is_named(template: str, task: Any, message: str) -> None:
-    with pytest.raises(TemplateError) as error:
+    with pytest.raises(TaskTemplateError) as error:
         _ = fill(template, task, {})
     assert message in str(error.value)
 
@@ -109,7 +109,9 @@ def test_what_agents_inherit() -> None:
 
 
 def test_large_tasks_go_into_a_file() -> None:
-    small, large = (plan(claim("x" * n), URL, Agents(command=("a",)), Path("/f")) for n in (10, LARGEST_VARIABLE))
+    small, large = (
+        launch_plan(claim("x" * n), URL, AgentSettings(command=("a",)), Path("/f")) for n in (10, LARGEST_VARIABLE)
+    )
     assert (small.own["PENSTOCK_INPUT"], small.file) == (f'"{"x" * 10}"', None)
     assert large.file == Path("/f")
     assert "PENSTOCK_INPUT" not in large.own
@@ -124,13 +126,13 @@ def test_lines_are_the_same_however_they_come(lines: list[bytes], data: st.DataO
     clean = [line.replace(b"\n", b"").replace(b"\r", b"") for line in lines]
     text = b"".join(line + b"\n" for line in clean) + b"end"
     cut = data.draw(st.integers(0, len(text)))
-    found = Lines()
+    found = LineDecoder()
     got = [*found.feed(text[:cut]), *found.feed(text[cut:]), *found.close()]
     assert got == [line.decode(errors="replace") for line in clean] + ["end"]
 
 
 def test_a_line_without_an_end_takes_no_more_memory_than_it_may() -> None:
-    found = Lines()
+    found = LineDecoder()
     assert [len(line) for line in found.feed(b"x" * (2 * LONGEST_LINE + 5))] == [LONGEST_LINE] * 2
     assert found.close() == ["xxxxx"]
 
@@ -151,11 +153,11 @@ def test_a_line_without_an_end_takes_no_more_memory_than_it_may() -> None:
     ],
 )
 def test_what_is_json(line: str, value: Any) -> None:
-    assert parsed(line) == value
+    assert parse_json_line(line) == value
 
 
 def test_the_last_json_line_is_the_output() -> None:
-    outputs = Outputs(lambda stream, line: None)
+    outputs = AgentOutput(lambda stream, line: None)
     outputs.feed("stdout", b'{"step": 1}\nthinking\n{"answer": 4}\nbye')
     outputs.feed("stdout", b"")
     outputs.feed("stderr", b"first\nlast words\n\n")
@@ -261,14 +263,14 @@ async def test_what_is_refused_is_sent_no_more() -> None:
     ],
 )
 def test_rewards_in_an_output(output: Any, expected: list[Judgement]) -> None:
-    assert printed(output, judged=False) == expected
-    assert {judgement.source for judgement in printed(output, judged=True)} <= {"agent"}
+    assert parse_printed_reward(output, judged=False) == expected
+    assert {judgement.source for judgement in parse_printed_reward(output, judged=True)} <= {"agent"}
 
 
 @pytest.mark.parametrize("output", [{"reward": "high"}, {"reward": 1e999}, {"rewards": [1]}, {"rewards": {"a": "b"}}])
 def test_what_is_no_reward_is_refused(output: Any) -> None:
     with pytest.raises(RewardError):
-        _ = printed(output, judged=False)
+        _ = parse_printed_reward(output, judged=False)
 
 
 # -- options and figures -----------------------------------------------------------------------------------------------
@@ -307,20 +309,20 @@ def test_what_nvidia_smi_prints() -> None:
 
 
 def test_a_tally_reads_as_a_sentence() -> None:
-    tally = Tally()
+    tally = AttemptTally()
     tally.ends.update(succeeded=2, lost=1)
     tally.rewarded, tally.reward = 2, 1.5
     assert str(tally) == "2 succeeded, 0 failed, 1 lost, mean reward 0.750 of 2"
 
 
 def test_progress_fits_any_terminal() -> None:
-    shown = Terminal(echo=False, most=200, clock=lambda: 100.0)
-    tally = Tally(rewarded=188, reward=98.4)
+    shown = TerminalProgress(echo=False, most=200, clock=lambda: 100.0)
+    tally = AttemptTally(rewarded=188, reward=98.4)
     tally.ends.update(succeeded=188, failed=9, timeout=2)
     pieces: list[RenderableType] = [*shown.picture(), Text()]
     for _ in range(199):
-        shown.begun(claim(), waiting=1)
-        shown.ended(Result("q1.0", "a1", "w", "succeeded", 1.0), tally)
+        shown.on_begin(claim(), waiting=1)
+        shown.on_end(AttemptResult("q1.0", "a1", "w", "succeeded", 1.0), tally)
     check_widths("run-progress", Group(*pieces, *shown.picture()))
 
 
@@ -330,19 +332,19 @@ def test_progress_says_what_goes_on_and_leaves_the_tally_to_the_command() -> Non
     def said() -> list[str]:
         return [str(piece) for piece in shown.picture() if isinstance(piece, Text)]
 
-    with Terminal(echo=False, most=None, clock=lambda: 100.0) as shown:
+    with TerminalProgress(echo=False, most=None, clock=lambda: 100.0) as shown:
         assert said() == ["asking for work"]
-        shown.begun(claim(), waiting=1)
-        shown.begun(claim(), waiting=0)
+        shown.on_begin(claim(), waiting=1)
+        shown.on_begin(claim(), waiting=0)
         assert said() == ["2 running"]
-        shown.ended(Result("q1.0", "a1", "w", "succeeded", 1.0), Tally())
+        shown.on_end(AttemptResult("q1.0", "a1", "w", "succeeded", 1.0), AttemptTally())
     assert said() == []
 
 
 def test_what_an_agent_prints_goes_where_it_came_from(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where stderr is a terminal, and has the bar."""
     name = "/".join((claim().rollout.id, claim().attempt.id))
-    with Terminal(echo=True, most=None, clock=lambda: 100.0) as shown:
+    with TerminalProgress(echo=True, most=None, clock=lambda: 100.0) as shown:
         shown.line(claim(), "stdout", "to a file")
         shown.line(claim(), "stderr", "to the terminal")
     said = capsys.readouterr()
@@ -354,14 +356,14 @@ def test_what_an_agent_prints_goes_where_it_came_from(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(("most", "length"), [(None, 3), (10, 10)])
 def test_what_is_given_back_is_not_done(most: int | None, length: int) -> None:
     """Its rollout waits again, and the bar is as long as before."""
-    tally = Tally()
-    with Terminal(echo=False, most=most, clock=lambda: 100.0) as shown:
+    tally = AttemptTally()
+    with TerminalProgress(echo=False, most=most, clock=lambda: 100.0) as shown:
 
         def ends(end: str) -> str:
-            shown.begun(claim(), waiting=2 - tally.done)
-            result = Result("q1.0", "a1", "w", end, 1.0)  # pyright: ignore[reportArgumentType]
+            shown.on_begin(claim(), waiting=2 - tally.done)
+            result = AttemptResult("q1.0", "a1", "w", end, 1.0)  # pyright: ignore[reportArgumentType]
             tally.add(result)
-            shown.ended(result, tally)
+            shown.on_end(result, tally)
             return bar()
 
         def bar() -> str:
@@ -374,11 +376,11 @@ def test_what_is_given_back_is_not_done(most: int | None, length: int) -> None:
         assert ends("environment") == ends("returned") == f"1/{length}"
         assert ends("failed") == f"2/{length}"
         # What the runner takes back later, because agents could not work.
-        tally.hand_back(Result("q1.0", "a1", "w", "failed", 1.0))
-        shown.handed_back(tally)
+        tally.hand_back(AttemptResult("q1.0", "a1", "w", "failed", 1.0))
+        shown.on_hand_back(tally)
         assert bar() == f"1/{length}"
         assert ends("succeeded") == f"2/{length}"
 
 
 def test_nothing_to_do_is_told() -> None:
-    assert str(Tally()) == "no attempt was made; `penstock queue` says what waits"
+    assert str(AttemptTally()) == "no attempt was made; `penstock queue` says what waits"

@@ -13,12 +13,12 @@ from aiohttp import web
 from fakes.process import PATIENCE
 from fakes.web_site import everywhere, site
 
-from penstock.gateway.client.connection import ClientError, Connection
+from penstock.gateway.client.connection import ApiConnection, ClientError
 from penstock.gateway.model.queue import Event, EventsRequest
 from penstock.sidecar.agent import helper_sender
-from penstock.sidecar.intercept.egress import Whose, tell
-from penstock.sidecar.intercept.serving import ask
-from penstock.sidecar.wrapping.sending import Home, Refused, post
+from penstock.sidecar.intercept.egress_report import AgentIdentity, report_egress
+from penstock.sidecar.intercept.sidecar_process import request_admin
+from penstock.sidecar.wrapping.delivery import DeliveryRefusal, Destination, post
 
 KEY = "pst_of-an-attempt"
 STATUSES = (300, 301, 302, 303, 307, 308)
@@ -55,36 +55,38 @@ async def moved(request: pytest.FixtureRequest) -> AsyncGenerator[Moved]:
 
 
 async def test_a_wrapper_says_so(moved: Moved) -> None:
-    with pytest.raises(Refused, match=f"does not take what passes: {moved.status} "):
-        _ = await asyncio.to_thread(post, Home(moved.url, KEY), b"{}\n")
+    with pytest.raises(DeliveryRefusal, match=f"does not take what passes: {moved.status} "):
+        _ = await asyncio.to_thread(post, Destination(moved.url, KEY), b"{}\n")
 
 
 async def test_an_agents_helper_says_so(
     moved: Moved, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(helper_sender, "_said", set[str]())
-    sender = helper_sender.Sender()
+    sender = helper_sender.ReportSender()
     sender.put((moved.url, KEY), helper_sender.EVENTS, {"name": "said"})
     assert await asyncio.to_thread(sender.wait, PATIENCE)
     assert f"said of itself: {moved.status}" in capfd.readouterr().err
 
 
 async def test_where_an_agent_has_been_is_not_told_elsewhere(moved: Moved) -> None:
-    said = await tell(moved.url, Whose("r1", "a1", KEY), [Event(name="egress")])
+    said = await report_egress(moved.url, AgentIdentity("r1", "a1", KEY), [Event(name="egress")])
     assert said is not None
     assert said.startswith(f"the gateway answered {moved.status}")
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 async def test_nor_whose_rollout_an_agent_has(moved: Moved, method: str) -> None:
-    status, _ = await ask(method, "/agents/1", moved.url.removeprefix("http://"), {"rollout": "r1", "token": KEY})
+    status, _ = await request_admin(
+        method, "/agents/1", moved.url.removeprefix("http://"), {"rollout": "r1", "token": KEY}
+    )
     assert status == moved.status
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_client_says_so(moved: Moved, method: str) -> None:
     body = EventsRequest(events=[Event(name="said")]).model_dump_json() if method == "POST" else None
-    async with Connection(moved.url, KEY) as client:
+    async with ApiConnection(moved.url, KEY) as client:
         with pytest.raises(ClientError, match=f"is not a Penstock gateway \\(it answered {moved.status} ") as found:
             _ = await client.read(method, "/api/rollouts", body=body)
     assert not found.value.temporary

@@ -15,7 +15,7 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.sidecar.faults import LONGEST_PAUSE_S, fault, pause_s
+from penstock.sidecar.faults import LONGEST_PAUSE_S, find_fault, pause_s
 
 ASKS = """
 import json, os, sys, time, urllib.request
@@ -104,7 +104,7 @@ def span(sequence: int, status: SpanStatus, error: str | None = None) -> Span:
     ],
 )  # fmt: skip
 def test_what_counts_as_a_fault_of_others(calls: list[Span], away: bool, why: str | None) -> None:
-    assert fault(calls, away) == why
+    assert find_fault(calls, away) == why
 
 
 def test_a_worker_waits_longer_each_time() -> None:

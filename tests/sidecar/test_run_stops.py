@@ -8,8 +8,8 @@ from fakes.runs import LEASE, PYTHON, StartRun, enqueue, events, when
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Reward, RolloutStatus
-from penstock.sidecar.breaker import EQUAL, Breaker
-from penstock.sidecar.result import Result
+from penstock.sidecar.breaker import EQUAL, FailureBreaker
+from penstock.sidecar.result import AttemptResult
 
 LACKS = (PYTHON, "-c", "import nowhere_to_be_found")
 """What a wrong environment looks like."""
@@ -113,33 +113,36 @@ async def test_a_module_that_needs_an_attempt_is_left_to_it(client: Client, star
 # -- the breaker alone -------------------------------------------------------------------------------------------------
 
 
-def failed(number: int, reason: str = "exit code 1: no module", calls: int = 0, seconds: float = 0.1) -> Result:
+def failed(number: int, reason: str = "exit code 1: no module", calls: int = 0, seconds: float = 0.1) -> AttemptResult:
     """A failure of a task."""
     outcome = Outcome(exit_code=1, duration_ns=int(seconds * 1e9))
-    return Result(f"r{number}", "a1", "w", "failed", seconds, None, reason, outcome, calls)
+    return AttemptResult(f"r{number}", "a1", "w", "failed", seconds, None, reason, outcome, calls)
 
 
 def test_equal_failures_of_several_tasks_trip_it_and_all_of_them_are_handed_back() -> None:
-    breaker, results = Breaker(), [failed(n, f"exit code 1: pid {1000 + n} at 0xfe{n}") for n in range(EQUAL + 2)]
-    assert [breaker.note(result) for result in results] == [
+    breaker, results = (
+        FailureBreaker(),
+        [failed(n, f"exit code 1: pid {1000 + n} at 0xfe{n}") for n in range(EQUAL + 2)],
+    )
+    assert [breaker.record(result) for result in results] == [
         *([[]] * (EQUAL - 1)),
         results[:EQUAL],
         [results[EQUAL]],
         [results[EQUAL + 1]],
     ]
     assert breaker.tripped is results[EQUAL - 1]
-    assert breaker.note(failed(99, "exit code 1: something else")) == []
+    assert breaker.record(failed(99, "exit code 1: something else")) == []
 
 
 @pytest.mark.parametrize(
     "between",
-    [Result("ok", "a1", "w", "succeeded", 1.0), failed(90, calls=1), failed(90, "exit code 2: other", calls=3)],
+    [AttemptResult("ok", "a1", "w", "succeeded", 1.0), failed(90, calls=1), failed(90, "exit code 2: other", calls=3)],
 )
-def test_what_works_in_between_shows_that_it_can(between: Result) -> None:
-    breaker = Breaker()
+def test_what_works_in_between_shows_that_it_can(between: AttemptResult) -> None:
+    breaker = FailureBreaker()
     for result in [*map(failed, range(EQUAL - 1)), between, *map(failed, range(EQUAL - 1))]:
-        assert breaker.note(result) == []
-    assert breaker.note(failed(50)) != []
+        assert breaker.record(result) == []
+    assert breaker.record(failed(50)) != []
 
 
 @pytest.mark.parametrize(
@@ -149,16 +152,16 @@ def test_what_works_in_between_shows_that_it_can(between: Result) -> None:
         [failed(n, calls=1) for n in range(20)],
         [failed(n, seconds=11.0) for n in range(20)],
         [failed(n, f"exit code 1: {'x' * n}") for n in range(20)],
-        [Result(f"r{n}", "a1", "w", "lost", 0.1, None, "lost") for n in range(20)],
+        [AttemptResult(f"r{n}", "a1", "w", "lost", 0.1, None, "lost") for n in range(20)],
     ],
     ids=["one task", "calls", "slow", "different", "lost"],
 )
-def test_other_failures_do_not_trip_it(results: list[Result]) -> None:
-    breaker = Breaker()
-    assert [breaker.note(result) for result in results] == [[]] * 20
+def test_other_failures_do_not_trip_it(results: list[AttemptResult]) -> None:
+    breaker = FailureBreaker()
+    assert [breaker.record(result) for result in results] == [[]] * 20
     assert breaker.tripped is None
 
 
 def test_it_never_trips_where_it_is_told_so() -> None:
-    breaker = Breaker(keep_going=True)
-    assert [breaker.note(failed(n)) for n in range(20)] == [[]] * 20
+    breaker = FailureBreaker(keep_going=True)
+    assert [breaker.record(failed(n)) for n in range(20)] == [[]] * 20

@@ -20,8 +20,8 @@ from fakes.settings import documented, read
 
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
-from penstock.trainer.config_evaluate import Suite
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.config_evaluate import SuiteSettings
 
 DOCS = ROOT / "docs" / "training.md"
 MODEL = '[model]\npath = "model"\n'
@@ -29,8 +29,8 @@ MODEL = '[model]\npath = "model"\n'
 
 def sections() -> dict[str, Any]:
     """The tables of the file by their headings."""
-    return {f"[{name}]": field.annotation for name, field in Config.model_fields.items()} | {
-        "[[evaluate.suite]]": Suite
+    return {f"[{name}]": field.annotation for name, field in TrainConfig.model_fields.items()} | {
+        "[[evaluate.suite]]": SuiteSettings
     }
 
 
@@ -42,8 +42,8 @@ def keys() -> list[tuple[str, str]]:
 
 def test_only_the_model_must_be_named(tmp_path: Path) -> None:
     config = read(tmp_path, MODEL)
-    assert config.loss.bounds == (0.2, 0.28)
-    assert (config.advantage.estimator, config.loss.corrects) == ("dr_grpo", "token")
+    assert config.loss.clip_bounds == (0.2, 0.28)
+    assert (config.advantage.estimator, config.loss.effective_correction) == ("dr_grpo", "token")
     assert config.learning_rate == 1e-4
     assert read(tmp_path, MODEL + 'weights = "full"\n').learning_rate == 1e-6
     with pytest.raises(ConfigError, match=r"train\.toml: model: it is missing"):
@@ -108,7 +108,7 @@ def test_a_wrong_configuration_is_refused_without_torch() -> None:
 
 
 def test_what_cannot_be_trained_with_prompts_is_refused(tmp_path: Path) -> None:
-    from penstock.gateway.client.console import Failure
+    from penstock.gateway.client.console import CommandError
     from penstock.trainer.apo.config import load
     from penstock.trainer.commands import _prompts
     from penstock.trainer.runs.pinned_laboratory import settings_of
@@ -117,9 +117,9 @@ def test_what_cannot_be_trained_with_prompts_is_refused(tmp_path: Path) -> None:
     path.write_text('[texts]\nprompts = ["policy"]\n[reflection]\nmodel = "m"\n')
     lora = read(tmp_path, MODEL)
     assert _prompts(path, lora, online=False).texts.prompts == ["policy"]
-    with pytest.raises(Failure, match="--prompts and --online do not go together"):
+    with pytest.raises(CommandError, match="--prompts and --online do not go together"):
         _ = _prompts(path, lora, online=True)
-    with pytest.raises(Failure, match=r'model\.weights: "full" cannot serve the first weights and the last ones'):
+    with pytest.raises(CommandError, match=r'model\.weights: "full" cannot serve the first weights and the last ones'):
         _ = _prompts(path, read(tmp_path, f'{MODEL}weights = "full"\n'), online=False)
     with pytest.raises(ConfigError, match=r"model\.name: 'policy' is the name of a text too"):
         _ = settings_of(load(path), lora)

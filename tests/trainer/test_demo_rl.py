@@ -11,7 +11,7 @@ import pytest
 from examples.lookup import CITIES, TOPICS, fact
 from examples.lookup_rl import KEPT, ROOT, TRAIN, new_folder, write_tasks
 from examples.lookup_summary import Results, summary
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 
 
 def test_no_run_takes_the_folder_of_another(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_its_settings_load(tmp_path: Path) -> None:
     import tomllib
 
     words = {"home": tmp_path, "steps": 20, "seed": 0, "python": "python", "vllm": 8000}
-    config = Config.model_validate(tomllib.loads(TRAIN.format(**words)))
+    config = TrainConfig.model_validate(tomllib.loads(TRAIN.format(**words)))
     assert [suite.tasks.name for suite in config.evaluate.suite] == ["held-out.jsonl"]
 
 

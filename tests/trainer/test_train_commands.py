@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("grpo", "sft", "dpo")
 TOLD = """
 import sys
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 try:
     main(sys.argv[1:])
 except SystemExit as ended:

@@ -19,13 +19,13 @@ from fakes.tiny_model import make_tokenizer
 from fakes.tokens import Talk
 
 from bench.trajectories import DATA, calls_of, wire_answer
-from penstock.adapters.chat import Conversation, conversations
-from penstock.adapters.making import preferences
-from penstock.adapters.report import Report
-from penstock.trainer.config import Config
+from penstock.adapters.chat import ChatConversation, conversations
+from penstock.adapters.report import SampleReport
+from penstock.adapters.training_rows import preferences
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.chat_template import tokenise
-from penstock.trainer.data.lessons import Maker, told
-from penstock.trainer.mathematics.examples import Example
+from penstock.trainer.data.training_examples import ExampleBuilder, group_by_attempt
+from penstock.trainer.mathematics.examples import TokenExample
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 TASKS = 12
@@ -33,14 +33,14 @@ TASKS = 12
 
 
 @pytest.fixture(scope="module")
-def chats() -> list[Conversation]:
+def chats() -> list[ChatConversation]:
     """Of real trajectories, through the bytes of the calls that their agents must have made."""
     with gzip.open(DATA) as lines:
         sources = [json.loads(line) for line in lines]
     return [made for source in sources if source["task_id"] < TASKS for made in _conversations(source)]
 
 
-def _conversations(source: dict[str, Any]) -> list[Conversation]:
+def _conversations(source: dict[str, Any]) -> list[ChatConversation]:
     name, rng = f"t{source['task_id']}.{source['trial']}", random.Random(1)
     talk = Talk(source["reward"], name, group=f"t{source['task_id']}")
     for number, (request, said) in enumerate(calls_of(source["messages"])):
@@ -49,7 +49,7 @@ def _conversations(source: dict[str, Any]) -> list[Conversation]:
     return conversations(talk.episode())[0]
 
 
-def spelled(one: Example, tokenizer: Any) -> list[tuple[str, bool]]:
+def spelled(one: TokenExample, tokenizer: Any) -> list[tuple[str, bool]]:
     """The whole example as runs of text, True where it is trained."""
     ids, mask = [*one.prompt.tolist(), *one.response.tolist()], [*[False] * len(one.prompt), *one.mask.tolist()]
     runs = groupby(zip(ids, mask, strict=True), lambda it: it[1])
@@ -64,7 +64,7 @@ def rendered(messages: list[Any], tokenizer: Any) -> str:
     return tokenizer.apply_chat_template(opened, tokenize=False)
 
 
-def test_every_message_is_in_the_tokens_and_every_answer_is_trained_once(chats: list[Conversation]) -> None:
+def test_every_message_is_in_the_tokens_and_every_answer_is_trained_once(chats: list[ChatConversation]) -> None:
     tokenizer = make_tokenizer()
     for chat in chats:
         (made,), left = tokenise([chat], tokenizer)
@@ -80,13 +80,13 @@ def test_every_message_is_in_the_tokens_and_every_answer_is_trained_once(chats: 
 
 
 @pytest.mark.parametrize("which", ["best", "all"])
-def test_pairs_hold_both_trajectories_whole(chats: list[Conversation], which: str) -> None:
+def test_pairs_hold_both_trajectories_whole(chats: list[ChatConversation], which: str) -> None:
     engine = {"batch_tokens": 1 << 20}
-    config = Config.model_validate({"model": {"path": "model"}, "dpo": {"pairs": which}, "engine": engine})
+    config = TrainConfig.model_validate({"model": {"path": "model"}, "dpo": {"pairs": which}, "engine": engine})
     tokenizer, by_name = make_tokenizer(), {chat.rollout: chat for chat in chats}
-    made = Maker(config, tokenizer).of_pairs(told(chats))
-    assert made.taught
-    for lesson in made.taught:
+    made = ExampleBuilder(config, tokenizer).from_pairs(group_by_attempt(chats))
+    assert made.training
+    for lesson in made.training:
         good, bad = (by_name[side[0].owner[0]] for side in lesson.sides)
         assert (good.reward or 0) > (bad.reward or 0)
         assert good.group == bad.group == lesson.group
@@ -95,13 +95,13 @@ def test_pairs_hold_both_trajectories_whole(chats: list[Conversation], which: st
             assert "".join(text for text, _ in spelled(one, tokenizer)) == rendered(chat.messages, tokenizer)
     groups = {chat.group for chat in chats}
     without = sum(count for name, count in made.dropped.items() if name.startswith("groups_"))
-    assert len({lesson.group for lesson in made.taught}) + without == len(groups)
+    assert len({lesson.group for lesson in made.training}) + without == len(groups)
 
 
-def test_files_and_training_have_the_same_pairs(chats: list[Conversation]) -> None:
-    report = Report()
-    config = Config.model_validate({"model": {"path": "model"}, "engine": {"batch_tokens": 1 << 20}})
-    made = Maker(config, make_tokenizer()).of_pairs(told(chats))
+def test_files_and_training_have_the_same_pairs(chats: list[ChatConversation]) -> None:
+    report = SampleReport()
+    config = TrainConfig.model_validate({"model": {"path": "model"}, "engine": {"batch_tokens": 1 << 20}})
+    made = ExampleBuilder(config, make_tokenizer()).from_pairs(group_by_attempt(chats))
     written = {(row["chosen_rollout"], row["rejected_rollout"]) for row in preferences(chats, 0.0, report)}
-    assert {tuple(side[0].owner[0] for side in lesson.sides) for lesson in made.taught} == written
+    assert {tuple(side[0].owner[0] for side in lesson.sides) for lesson in made.training} == written
     assert made.hints == report.hints

@@ -31,11 +31,11 @@ from penstock.adapters.samples import Options
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim, ClaimRequest
 from penstock.gateway.model.rollout import Judgement
-from penstock.trainer.data.collect import Collector
-from penstock.trainer.data.tasks import Task
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.data.collector import RolloutCollector
+from penstock.trainer.data.tasks import RolloutTask
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import learn
-from penstock.trainer.serving.publish import Publisher
+from penstock.trainer.serving.publisher import Publisher
 
 TRAPS = (
     "nothing", "equal", "unjudged", "not_a_number", "late", "long", "refused", "empty", "aborted", "left", "parallel",
@@ -151,12 +151,12 @@ class Agent:
 async def test_every_trap_in_one_step(
     served: Gateway, client: Client, vllm: Trapped, http: aiohttp.ClientSession, model: Path
 ) -> None:
-    tasks = [Task(number, {"trap": trap}) for number, trap in enumerate(TRAPS)]
+    tasks = [RolloutTask(number, {"trap": trap}) for number, trap in enumerate(TRAPS)]
     publisher = Publisher(client, "policy", "vllm", "base", "run")
     await publisher.begin()
     await publisher.register("run.0", Path("/adapters/run.0"), None, "")
     await publisher.train_on("run.0")
-    collector = Collector(client, "run", Options(model="policy"))
+    collector = RolloutCollector(client, "run", Options(model="policy"))
     async with beside(collector.run()):
         order = await collector.order("train", "1", 1, tasks, 3, 600.0)
         agent = Agent(served, http, client, vllm)
@@ -165,7 +165,7 @@ async def test_every_trap_in_one_step(
     left_out = {"no_reward": 2, "empty": 1, "interrupted": 1, "cancelled": 1, "error": 1}
     assert found.report.reasons == left_out
     assert found.report.notes == {"late_reward": 3}
-    engine = Engine(config(model, engine={"batch_tokens": 100}))
+    engine = TrainingEngine(config(model, engine={"batch_tokens": 100}))
     before = {name: one.clone() for name, one in engine.model.trained.items()}
     metrics = learn(engine, found.samples, lambda _: 0, engine.config)
     dropped = {name: value for name, value in metrics.items() if name.startswith("dropped/") and value}

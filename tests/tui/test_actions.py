@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 from fakes.screens import options, running, until
 
-from penstock.gateway.cli.watch import whenever
+from examples.demo.showcase import showcase
+from examples.demo.showcase_parts import PATIENCE, Showcase, wait_for_release
+from examples.demo.showcase_releases import SKIP
+from penstock.console.commands.watch import poll_on_change
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.showcase import showcase
-from penstock.gateway.demo.showcase_parts import PATIENCE, Showcase, reached
-from penstock.gateway.demo.showcase_releases import SKIP
-from penstock.gateway.model.audit import Said
-from penstock.gateway.model.policy import Policy, Stage
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.rollout import Judgement
-from penstock.tui.screens.registry import SCREENS, made
-from penstock.tui.view import View
+from penstock.tui.screens.registry import SCREENS, make_view
+from penstock.tui.view import ScreenView
 
 pytestmark = pytest.mark.slow
 
 GREETING = "You greet customers of Acme. Be brief."
 MOST = 200
 """Rollouts within which the evidence is enough."""
-CARLA = Said(who="carla", why="the test says so")
+CARLA = ActionRequest(who="carla", why="the test says so")
 
 
 class Acting:
@@ -38,10 +38,10 @@ class Acting:
         self.client = client
         self.done: set[str] = set()
 
-    async def look(self, *words: str) -> tuple[View[Any, Any], Any]:
+    async def look(self, *words: str) -> tuple[ScreenView[Any, Any], Any]:
         """A screen with its rows."""
-        view = made(words)
-        data = await view.look(self.client)
+        view = make_view(words)
+        data = await view.load(self.client)
         if (table := view.table(data, 0)) is not None:
             await view.fill(self.client, data, table.ids[:200])
         return view, data
@@ -85,7 +85,7 @@ async def act_on_tools(person: Acting, shown: Showcase) -> None:
     asked = "orders/shipping_state"
     assert "It runs: shipping_state" in await person.act("question.allow", asked, "tools", names='"1003"')
     assert await person.why_not("question.deny", asked, "tools") == "no call of this tool waits for a person"
-    refused = asyncio.ensure_future(shown.agent("asks-again").tool("shipping_state", {"order": "1006"}))
+    refused = asyncio.ensure_future(shown.agent("asks-again").call_tool("shipping_state", {"order": "1006"}))
     await asked_for(person.client, "asks-again")
     assert "It was refused: shipping_state" in await person.act("question.deny", asked, "tools", names='"1006"')
     assert "the test says so" in json.dumps(await refused), "the agent hears why"
@@ -93,7 +93,7 @@ async def act_on_tools(person: Acting, shown: Showcase) -> None:
 
 async def asked_for(client: Client, rollout: str) -> None:
     """Waits until a call of a rollout waits for a person."""
-    looks = whenever(client, client.waiting, lambda _: 0.2)
+    looks = poll_on_change(client, client.waiting, lambda _: 0.2)
     async with asyncio.timeout(PATIENCE), aclosing(looks):
         async for questions in looks:
             if any(one.rollout == rollout for one in questions):
@@ -113,14 +113,14 @@ async def act_on_releases(person: Acting, shown: Showcase) -> None:
     assert await person.act("release.rollback", "desk-2", "releases", names="v2 → v1") == "desk-2 is rolled back."
     await started(person.client, "desk", "v1")
     assert await person.act("release.abort", "desk-3", "releases", names="v2 → v1") == "desk-3 is aborted."
-    await started(person.client, "greeting", "v2", Stage(split=0.5, rollouts=1, approval=True))
+    await started(person.client, "greeting", "v2", CanaryStage(split=0.5, rollouts=1, approval=True))
     for first in range(0, MOST, 4):
         await asyncio.gather(*(greeted(shown, f"greeted-{number:02}") for number in range(first, first + 4)))
         if (await person.client.release("greeting-2")).release.waits == "approval":
             break
-    await reached(person.client, "greeting-2", lambda view: view.release.waits == "approval")
+    await wait_for_release(person.client, "greeting-2", lambda view: view.release.waits == "approval")
     assert await person.act("release.approve", "greeting-2", "releases", names="v1 → v2") == "greeting-2 is canary."
-    await reached(person.client, "greeting-2", lambda view: view.release.stage == "promoted")
+    await wait_for_release(person.client, "greeting-2", lambda view: view.release.stage == "promoted")
 
 
 async def greeted(shown: Showcase, name: str) -> None:
@@ -130,13 +130,13 @@ async def greeted(shown: Showcase, name: str) -> None:
     await shown.finish(name, True, Judgement(value=1.0, source="judge", reason="polite"))
 
 
-async def started(client: Client, name: str, candidate: str, *stages: Stage) -> None:
+async def started(client: Client, name: str, candidate: str, *stages: CanaryStage) -> None:
     """A release in its canary."""
-    how = {"stages": list(stages) or [Stage(split=0.5, rollouts=60)], "margin_absolute": 0.5, "horizon": 400}
+    how = {"stages": list(stages) or [CanaryStage(split=0.5, rollouts=60)], "margin_absolute": 0.5, "horizon": 400}
     how |= {"guards": {"margin": 0.5}, "holdback": {"rollouts": 0}, **SKIP}
-    new = NewRelease(candidate=candidate, policy=Policy.model_validate(how), author="ben")
+    new = NewRelease(candidate=candidate, policy=ReleasePolicy.model_validate(how), author="ben")
     release = await client.start_release(name, new)
-    await reached(client, release.id, lambda view: view.release.stage == "canary")
+    await wait_for_release(client, release.id, lambda view: view.release.stage == "canary")
 
 
 async def test_every_action_does_what_it_asks_and_is_in_the_audit(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fakes.process import PATIENCE
 from textual.app import App
 from textual.drivers._writer_thread import MAX_QUEUED_WRITES, WriterThread
 
-from penstock.tui.terminal import Terminal, Window
+from penstock.tui.terminal import TerminalDriver, TerminalOutput
 
 WRITES = 4 * MAX_QUEUED_WRITES
 """As many as would fill the queue of a thread that has ended."""
@@ -42,7 +42,7 @@ def handlers() -> Iterator[None]:
 
 
 async def test_what_nobody_can_see_is_thrown_away(closed: IO[str]) -> None:
-    thread = WriterThread(cast("IO[str]", Window(closed)))
+    thread = WriterThread(cast("IO[str]", TerminalOutput(closed)))
     thread.start()
 
     def write() -> None:
@@ -55,7 +55,7 @@ async def test_what_nobody_can_see_is_thrown_away(closed: IO[str]) -> None:
 
 @pytest.mark.usefixtures("handlers")
 async def test_the_signal_of_a_closed_window_is_no_return_from_the_background(closed: IO[str]) -> None:
-    driver = Terminal(App[None]())
+    driver = TerminalDriver(App[None]())
     driver.fileno = closed.fileno()
     os.kill(os.getpid(), signal.SIGCONT)
     assert driver._writer_thread is None
@@ -65,7 +65,7 @@ async def test_the_signal_of_a_closed_window_is_no_return_from_the_background(cl
 def test_a_terminal_that_is_there_is_written_to() -> None:
     ours, theirs = pty.openpty()
     with open(theirs, "w") as file:
-        window = Window(file)
+        window = TerminalOutput(file)
         window.write("seen")
         window.flush()
         assert (window.isatty(), window.fileno()) == (True, theirs)

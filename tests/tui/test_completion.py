@@ -7,7 +7,7 @@ from fakes.tui_world import World
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import FilterField
-from penstock.tui.completion import briefly, commands, filters
+from penstock.tui.completion import commands, filters, format_completions
 
 FIELDS = [
     FilterField(name="status", help="", operators=[":", "="], values=["succeeded", "failed"]),
@@ -43,7 +43,7 @@ def test_a_command_goes_on() -> None:
 
 
 def test_what_is_likely_is_named_by_its_last_word() -> None:
-    assert briefly(["a b status:", "a b model:"]) == "status:  model:"
+    assert format_completions(["a b status:", "a b model:"]) == "status:  model:"
 
 
 async def test_every_completion_of_the_gateways_fields_is_a_filter_that_it_takes(world: World) -> None:

@@ -18,11 +18,11 @@ from fakes.screens import LARGE, SMALL, app_of, screen_text, until
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from penstock.gateway.__main__ import app
-from penstock.tui.app import Options, PenstockApp
-from penstock.tui.recording import Clock, PlayedClient, Recording, load
-from penstock.tui.screens.registry import STANDING, made
-from penstock.tui.settings import Context
+from penstock.console.main import app
+from penstock.tui.app import AppOptions, PenstockApp
+from penstock.tui.screens.registry import STANDING, make_view
+from penstock.tui.session_recording import ReplayClient, ReplayClock, SessionRecording, load
+from penstock.tui.settings import GatewayContext
 
 SCREENS = [
     *STANDING, ("rollout", "refund-1002.2"), ("compare", "group", "refund-1002"),
@@ -38,20 +38,20 @@ PICTURES = {
 
 
 @cache
-def recording() -> Recording:
+def recording() -> SessionRecording:
     return load(ROOT / "tui" / "demo.jsonl.gz")
 
 
 @asynccontextmanager
 async def played(words: Sequence[str], size: tuple[int, int]) -> AsyncGenerator[Pilot[None]]:
     """A screen of the demo, once it has all that it asks for."""
-    clock = Clock(recording(), at_end=True)
-    contexts = {"demo": Context(gateway="http://127.0.0.1:4747", read_only=True)}
-    options = Options(
+    clock = ReplayClock(recording(), at_end=True)
+    contexts = {"demo": GatewayContext(gateway="http://127.0.0.1:4747", read_only=True)}
+    options = AppOptions(
         contexts,
         "demo",
         words,
-        connect=lambda _: PlayedClient(recording(), clock),
+        connect=lambda _: ReplayClient(recording(), clock),
         now_ns=clock.now_ns,
         note=lambda: "played",
     )
@@ -76,9 +76,9 @@ async def settled(pilot: Pilot[None]) -> str:
 
 def _answered(app: PenstockApp) -> bool:
     shown = app.main.shown
-    if shown.data is None or shown.view.wants(shown.data, app.main.rows.in_sight()):
+    if shown.data is None or shown.view.needs_fill(shown.data, app.main.rows.in_sight()):
         return False
-    return shown.chosen is None or shown.closer_of == shown.chosen
+    return shown.chosen is None or shown.details_of == shown.chosen
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["80x24", "160x48"])
@@ -95,10 +95,10 @@ async def test_a_screen_looks_as_it_did(words: tuple[str, ...], size: tuple[int,
 
 @pytest.mark.parametrize("words", SCREENS, ids="-".join)
 async def test_the_command_line_understands_what_a_screen_says_prints_the_same(words: tuple[str, ...]) -> None:
-    clock = Clock(recording(), at_end=True)
-    async with PlayedClient(recording(), clock) as client:
-        view = made(words)
-        table = view.table(await view.look(client), clock.now_ns())
+    clock = ReplayClock(recording(), at_end=True)
+    async with ReplayClient(recording(), clock) as client:
+        view = make_view(words)
+        table = view.table(await view.load(client), clock.now_ns())
     commands = [view.command(id) for id in (None, *(table.ids if table is not None else ()))]
     for command in {one for said in commands for one in said.split("; ")}:
         program, *own = shlex.split(command)

@@ -25,8 +25,8 @@ from textual.pilot import Pilot
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.keys import KEYS
-from penstock.tui.main_screen import Main
-from penstock.tui.settings import Context
+from penstock.tui.main_screen import MainScreen
+from penstock.tui.settings import GatewayContext
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ async def enqueue(made: Gateway, numbers: range) -> None:
         await client.enqueue([RolloutSpec(id=f"t{number:02}", input=number, group="t") for number in numbers])
 
 
-def main_of(pilot: Pilot[None]) -> Main:
+def main_of(pilot: Pilot[None]) -> MainScreen:
     """The screen of the app."""
     return app_of(pilot).main
 
@@ -73,7 +73,7 @@ async def survives(home: Path, steps: list[str]) -> None:
         await made.restart()
         # Whatever was open is left, by as many keys as there can be dialogs and lines, and the list looked at anew.
         await pilot.press("escape", "escape", "escape", "escape")
-        main_of(pilot).penstock.looking.paused = False
+        main_of(pilot).penstock.loader.paused = False
         main_of(pilot).penstock.go(["workers"])
         main_of(pilot).penstock.go(["rollouts"])
         await until(pilot, lambda text: "live" in text.splitlines()[0] and "t11" in text)
@@ -114,9 +114,9 @@ async def test_the_feed_is_followed_again_when_the_gateway_returns_with_another_
         await made.restart()
         await until(pilot, lambda text: "live" in text.splitlines()[0])
         app = app_of(pilot)
-        told, number = app.traffic.flow(lambda _: 1).now, 12
+        told, number = app.traffic.rate_series(lambda _: 1).now, 12
         async with asyncio.timeout(PATIENCE):
-            while app.traffic.flow(lambda _: 1).now <= told:
+            while app.traffic.rate_series(lambda _: 1).now <= told:
                 await enqueue(made, range(number, number + 1))
                 number += 1
                 await pilot.pause(0.2)
@@ -154,7 +154,7 @@ async def test_a_screen_that_was_left_open_is_forgotten_with_the_tape(tmp_path: 
 
 async def test_another_context_shows_its_own_rows(world: World, tmp_path: Path) -> None:
     async with gateway(tmp_path) as other:
-        both = {"here": Context(gateway=world.url), "there": Context(gateway=other.url)}
+        both = {"here": GatewayContext(gateway=world.url), "there": GatewayContext(gateway=other.url)}
         async with running(replace(options(world.url), contexts=both, context="here")) as pilot:
             await until(pilot, lambda text: world.rollouts[0] in text)
             await pilot.press("space", "colon", *"ctx there", "enter")

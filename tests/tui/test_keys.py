@@ -23,7 +23,7 @@ ENDS = ("quit", "suspend", "pager", "editor")
 def test_no_key_of_a_screen_means_two_things() -> None:
     general = Counter(key for row in KEYS if row.views is None for key in row.keys)
     for view in SCREENS:
-        own = Counter(key for row in KEYS if row.views is not None and row.on(view) for key in row.keys)
+        own = Counter(key for row in KEYS if row.views is not None and row.applies_to(view) for key in row.keys)
         assert not [key for key, count in (general | own).items() if count > 1], view
 
 
@@ -56,7 +56,7 @@ async def test_every_key_does_something_or_says_why_not(world: World, words: tup
     screens = [screen[0] for screen in (*STANDING, *WITH_WORDS)]
     view = words[0]
     general = [row for row in KEYS if row.views is None][screens.index(view) :: len(screens)]
-    for row in (row for row in KEYS if row.on(view) and row.id not in ENDS and (row in general or row.views)):
+    for row in (row for row in KEYS if row.applies_to(view) and row.id not in ENDS and (row in general or row.views)):
         for key in row.keys:
             async with running(options(world.url, *words, read_only=True), SMALL) as pilot:
                 app = app_of(pilot)

@@ -16,7 +16,7 @@ from penstock.gateway.model.queue import RolloutSpec
 from penstock.tui.app import PenstockApp
 from penstock.tui.keys import HINTS, KeyMap
 from penstock.tui.main_screen import hints
-from penstock.tui.settings import Context, host
+from penstock.tui.settings import GatewayContext, host
 
 
 def chosen(text: str) -> str:
@@ -104,7 +104,10 @@ async def test_the_palette_goes_anywhere_and_says_what_is_wrong(world: World) ->
 
 async def test_a_context_that_leads_nowhere_is_said_and_the_one_that_is_shown_stays(world: World) -> None:
     here = options(world.url)
-    more = {"typo": Context(gateway="example.org"), "locked": Context(gateway=world.url, key="PENSTOCK_NO_SUCH_KEY")}
+    more = {
+        "typo": GatewayContext(gateway="example.org"),
+        "locked": GatewayContext(gateway=world.url, key="PENSTOCK_NO_SUCH_KEY"),
+    }
     async with running(replace(here, contexts={**here.contexts, **more}), LARGE) as pilot:
         await shown(pilot)
         await pilot.press("colon", *"ctx typo", "enter")
@@ -126,7 +129,7 @@ async def test_a_message_goes_when_the_next_key_is_pressed(world: World) -> None
 @pytest.mark.parametrize("width", [20, 50, 80, 160])
 @pytest.mark.parametrize("view", ["rollouts", "groups", "releases", "tools", "log"])
 def test_the_line_of_keys_names_help_and_the_way_out_and_cuts_none_off(view: str, width: int) -> None:
-    keys = KeyMap({}).of(view)
+    keys = KeyMap({}).for_view(view)
     by_id = {key.id: key for key in keys}
     own = [key for key in keys if key.group == "change"]
     line = hints([*own, *(by_id[id] for id in HINTS if id in by_id)], width).plain

@@ -13,16 +13,16 @@ from fakes.tui_world import World
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from penstock.console.views.text import clean
 from penstock.gateway.client.client import Client
-from penstock.gateway.display.text import clean
-from penstock.tui.link import Link
-from penstock.tui.looking import Looking, Shown
+from penstock.tui.link import GatewayLink
+from penstock.tui.loader import ViewLoader, ViewState
 from penstock.tui.panes import raw
-from penstock.tui.screens.registry import compared
-from penstock.tui.screens.resources import Found
-from penstock.tui.screens.tools import Found as Tools
+from penstock.tui.screens.registry import comparison_words
+from penstock.tui.screens.resources import ResourcesData
+from penstock.tui.screens.tools import ToolsData as Tools
 from penstock.tui.screens.tools import ToolsView
-from penstock.tui.view import View
+from penstock.tui.view import ScreenView
 from penstock.tui.widgets.dialogs import Confirm
 from penstock.tui.widgets.rows import Rows
 
@@ -64,18 +64,18 @@ async def test_a_row_that_has_gone_is_not_clicked(world: World) -> None:
 
 async def test_a_tool_that_has_gone_is_neither_looked_at_nor_compared() -> None:
     view, none = ToolsView(), Tools({}, {}, ())
-    closer = await view.look_closer(Client("http://127.0.0.1"), none, "files/read")
+    closer = await view.load_details(Client("http://127.0.0.1"), none, "files/read")
     assert not view.panes(none, "files/read", closer, 0)
     with pytest.raises(ValueError, match="mark two rows"):
-        compared("resources", Found({}), (), "desk")
+        comparison_words("resources", ResourcesData({}), (), "desk")
 
 
-class Odd(View[str, None]):
+class Odd(ScreenView[str, None]):
     """One odd record among what it asks for."""
 
     broken = True
 
-    async def look(self, client: Client) -> str:
+    async def load(self, client: Client) -> str:
         if self.broken:
             raise KeyError("odd")
         return "fine"
@@ -83,8 +83,8 @@ class Odd(View[str, None]):
 
 async def test_a_record_that_cannot_be_shown_is_told_and_asked_again() -> None:
     told = asyncio.Event()
-    looking = Looking(Client("http://127.0.0.1"), Link(state="live"), False, lambda what: told.set())
-    shown = Shown(Odd())
+    looking = ViewLoader(Client("http://127.0.0.1"), GatewayLink(state="live"), False, lambda what: told.set())
+    shown = ViewState(Odd())
     looking.show(shown)
     running = asyncio.ensure_future(looking.run())
     await told.wait()
@@ -92,7 +92,7 @@ async def test_a_record_that_cannot_be_shown_is_told_and_asked_again() -> None:
     Odd.broken = False
     while shown.data is None:
         told.clear()
-        looking.nudge()
+        looking.reload()
         await told.wait()
     running.cancel()
     assert shown.error is None

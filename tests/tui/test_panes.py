@@ -14,24 +14,24 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 
-from penstock.gateway.dialects.token_logprobs import Token, read_logprobs
-from penstock.gateway.display.release_series import Point
-from penstock.gateway.display.release_summary import Measure
+from penstock.console.views.release_series import EvidencePoint
+from penstock.console.views.release_summary import EValueThreshold
 from penstock.gateway.model.answers import ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.change import Digest
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Totals, Worker
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.upstream import UpstreamView
+from penstock.gateway.wire.dialects.token_logprobs import TokenLogprob, read_logprobs
 from penstock.tui.panes import waterfall
-from penstock.tui.panes.chart import Line, chart, smoothed
-from penstock.tui.panes.race import FEWEST, left
-from penstock.tui.panes.steps import Pair, Step, aligned, leaves
+from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
+from penstock.tui.panes.race import FEWEST, remaining_rollouts
+from penstock.tui.panes.step_alignment import StepPair, TranscriptStep, align_steps, find_divergence
 from penstock.tui.panes.timing import timing
 from penstock.tui.panes.tokens import NONE, tokens
-from penstock.tui.panes.words import marked
-from penstock.tui.screens.overview import Overview, drawn
-from penstock.tui.traffic import BUCKETS, SECONDS, Traffic
+from penstock.tui.panes.word_diff import mark_differences
+from penstock.tui.screens.overview import OverviewData, draw_blocks
+from penstock.tui.traffic import BUCKETS, SECONDS, DigestHistory
 from penstock.tui.widgets import sheet as module
 from penstock.tui.widgets.sheet import RESTS, Sheet
 
@@ -45,7 +45,7 @@ VALUES = st.one_of(st.none(), FINITE)
 @given(values=st.lists(VALUES, max_size=60), width=st.integers(20, 160), height=st.integers(3, 20))
 def test_a_chart_fits_whatever_the_values_are(values: Sequence[float | None], width: int, height: int) -> None:
     points = [(float(at), value) for at, value in enumerate(values)]
-    lines = text_of(chart([Line("a", points, smoothed(points))], width, height), 400).splitlines()
+    lines = text_of(chart([TerminalCurve("a", points, smooth_points(points))], width, height), 400).splitlines()
     if all(value is None for value in values):
         assert lines == ["no finite value yet"]
     else:
@@ -54,7 +54,7 @@ def test_a_chart_fits_whatever_the_values_are(values: Sequence[float | None], wi
 
 
 def test_a_chart_has_its_numbers_at_the_ends_of_its_axes() -> None:
-    drawn = text_of(chart([Line("reward", [(0, 0.0), (10, None), (20, 1.0)])], 30, 5))
+    drawn = text_of(chart([TerminalCurve("reward", [(0, 0.0), (10, None), (20, 1.0)])], 30, 5))
     assert [line.partition("│")[0].strip() for line in drawn.splitlines()[:5]] == ["1", "", "0.5", "", "0"]
     assert drawn.splitlines()[-1].split() == ["0", "20"]
     assert drawn.count("⠈") + drawn.count("⠐") + drawn.count("⢀") + drawn.count("⡀") == 2, "a gap is drawn as one"
@@ -63,15 +63,15 @@ def test_a_chart_has_its_numbers_at_the_ends_of_its_axes() -> None:
 # -- the race ----------------------------------------------------------------------------------------------------------
 
 
-def grown(*logs: float) -> list[Point]:
+def grown(*logs: float) -> list[EvidencePoint]:
     """Evidence after each counted rollout."""
-    return [Point(at + 1, {"harm": math.exp(log)}, None) for at, log in enumerate(logs)]
+    return [EvidencePoint(at + 1, {"harm": math.exp(log)}, None) for at, log in enumerate(logs)]
 
 
 def test_what_is_left_follows_from_the_pace_and_is_a_range() -> None:
-    harm = Measure("harm", math.exp(1.0), math.exp(2.0), "rolls back", "harm")
-    assert left(harm, grown(*(at / 10 for at in range(1, 11)))) == (10, 10)
-    fast_lately = left(harm, grown(0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0))
+    harm = EValueThreshold("harm", math.exp(1.0), math.exp(2.0), "rolls back", "harm")
+    assert remaining_rollouts(harm, grown(*(at / 10 for at in range(1, 11)))) == (10, 10)
+    fast_lately = remaining_rollouts(harm, grown(0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0))
     assert fast_lately is not None
     assert (fast_lately.least, fast_lately.most) == (5, 10)
 
@@ -80,36 +80,48 @@ def test_what_is_left_follows_from_the_pace_and_is_a_range() -> None:
     "logs", [[1.0] * (FEWEST - 1), [-0.1 * at for at in range(20)]], ids=["too few", "against the claim"]
 )
 def test_nothing_is_foretold_from_too_little_or_against_the_claim(logs: list[float]) -> None:
-    assert left(Measure("harm", math.exp(logs[-1]), 50.0, "rolls back", "harm"), grown(*logs)) is None
+    assert (
+        remaining_rollouts(EValueThreshold("harm", math.exp(logs[-1]), 50.0, "rolls back", "harm"), grown(*logs))
+        is None
+    )
 
 
 def test_what_has_crossed_its_bound_has_nothing_left() -> None:
-    assert left(Measure("harm", 60.0, 50.0, "rolls back", "harm"), grown(*(at / 2 for at in range(10)))) is None
+    assert (
+        remaining_rollouts(
+            EValueThreshold("harm", 60.0, 50.0, "rolls back", "harm"), grown(*(at / 2 for at in range(10)))
+        )
+        is None
+    )
 
 
 # -- attempts side by side ---------------------------------------------------------------------------------------------
 
 STEPS = st.lists(
-    st.builds(Step, st.sampled_from(["user", "assistant"]), st.sampled_from("abc"), st.just(1)), max_size=12
+    st.builds(TranscriptStep, st.sampled_from(["user", "assistant"]), st.sampled_from("abc"), st.just(1)), max_size=12
 )
 
 
 @given(one=STEPS, other=STEPS)
-def test_aligned_attempts_have_every_step_once_and_in_order(one: list[Step], other: list[Step]) -> None:
-    pairs = aligned(one, other)
+def test_aligned_attempts_have_every_step_once_and_in_order(
+    one: list[TranscriptStep], other: list[TranscriptStep]
+) -> None:
+    pairs = align_steps(one, other)
     assert [pair.left for pair in pairs if pair.left is not None] == one
     assert [pair.right for pair in pairs if pair.right is not None] == other
     assert all(pair.sign == "=" for pair in pairs) == (one == other)
 
 
 def test_signs_say_which_side_has_a_step() -> None:
-    step = Step("user", "hello", 1)
-    assert [Pair(step, None).sign, Pair(None, step).sign, Pair(step, step).sign] == ["<", ">", "="]
+    step = TranscriptStep("user", "hello", 1)
+    assert [StepPair(step, None).sign, StepPair(None, step).sign, StepPair(step, step).sign] == ["<", ">", "="]
 
 
 @given(one=STEPS, others=st.lists(STEPS, min_size=1, max_size=3))
-def test_an_attempt_leaves_the_one_that_goes_along_for_longest(one: list[Step], others: list[list[Step]]) -> None:
-    at, other = leaves(one, others)
+def test_an_attempt_leaves_the_one_that_goes_along_for_longest(
+    one: list[TranscriptStep], others: list[list[TranscriptStep]]
+) -> None:
+    at, other = find_divergence(one, others)
     assert other is not None
     assert one[:at] == other[:at]
     assert not any(one[: at + 1] == it[: at + 1] and at < min(len(one), len(it)) for it in others)
@@ -117,7 +129,7 @@ def test_an_attempt_leaves_the_one_that_goes_along_for_longest(one: list[Step], 
 
 @given(one=st.text("ab \n", max_size=30), other=st.text("ab \n", max_size=30))
 def test_marked_words_are_those_that_differ(one: str, other: str) -> None:
-    a, b = marked(one, other)
+    a, b = mark_differences(one, other)
     assert a.plain.replace("[-", "").replace("-]", "") == one
     assert b.plain.replace("{+", "").replace("+}", "") == other
     assert ("[-" in a.plain or "{+" in b.plain) == (one != other)
@@ -138,7 +150,7 @@ def test_a_bar_is_at_least_a_character_and_stays_in_its_place(
         rollout="r", attempt="a", sequence=1, status=status, start_ns=start, stream=stream,
         end_ns=None if length is None else start + length, first_byte_ns=first,
     )  # fmt: skip
-    axis = waterfall.Axis.of([span], start + 5)
+    axis = waterfall.TimeAxis.of([span], start + 5)
     drawn = waterfall.bar(span, axis, width, start + 5)
     assert 1 <= drawn.cell_len <= width
     assert drawn.plain.strip()
@@ -146,7 +158,7 @@ def test_a_bar_is_at_least_a_character_and_stays_in_its_place(
 
 def test_a_bar_tells_waiting_from_streaming_and_how_it_ended() -> None:
     span = Span(rollout="r", attempt="a", sequence=1, start_ns=0, end_ns=100, first_byte_ns=40, stream=True)
-    axis = waterfall.Axis(0, 100)
+    axis = waterfall.TimeAxis(0, 100)
     assert waterfall.bar(span, axis, 10, 100).plain == "░░░░██████"
     failed = span.model_copy(update={"status": SpanStatus.ERROR, "stream": False})
     assert waterfall.bar(failed, axis, 10, 100).plain == "▒▒▒▒▒▒▒▒▒✗"
@@ -156,7 +168,7 @@ def test_a_bar_tells_waiting_from_streaming_and_how_it_ended() -> None:
 
 ENTRIES = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -3}]
 CHAT = {"index": 0, "token_ids": [7, 8], "logprobs": {"content": ENTRIES}}
-TOKENS = [Token("a", 7, -0.1), Token("b", 8, -3.0)]
+TOKENS = [TokenLogprob("a", 7, -0.1), TokenLogprob("b", 8, -3.0)]
 
 
 def test_tokens_are_read_from_plain_and_streamed_answers_of_both_apis() -> None:
@@ -169,8 +181,8 @@ def test_tokens_are_read_from_plain_and_streamed_answers_of_both_apis() -> None:
     assert read_logprobs(stream + b"data: [DONE]\n\n", True) == TOKENS
     lists = {"index": 0, "logprobs": {"tokens": ["a", "b"], "token_logprobs": [None, -3.0]}}
     assert read_logprobs(json.dumps({"choices": [lists]}).encode(), False) == [
-        Token("a", None, None),
-        Token("b", None, -3.0),
+        TokenLogprob("a", None, None),
+        TokenLogprob("b", None, -3.0),
     ]
     assert read_logprobs(json.dumps({"choices": [CHAT]}).encode(), False, choice=1) == []
 
@@ -181,7 +193,9 @@ def test_what_is_no_answer_has_no_tokens(body: bytes, stream: bool) -> None:
 
 
 def test_unlikely_tokens_stand_out_without_colours() -> None:
-    drawn = text_of(tokens([Token("The", 1, -0.01), Token(" cat", 2, -1.0), Token(" flew", 3, -4.0)]))
+    drawn = text_of(
+        tokens([TokenLogprob("The", 1, -0.01), TokenLogprob(" cat", 2, -1.0), TokenLogprob(" flew", 3, -4.0)])
+    )
     assert "The|? cat|‼ flew" in drawn
     assert drawn.index("' flew'") < drawn.index("' cat'"), "the least likely one is first"
     assert text_of(tokens([]), 400).strip() == NONE
@@ -205,13 +219,13 @@ def test_the_speed_of_a_stream_is_that_after_its_first_byte_and_else_that_of_the
 
 def test_traffic_is_told_by_the_second_and_forgotten_in_time() -> None:
     now = 1000.0
-    traffic = Traffic(lambda: now)
-    assert traffic.flow(lambda one: one.calls).rates == [None] * (BUCKETS - 1) + [0.0]
+    traffic = DigestHistory(lambda: now)
+    assert traffic.rate_series(lambda one: one.calls).rates == [None] * (BUCKETS - 1) + [0.0]
     traffic.add(Digest(cursor=1, calls=SECONDS // BUCKETS))
-    assert traffic.flow(lambda one: one.calls).peak == 1.0
+    assert traffic.rate_series(lambda one: one.calls).peak == 1.0
     now += SECONDS + 1
     traffic.add(Digest(cursor=2))
-    flow = traffic.flow(lambda one: one.calls)
+    flow = traffic.rate_series(lambda one: one.calls)
     assert (flow.peak, flow.rates[0]) == (0.0, 0.0)
 
 
@@ -266,7 +280,9 @@ def text(count: int) -> str:
     paused = UpstreamView(name="up", paused=True, paused_s=5, bound_s=9, waiting=count, running=0, waited=0, refused=0)
     status = QueueStatus(state="open", waiting={}, claimed=0, oldest_ns=None)
     workers = [Worker(id=f"w{number}", last_seen_ns=0) for number in range(count)]
-    return text_of(drawn(Overview(None, stats, status, workers, [], [], [], [], [paused], []), None, 0, 100), 100)
+    return text_of(
+        draw_blocks(OverviewData(None, stats, status, workers, [], [], [], [], [paused], []), None, 0, 100), 100
+    )
 
 
 def test_one_is_no_plural() -> None:

@@ -59,7 +59,7 @@ class Scripted(Client):
 
         def happen() -> None:
             self.status[id] = RolloutStatus.SUCCEEDED
-            view.tell(Digest(cursor=1, rollouts=[id]))
+            view.observe(Digest(cursor=1, rollouts=[id]))
 
         return happen
 
@@ -67,10 +67,10 @@ class Scripted(Client):
 async def current(view: RolloutsView, client: Scripted, visible: Sequence[str]) -> dict[str, RolloutStatus]:
     """What the list says of rows in sight when it has nothing more to ask."""
     for _ in range(5):
-        data = await view.look(client)
-        if view.wants(data, visible):
+        data = await view.load(client)
+        if view.needs_fill(data, visible):
             await view.fill(client, data, visible)
-    data = await view.look(client)
+    data = await view.load(client)
     return {id: data.rows[id].status for id in visible}
 
 
@@ -78,24 +78,24 @@ async def test_what_changes_while_rows_are_asked_for() -> None:
     client, view = Scripted(3), RolloutsView()
     client.meanwhile = client.ends(view, "r1")  # while the first page comes
     assert await current(view, client, ["r1"]) == {"r1": "succeeded"}
-    view.tell(Digest(cursor=1, rollouts=["r2"]))
+    view.observe(Digest(cursor=1, rollouts=["r2"]))
     client.meanwhile = client.ends(view, "r2")  # while the row comes
     assert await current(view, client, ["r2"]) == {"r2": "succeeded"}
     client.status["r9"] = RolloutStatus.RUNNING
-    view.tell(Digest(cursor=1, rollouts=["r9"]))
+    view.observe(Digest(cursor=1, rollouts=["r9"]))
     client.meanwhile = client.ends(view, "r9")  # while a new row comes
     assert await current(view, client, ["r9"]) == {"r9": "succeeded"}
 
 
 async def test_what_could_not_be_asked_is_asked_again() -> None:
     client, view = Scripted(3), RolloutsView()
-    data = await view.look(client)
+    data = await view.load(client)
     client.ends(view, "r1")()
     client.status["r9"] = RolloutStatus.RUNNING
-    view.tell(Digest(cursor=1, rollouts=["r9"]))
+    view.observe(Digest(cursor=1, rollouts=["r9"]))
     client.fails = True
     with pytest.raises(ClientError):
-        await view.look(client)
+        await view.load(client)
     with pytest.raises(ClientError):
         await view.fill(client, data, ["r1"])
     client.fails = False
@@ -104,16 +104,16 @@ async def test_what_could_not_be_asked_is_asked_again() -> None:
 
 async def test_changes_that_the_feed_does_not_name_do_not_shorten_the_list() -> None:
     client, view = Scripted(5 * FIRST_PAGE), RolloutsView()
-    data = await view.look(client)
+    data = await view.load(client)
     while not data.complete:
         await view.fill(client, data, data.order[-1:])
     client.status |= {"r1": RolloutStatus.SUCCEEDED, "r900": RolloutStatus.RUNNING}
-    view.tell(Digest(cursor=1, more=300))
-    data = await view.look(client)
+    view.observe(Digest(cursor=1, more=300))
+    data = await view.load(client)
     assert len(data.order) == 5 * FIRST_PAGE + 1
     assert data.order[0] == "r900"
     assert await current(view, client, ["r1", "r900"]) == {"r1": "succeeded", "r900": "running"}
     # More are new than a page holds: what is between is not known, so the list begins anew.
     client.status |= {f"r{at}": RolloutStatus.RUNNING for at in range(1000, 1000 + FIRST_PAGE)}
-    view.tell(Digest(cursor=1, more=300))
-    assert len((await view.look(client)).order) == FIRST_PAGE
+    view.observe(Digest(cursor=1, more=300))
+    assert len((await view.load(client)).order) == FIRST_PAGE

@@ -15,7 +15,7 @@ from fakes.process import ROOT
 from fakes.pty_program import PtyProgram, pty_program
 from fakes.tui_world import World
 
-from penstock.tui.recording import load
+from penstock.tui.session_recording import load
 
 pytestmark = pytest.mark.slow
 

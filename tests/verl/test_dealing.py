@@ -10,7 +10,7 @@ import numpy as np
 from fakes.training import example, random_examples
 
 from penstock.trainer.mathematics.batch import MicroBatch, micro_batches
-from penstock.trainer.mathematics.shares import collected, deal, is_filler
+from penstock.trainer.mathematics.shares import collect_values, deal, is_filler
 
 Token = tuple[tuple[int, ...], float, float, float]
 
@@ -43,7 +43,7 @@ def test_every_token_is_at_exactly_one_rank(ranks: int, count: int, size: int) -
 def test_values_come_back_in_the_order_of_the_micro_batches(ranks: int) -> None:
     batches = micro_batches(random_examples(7, 300), 64, "packed")
     assert len(batches) % 3
-    found = collected([[batch.advantages * 2 for batch in hand] for hand in deal(batches, ranks)], batches)
+    found = collect_values([[batch.advantages * 2 for batch in hand] for hand in deal(batches, ranks)], batches)
     for batch, values in zip(batches, found, strict=True):
         assert np.array_equal(values, batch.advantages * 2)
 

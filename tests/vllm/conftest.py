@@ -19,7 +19,7 @@ import pytest
 from fakes import environments
 from fakes.ports import steady_ports
 
-from penstock.gateway.releases.adapter_server import Engine
+from penstock.gateway.releases.adapter_server import VllmClient
 
 ROOT = Path(__file__).parents[2]
 PYTHON = environments.python("vllm")
@@ -132,6 +132,6 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
 
 
 @pytest.fixture
-def engine(vllm: Vllm, http: aiohttp.ClientSession) -> Engine:
+def engine(vllm: Vllm, http: aiohttp.ClientSession) -> VllmClient:
     """The gateway's side of it."""
-    return Engine(http, vllm.url + "/v1")
+    return VllmClient(http, vllm.url + "/v1")

@@ -14,7 +14,7 @@ import pytest_asyncio
 from fakes.process import Gateway, running, upstream
 
 from penstock.gateway.model.weights import ModelVersion, Residency
-from penstock.gateway.releases.adapter_server import Engine, ServingError, settle
+from penstock.gateway.releases.adapter_server import ServingError, VllmClient, settle
 
 from .conftest import SLOTS, Vllm
 
@@ -33,7 +33,7 @@ def published(vllm: Vllm, adapters: dict[str, str]) -> Residency:
 
 
 @pytest.fixture
-async def loaded(vllm: Vllm, engine: Engine) -> AsyncGenerator[Residency]:
+async def loaded(vllm: Vllm, engine: VllmClient) -> AsyncGenerator[Residency]:
     """Three versions are served; afterwards none."""
     residency = published(vllm, {name: name.partition("@")[2] for name in VERSIONS})
     assert (await settle(engine, residency, VERSIONS)).done == VERSIONS
@@ -84,7 +84,7 @@ class Stream:
                     self.tokens += choice.get("token_ids") or []
 
 
-async def test_a_version_is_loaded_checked_and_warmed(vllm: Vllm, engine: Engine) -> None:
+async def test_a_version_is_loaded_checked_and_warmed(vllm: Vllm, engine: VllmClient) -> None:
     path = vllm.adapter("v1")
     assert await engine.load("policy@v1", path)
     assert not await engine.load("policy@v1", path)
@@ -102,7 +102,7 @@ async def test_a_version_is_loaded_checked_and_warmed(vllm: Vllm, engine: Engine
     assert error.value.kind == "not_found"
 
 
-async def test_two_that_load_at_once_both_succeed(vllm: Vllm, engine: Engine) -> None:
+async def test_two_that_load_at_once_both_succeed(vllm: Vllm, engine: VllmClient) -> None:
     path = vllm.adapter("v1")
     done = await asyncio.gather(*(engine.load("policy@v1", path) for _ in range(4)))
     assert sorted(done) == [False, False, False, True]
@@ -118,7 +118,7 @@ async def test_two_that_load_at_once_both_succeed(vllm: Vllm, engine: Engine) ->
     ],
 )
 async def test_an_adapter_that_will_not_load_is_a_clear_failure(
-    vllm: Vllm, engine: Engine, adapter: str, kind: str, said: str
+    vllm: Vllm, engine: VllmClient, adapter: str, kind: str, said: str
 ) -> None:
     with pytest.raises(ServingError, match="would not load adapter 'policy@v9'") as error:
         await engine.load("policy@v9", vllm.adapter(adapter))
@@ -129,7 +129,7 @@ async def test_an_adapter_that_will_not_load_is_a_clear_failure(
     await engine.check("base")
 
 
-async def test_damaged_weights_load_and_are_found_out(vllm: Vllm, engine: Engine) -> None:
+async def test_damaged_weights_load_and_are_found_out(vllm: Vllm, engine: VllmClient) -> None:
     await engine.load("policy@nan", vllm.adapter("nan"))
     with pytest.raises(ServingError, match="log-probabilities that are not numbers"):
         await engine.check("policy@nan")
@@ -155,7 +155,7 @@ async def test_versions_side_by_side_answer_as_they_do_alone(
     raises=AssertionError, strict=False, reason="vLLM 0.32 on a CPU may give it an adapter of its batch (0.33 does not)"
 )
 async def test_the_base_itself_beside_adapters_answers_as_it_does_alone(
-    vllm: Vllm, engine: Engine, http: aiohttp.ClientSession
+    vllm: Vllm, engine: VllmClient, http: aiohttp.ClientSession
 ) -> None:
     """Why the base is published as a zero adapter (docs/weights.md). It shows when every slot is taken."""
     url = vllm.url + "/v1"
@@ -173,7 +173,7 @@ async def test_the_base_itself_beside_adapters_answers_as_it_does_alone(
 
 
 async def test_an_answer_that_has_begun_is_finished_by_a_version_that_is_taken_away(
-    loaded: Residency, engine: Engine, gateway: Gateway, http: aiohttp.ClientSession
+    loaded: Residency, engine: VllmClient, gateway: Gateway, http: aiohttp.ClientSession
 ) -> None:
     url = gateway.openai(f"r-{uuid4().hex[:8]}")
     asked = body("policy@v2", PROMPTS[0], 300)

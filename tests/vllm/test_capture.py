@@ -15,8 +15,8 @@ import pytest_asyncio
 from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
-from penstock.gateway.dialects.token_ids import read_tokens
 from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.wire.dialects.token_ids import read_tokens
 
 from .conftest import Vllm
 

@@ -21,7 +21,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import Diagnosis
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
-from penstock.gateway.releases.adapter_server import Engine, settle
+from penstock.gateway.releases.adapter_server import VllmClient, settle
 
 from .conftest import Vllm
 from .test_adapters import published
@@ -109,7 +109,7 @@ def said(choice: Json) -> Any:
 @pytest.mark.parametrize("adapter", [False, True], ids=["base", "adapter"])
 async def test_what_was_sampled_is_what_the_engine_reads(
     vllm: Vllm,
-    engine: Engine,
+    engine: VllmClient,
     gateway: Gateway,
     client: Client,
     http: aiohttp.ClientSession,

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from fakes.rig import inside
 
-from penstock.gateway.releases.adapter_server import Engine, ServingError, settle
+from penstock.gateway.releases.adapter_server import ServingError, VllmClient, settle
 
 from .conftest import Vllm
 from .test_adapters import PROMPTS, ask, published
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.xdist_group("vllm"), pytest.mark.tim
 
 
 async def test_calls_wait_while_the_engine_is_started_again(
-    vllm: Vllm, engine: Engine, http: aiohttp.ClientSession, tmp_path: Path
+    vllm: Vllm, engine: VllmClient, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     residency = published(vllm, {"policy@v1": "v1"})
     assert (await settle(engine, residency, ["policy@v1"])).done == ["policy@v1"]

@@ -9,7 +9,7 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
-from penstock.gateway.releases.adapter_server import Engine, settle
+from penstock.gateway.releases.adapter_server import VllmClient, settle
 
 from .conftest import Vllm
 from .test_adapters import body, published
@@ -38,7 +38,7 @@ async def hits(http: aiohttp.ClientSession, vllm: Vllm) -> float:
 
 
 async def test_a_version_never_answers_from_what_another_has_cached(
-    vllm: Vllm, engine: Engine, http: aiohttp.ClientSession
+    vllm: Vllm, engine: VllmClient, http: aiohttp.ClientSession
 ) -> None:
     """Versions come and go, one is unloaded and loaded again, as on a server that was restarted; each is asked the same
     long prompt. With a salt of its own a call is computed anew, which is what it must say without one, too."""

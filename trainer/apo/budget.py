@@ -10,12 +10,12 @@ ROUNDING: Final = 1e-9
 """Tolerance for sums of money, as a share of the budget, because they are rounded."""
 
 
-class Spent(Exception):
+class BudgetExhausted(Exception):
     """A budget is used up; the message says which."""
 
 
 @dataclass(slots=True)
-class Budget:
+class SearchBudget:
     """The limits of a run, and how much of them is used. None is no limit."""
 
     rollouts: int
@@ -26,7 +26,7 @@ class Budget:
     """Limit of tokens of the reflecting model, in and out, hidden reasoning counted."""
     money: float | None = None
     """Limit of the cost of these tokens, in the currency of the configured prices."""
-    kept: int = 0
+    reserved: int = 0
     """Rollouts of the limit that are reserved for later."""
     used_rollouts: int = 0
     used_reflections: int = 0
@@ -36,19 +36,21 @@ class Budget:
     @property
     def left(self) -> int:
         """Rollouts that are left, without the reserved ones."""
-        return max(0, self.rollouts - self.kept - self.used_rollouts)
+        return max(0, self.rollouts - self.reserved - self.used_rollouts)
 
     def take_rollouts(self, wanted: int) -> int:
-        """Take `wanted` rollouts, or as many as are left; return the number. Raises `Spent` when none is left."""
+        """Take `wanted` rollouts, or as many as are left; return the number. Raises `BudgetExhausted` when none is
+        left."""
         if wanted and not self.left:
-            but = f", but for {self.kept:,} of the race" if self.kept else ""
-            raise Spent(f"all {self.rollouts:,} rollouts (budget.rollouts) are used{but}")
+            but = f", but for {self.reserved:,} of the race" if self.reserved else ""
+            raise BudgetExhausted(f"all {self.rollouts:,} rollouts (budget.rollouts) are used{but}")
         given = min(wanted, self.left)
         self.used_rollouts += given
         return given
 
     def take_reflection(self, most_tokens: int, most_money: float) -> None:
-        """Take a reflection, and the most tokens and money that it can use. Raises `Spent` when not all are left."""
+        """Take a reflection, and the most tokens and money that it can use. Raises `BudgetExhausted` when not all
+        are left."""
         for name, used, wanted, most in (
             ("reflections", self.used_reflections, 1, self.reflections),
             ("tokens", self.used_tokens, most_tokens, self.tokens),
@@ -56,7 +58,7 @@ class Budget:
         ):
             if most is not None and used + wanted > most * (1 + ROUNDING):
                 said = f"budget.{name}: {round(used, 6):,} of {most:,} are used"
-                raise Spent(f"{said}, and a reflection may need {round(wanted, 6):,}")
+                raise BudgetExhausted(f"{said}, and a reflection may need {round(wanted, 6):,}")
         self.used_reflections += 1
         self.used_tokens += most_tokens
         self.used_money += most_money

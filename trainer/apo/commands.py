@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.gateway.client.console import LOCAL, Failure, Json, Url, control_key
+from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, control_key
 from penstock.trainer.apo.limits import MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -77,20 +77,20 @@ def advise(
         Configuration of the run that is thought of, such as apo.toml.
     """
     from penstock.gateway.model.toml import ConfigError
-    from penstock.trainer.apo.config import load, overridden
+    from penstock.trainer.apo.config import load, with_overrides
 
     try:
-        loaded = overridden(load(config), tasks, None)
+        loaded = with_overrides(load(config), tasks, None)
     except ConfigError as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None
     _check_extra()
     from penstock.trainer.apo.advice import session
-    from penstock.trainer.runs.ending import RunError
+    from penstock.trainer.runs.run_end import RunError
 
     try:
         session.show(session.advise(loaded, gateway, control_key(), agent, rollouts), json)
     except RunError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def optimise(
@@ -117,20 +117,20 @@ def optimise(
         Show the search feedback that says nothing: how much comes of searching alone? Releases nothing.
     """
     from penstock.gateway.model.toml import ConfigError
-    from penstock.trainer.apo.config import load, overridden
+    from penstock.trainer.apo.config import load, with_overrides
 
     try:
-        loaded = overridden(load(config), tasks, release, seeds, placebo)
+        loaded = with_overrides(load(config), tasks, release, seeds, placebo)
     except ConfigError as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None
     _check_extra()
     from penstock.trainer.apo import session
-    from penstock.trainer.runs.ending import RunError
+    from penstock.trainer.runs.run_end import RunError
 
     try:
         found = session.optimise(loaded, gateway, control_key(), agent)
     except (ConfigError, RunError) as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     _print(found)
 
 
@@ -154,7 +154,7 @@ def report(
     try:
         found = results(directories)
     except ConfigError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     if html is not None:
         from penstock.gateway.client.files import whole_file
         from penstock.trainer.apo.report.page import page
@@ -193,26 +193,26 @@ def custom(
     _check_extra()
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.apo import custom as custom_run
-    from penstock.trainer.runs.ending import RunError
+    from penstock.trainer.runs.run_end import RunError
 
     try:
-        custom_run.train(custom_run.wanted(name, function, config, tasks, agent), gateway, control_key())
+        custom_run.train(custom_run.parse_arguments(name, function, config, tasks, agent), gateway, control_key())
     except ConfigError as error:
-        raise Failure(str(error), 2) from None
+        raise CommandError(str(error), 2) from None
     except RunError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def _check_extra() -> None:
     missing = [name for name in ("gepa", "numpy") if find_spec(name) is None]
     if missing:
-        raise Failure(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[apo]'")
+        raise CommandError(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[apo]'")
 
 
 def _print(found: list[RunResult]) -> None:
     from rich.console import Console
 
-    from penstock.gateway.display.table import ENDLESS
+    from penstock.console.views.table import ENDLESS
     from penstock.trainer.apo.report.terminal import report
 
     endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ

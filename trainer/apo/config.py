@@ -21,7 +21,7 @@ RunName = Annotated[Id, Field(max_length=64)]
 """Names of runs; the names of their rollouts and versions begin with them."""
 
 
-class Run(Section):
+class ApoRunSettings(Section):
     """`[run]`: what this run is called."""
 
     name: RunName = "apo"
@@ -37,7 +37,7 @@ class Run(Section):
     """Whether the search is shown feedback that says nothing, while race and test are real. It releases nothing."""
 
 
-class Texts(Section):
+class TextSettings(Section):
     """`[texts]`: what is optimised. One prompt must be named."""
 
     prompts: list[Id] = Field(default=[])
@@ -60,7 +60,7 @@ class Texts(Section):
         return self
 
 
-class Tasks(Section):
+class TaskSettings(Section):
     """`[tasks]`: what agents are given."""
 
     file: Path | None = Field(default=None, strict=False)
@@ -70,7 +70,7 @@ class Tasks(Section):
     but tasks that are the same belong together."""
 
 
-class Reward(Section):
+class RewardSettings(Section):
     """`[reward]`: the range of rewards."""
 
     low: float = 0.0
@@ -87,7 +87,7 @@ class Reward(Section):
         return self
 
 
-class Budget(Section):
+class BudgetSettings(Section):
     """`[budget]`: what the run may cost; kept exactly."""
 
     rollouts: int = Field(default=500, ge=40)
@@ -100,7 +100,7 @@ class Budget(Section):
     """What these tokens cost, in the currency of `reflection.price_in` and `price_out`. Default: no limit."""
 
 
-class Reflection(Section):
+class ReflectionSettings(Section):
     """`[reflection]`: the model that reflects. `model` is required."""
 
     model: str = Field(min_length=1)
@@ -115,7 +115,7 @@ class Reflection(Section):
     """Price of a million tokens that it writes."""
 
 
-class Rollouts(Section):
+class ApoRolloutSettings(Section):
     """`[rollouts]`: how candidates are tried."""
 
     run: list[str] = Field(default=[])
@@ -127,14 +127,14 @@ class Rollouts(Section):
     """Seconds after which a batch goes on without the rollouts that have not ended; they get the worst reward."""
 
 
-class Test(Section):
+class FinalTestSettings(Section):
     """`[test]`: the test at the end."""
 
     repeats: int = Field(default=2, ge=0)
     """Rollouts of each test task, with the seed and with the winner; 0 leaves the test out."""
 
 
-class Publish(Section):
+class ApoPublishSettings(Section):
     """`[publish]`: what becomes of a winner."""
 
     release: Literal["auto", "canary", "none"] = "none"
@@ -143,20 +143,20 @@ class Publish(Section):
     """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
 
 
-class Config(Section):
+class ApoConfig(Section):
     """The whole file."""
 
-    run: Run = Run()
-    texts: Texts
-    tasks: Tasks = Tasks()
-    reward: Reward = Reward()
+    run: ApoRunSettings = ApoRunSettings()
+    texts: TextSettings
+    tasks: TaskSettings = TaskSettings()
+    reward: RewardSettings = RewardSettings()
     engine: str = "ours"
     """Who proposes candidates: `ours`, `beam`, `gepa`, `edits`, or a function of yours, `module:function`."""
-    budget: Budget = Budget()
-    reflection: Reflection
-    rollouts: Rollouts = Rollouts()
-    test: Test = Test()
-    publish: Publish = Publish()
+    budget: BudgetSettings = BudgetSettings()
+    reflection: ReflectionSettings
+    rollouts: ApoRolloutSettings = ApoRolloutSettings()
+    test: FinalTestSettings = FinalTestSettings()
+    publish: ApoPublishSettings = ApoPublishSettings()
 
     @model_validator(mode="after")
     def _known_engine(self) -> Self:
@@ -165,18 +165,18 @@ class Config(Section):
         return self
 
 
-def load(path: Path) -> Config:
+def load(path: Path) -> ApoConfig:
     """Return the configuration of a file. Raises `ConfigError`."""
-    return validated(Config, read(path), str(path))
+    return validated(ApoConfig, read(path), str(path))
 
 
-def overridden(
-    config: Config,
+def with_overrides(
+    config: ApoConfig,
     tasks: Path | None,
     release: Literal["auto", "canary", "none"] | None,
     seeds: int | None = None,
     placebo: bool = False,
-) -> Config:
+) -> ApoConfig:
     """Return the configuration with the options of the command line. Raises `ConfigError` if no tasks are named."""
     given = config.tasks if tasks is None else config.tasks.model_copy(update={"file": tasks})
     publish = config.publish if release is None else config.publish.model_copy(update={"release": release})
@@ -186,7 +186,7 @@ def overridden(
     return found
 
 
-def tasks_file(config: Config) -> Path:
+def tasks_file(config: ApoConfig) -> Path:
     """Return the file of tasks. Raises `ConfigError` if none is named."""
     if config.tasks.file is None:
         raise ConfigError("tasks.file: name a JSONL file with the tasks that agents are given, one a line, or --tasks")

@@ -1,7 +1,7 @@
 """`penstock train custom module:function`: runs the user's training algorithm, which is one function.
 
-The function is called once, with a `Custom`: the client of the gateway, tasks, rollouts that run with the versions it
-names, texts and their versions, a model to ask, and the reports of the run. When it returns, the run has succeeded.
+The function is called once, with a `CustomRun`: the client of the gateway, tasks, rollouts that run with the versions
+it names, texts and their versions, a model to ask, and the reports of the run. When it returns, the run has succeeded.
 
 No process remembers anything of an earlier one. After a crash the function is called again from its beginning; it
 should come to the same names of rollouts and the same questions, and then finds them on the tape instead of running
@@ -25,37 +25,37 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.client.concurrency import map_concurrently
 from penstock.gateway.client.connection import brief
-from penstock.gateway.client.parallel import each
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion, Resource
 from penstock.gateway.model.rollout import RolloutSummary
-from penstock.gateway.model.run import Level
+from penstock.gateway.model.run import EventLevel
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.toml import ConfigError, read
-from penstock.trainer.apo.choose import loaded
-from penstock.trainer.apo.config import Reflection as Settings
+from penstock.trainer.apo.config import ReflectionSettings as Settings
 from penstock.trainer.apo.config import RunName
+from penstock.trainer.apo.engine_factory import import_object
 from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.reflecting import Reflecting
-from penstock.trainer.apo.reflection import whole
+from penstock.trainer.apo.reflection import without_surrogates
+from penstock.trainer.apo.reflection_client import ReflectionClient
 from penstock.trainer.apo.session import check_gateway, reflection_session
-from penstock.trainer.data.awaiting import Awaited
 from penstock.trainer.data.json_lines import json_lines
-from penstock.trainer.runs import ending
+from penstock.trainer.data.rollout_waiter import RolloutWaiter
+from penstock.trainer.runs import run_end
 from penstock.trainer.runs.display import display
-from penstock.trainer.runs.patient_client import Patient
-from penstock.trainer.runs.report import Display, Reporter
-from penstock.trainer.runs.runner import keep_running, stay_alive, with_others
+from penstock.trainer.runs.report import RunDisplay, RunReporter
+from penstock.trainer.runs.retry_client import RetryClient
+from penstock.trainer.runs.runner import keep_running, run_alongside, send_heartbeats
 
 TIMEOUT_S: Final = 3600.0
-"""Default of how long `Custom.run` waits for rollouts."""
-Algorithm = Callable[["Custom"], Awaitable[None]]
-Model = Callable[[str], Reflecting]
+"""Default of how long `CustomRun.run` waits for rollouts."""
+Algorithm = Callable[["CustomRun"], Awaitable[None]]
+ReflectionClientFactory = Callable[[str], ReflectionClient]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CustomArguments:
     """The arguments of the command."""
 
     name: str
@@ -70,10 +70,17 @@ class Wanted:
     """Command of an agent, which a runner beside the run executes."""
 
 
-class Custom:
+class CustomRun:
     """The argument of a user's algorithm: gateway, tasks, configuration, texts, models and reports."""
 
-    def __init__(self, wanted: Wanted, client: Client, reporter: Reporter, awaited: Awaited, model: Model) -> None:
+    def __init__(
+        self,
+        wanted: CustomArguments,
+        client: Client,
+        reporter: RunReporter,
+        awaited: RolloutWaiter,
+        model: ReflectionClientFactory,
+    ) -> None:
         self.name = wanted.name
         """The name of the run; the names of its rollouts and versions should begin with it."""
         self.client = client
@@ -100,15 +107,15 @@ class Custom:
             raise ConfigError("run: each rollout needs a name (id), so that it is found again after a crash")
         if not names:
             return []
-        await self._awaited.queue(rollouts)
-        late = await self._awaited.ended(names, timeout_s)
+        await self._awaited.enqueue(rollouts)
+        late = await self._awaited.wait_for(names, timeout_s)
         if late == len({*names}):
             raise ConfigError(
                 f"none of {len(names)} rollouts has ended in {timeout_s:g} s; is there a runner? penstock run --watch "
                 f"--mode {rollouts[0].mode} -- COMMAND, or --agent COMMAND here"
             )
         self._awaited.forget(names)
-        return await each(self.client.rollout, names)
+        return await map_concurrently(self.client.rollout, names)
 
     # Texts ------------------------------------------------------------------------------------------------------------
 
@@ -120,7 +127,7 @@ class Custom:
         """Register a text as a version of a prompt or a tool, and return the version's name; the same text is the same
         version. No call gets it before a rollout names it or a release shows it. Raises `ConfigError` when its slots
         differ from those of production's text, or it has half a character."""
-        if text != whole(text):
+        if text != without_surrogates(text):
             raise ConfigError(f"{resource}: the text has half a character, which cannot be sent")
         stable = await self._stable(resource)
         if text == stable.content["text"]:
@@ -139,7 +146,7 @@ class Custom:
                 version=version,
                 parent=stable.version,
                 author=self.name,
-                note=whole(note),
+                note=without_surrogates(note),
             )
         return (await self.client.add_version(resource, new)).version
 
@@ -154,7 +161,7 @@ class Custom:
     async def ask(self, model: str, prompt: str, number: int = 0) -> Reflection:
         """Ask a model through the gateway, recorded on the tape, and return its answer. The same question has the same
         answer, also after a crash; another `number` asks anew. Raises `RunError`."""
-        prompt = whole(prompt)
+        prompt = without_surrogates(prompt)
         # A second caller with the same question waits, and finds the answer on the tape.
         asking = self._asking.setdefault((model, prompt, number), asyncio.Lock())
         async with asking:
@@ -170,15 +177,15 @@ class Custom:
         with _plainly("point"):
             await self._reporter.point(step, values)
 
-    async def tell(self, text: str, level: Level = "info") -> None:
+    async def tell(self, text: str, level: EventLevel = "info") -> None:
         """Report an event; a long text is cut off."""
         with _plainly("tell"):
-            await self._reporter.event(self.step, whole(text), level)
+            await self._reporter.event(self.step, without_surrogates(text), level)
 
     async def made(self, resource: str, version: str) -> None:
         """Report a version that the run has made."""
         with _plainly("made"):
-            await self._reporter.made(resource, version)
+            await self._reporter.new_version(resource, version)
 
 
 @contextmanager
@@ -194,59 +201,61 @@ def algorithm(name: str) -> Algorithm:
     """Return the function of a name. Raises `ConfigError`."""
     if ":" not in name:
         raise ConfigError(f"function: {name!r} is not module:function")
-    found = loaded("function", name)
+    found = import_object("function", name)
     if not inspect.iscoroutinefunction(found):
         raise ConfigError(f"function: {name} is not a function that is defined with `async def`")
     return cast(Algorithm, found)
 
 
-def wanted(name: str, function: str, config: Path | None, tasks: Path | None, agent: str | None) -> Wanted:
+def parse_arguments(
+    name: str, function: str, config: Path | None, tasks: Path | None, agent: str | None
+) -> CustomArguments:
     """Return the checked arguments of a command. Raises `ConfigError`."""
     try:
         _ = TypeAdapter(RunName).validate_python(name)
     except ValidationError as error:
         raise ConfigError(f"--name: {name!r} is not the name of a run: {error.errors()[0]['msg']}") from None
     inputs = [] if tasks is None else [line.value for line in json_lines("--tasks", tasks)]
-    return Wanted(name, algorithm(function), {} if config is None else read(config), inputs, agent)
+    return CustomArguments(name, algorithm(function), {} if config is None else read(config), inputs, agent)
 
 
-def train(asked: Wanted, gateway: str, key: str | None) -> None:
+def train(asked: CustomArguments, gateway: str, key: str | None) -> None:
     """Do a whole run. Raises `RunError` when it ended early."""
     with display(None) as shown:
-        ending.whole(_train(asked, gateway, key, shown))
+        run_end.run_blocking(_train(asked, gateway, key, shown))
 
 
-async def _train(asked: Wanted, gateway: str, key: str | None, shown: Display) -> None:
+async def _train(asked: CustomArguments, gateway: str, key: str | None, shown: RunDisplay) -> None:
     rollout = f"{asked.name}.asked"
     await check_gateway(gateway, key)
-    async with Patient(gateway, key) as client, reflection_session(client, rollout) as http:
-        awaited, reporter = Awaited(client), Reporter(client, asked.name, shown)
+    async with RetryClient(gateway, key) as client, reflection_session(client, rollout) as http:
+        awaited, reporter = RolloutWaiter(client), RunReporter(client, asked.name, shown)
 
-        def model(name: str) -> Reflecting:
-            return Reflecting(client, http, gateway, rollout, Settings(model=name))
+        def model(name: str) -> ReflectionClient:
+            return ReflectionClient(client, http, gateway, rollout, Settings(model=name))
 
-        custom = Custom(asked, client, reporter, awaited, model)
+        custom = CustomRun(asked, client, reporter, awaited, model)
 
         async def work() -> None:
             # In the tape's form: there dates are text, and numbers that are not finite are null.
             config = from_json(to_json(dict(asked.config), inf_nan_mode="null"))
             await reporter.begin("custom", config, None, 0)
-            beside = [awaited.run(), stay_alive(reporter)]
+            beside = [awaited.run(), send_heartbeats(reporter)]
             if asked.agent:
                 words = ["--mode", "train,val,test", "--", *shlex.split(asked.agent)]
                 log = _log(asked.name)
                 beside.append(keep_running(words, gateway, key, log))
-            await with_others(_called(asked.function, custom), beside)
+            await run_alongside(_called(asked.function, custom), beside)
 
-        await ending.to_its_end(work(), reporter, lambda: custom.step)
+        await run_end.supervise(work(), reporter, lambda: custom.step)
 
 
-async def _called(function: Algorithm, custom: Custom) -> None:
+async def _called(function: Algorithm, custom: CustomRun) -> None:
     try:
         await function(custom)
     except SystemExit as error:
         # SystemExit would leave the event loop without an event on the tape.
-        raise ending.RunError(f"the function has left by sys.exit: {error.code}") from None
+        raise run_end.RunError(f"the function has left by sys.exit: {error.code}") from None
 
 
 def _log(name: str) -> Path:

@@ -83,7 +83,7 @@ def _apply(lines: list[str], edit: Edit) -> None:
         lines.insert(len(lines) if place is None or not edit.line.strip() else place + 1, edit.text)
 
 
-def between(before: str, after: str, resource: str) -> list[Edit]:
+def diff_edits(before: str, after: str, resource: str) -> list[Edit]:
     """Return the edits that lead from one text to another, line by line. Where equal lines make that impossible, such
     as several empty ones, all lines but one are deleted, and that one is replaced by the whole text."""
     old, new = before.split("\n"), after.split("\n")

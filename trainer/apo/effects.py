@@ -26,7 +26,7 @@ TASK_SD: Final = 0.25
 LEAST_NOISE: Final = 0.1
 
 
-class Row(NamedTuple):
+class DesignRow(NamedTuple):
     """A rollout with its reward."""
 
     task: str
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Effects:
+class EffectPosterior:
     """The posterior of the edits' effects: a joint normal distribution."""
 
     mean: Array
@@ -53,10 +53,10 @@ class Effects:
         return np.sqrt(np.diag(self.covariance))
 
 
-def effects(rows: Sequence[Row], prior: Sequence[float]) -> Effects:
+def estimate_effects(rows: Sequence[DesignRow], prior: Sequence[float]) -> EffectPosterior:
     """Return the posterior. `prior`: mean of each edit's effect before any rollout."""
     count = len(prior)
-    start = Effects(np.array(prior, dtype=np.float64), np.eye(count) * EFFECT_SD**2)
+    start = EffectPosterior(np.array(prior, dtype=np.float64), np.eye(count) * EFFECT_SD**2)
     if not rows or not count:
         return start
     tasks: Mapping[str, int] = {task: at for at, task in enumerate(dict.fromkeys(row.task for row in rows))}
@@ -74,7 +74,7 @@ def effects(rows: Sequence[Row], prior: Sequence[float]) -> Effects:
     for _ in range(2):
         found = _fit(design, rewards, centre, spread, noise)
         noise = max(LEAST_NOISE, float(np.sqrt(np.mean((rewards - design @ found[0]) ** 2))))
-    return Effects(found[0][:count], found[1][:count, :count])
+    return EffectPosterior(found[0][:count], found[1][:count, :count])
 
 
 def _fit(design: Array, rewards: Array, centre: Array, spread: Array, noise: float) -> tuple[Array, Array]:

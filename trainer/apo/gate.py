@@ -2,9 +2,9 @@
 
 Every task is run with the seed and with each finalist that is still in the race; the difference of their rewards on
 that task counts. A finalist is *better* once the wealth that was bet against "it is no better than the seed"
-(`gateway.canary.betting`) reaches K / ALPHA, where K is the number of finalists: so a candidate that is no better
-passes the gate with probability ALPHA at most, however many rollouts it takes and however often one looks (Ville's
-inequality). It is *out* once the opposite bet reaches 1 / ALPHA, or when `ENOUGH` pairs have shown no gain.
+(`gateway.releases.canary.betting`) reaches K / ALPHA, where K is the number of finalists: so a candidate that is no
+better passes the gate with probability ALPHA at most, however many rollouts it takes and however often one looks
+(Ville's inequality). It is *out* once the opposite bet reaches 1 / ALPHA, or when `ENOUGH` pairs have shown no gain.
 
 Half of the stake is bet at the rate that fits the results of the search, and half at every rate. The search's rollouts
 are of other tasks, so the bet uses nothing of the race: a wrong guess costs a factor of two, a right one saves a third
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from penstock.gateway.canary.betting import Wealth
+from penstock.gateway.releases.canary.betting import Wealth
 
 ALPHA: Final = 0.05
 ENOUGH: Final = 64

@@ -15,23 +15,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.parallel import each
+from penstock.gateway.client.concurrency import map_concurrently
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion, Resource
 from penstock.gateway.model.rollout import Reward, RolloutConfig, RolloutStatus, RolloutSummary
-from penstock.gateway.model.run import Level
+from penstock.gateway.model.run import EventLevel
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.config import Config
-from penstock.trainer.apo.doubts import FirstLook, Seen
+from penstock.trainer.apo.config import ApoConfig
+from penstock.trainer.apo.early_warnings import FirstRolloutCheck, RolloutFacts
 from penstock.trainer.apo.protocol import AgentTask, Reflection
-from penstock.trainer.apo.reflecting import Reflecting
-from penstock.trainer.apo.transcripts import told
-from penstock.trainer.apo.trials import Order, Trial
-from penstock.trainer.data.awaiting import Awaited
+from penstock.trainer.apo.reflection_client import ReflectionClient
+from penstock.trainer.apo.transcripts import render_transcript
+from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.data.rollout_waiter import RolloutWaiter
 
 NOTE: Final = 4000
 """Most characters of a version's note."""
@@ -43,20 +43,20 @@ class GatewayLaboratory:
     def __init__(
         self,
         client: Client,
-        awaited: Awaited,
-        reflecting: Reflecting,
-        config: Config,
+        awaited: RolloutWaiter,
+        reflecting: ReflectionClient,
+        config: ApoConfig,
         seeds: Mapping[str, Resource],
         tasks: Sequence[AgentTask],
     ) -> None:
-        """`seeds`: the version that each resource begins with."""
+        """`seed_versions`: the version that each resource begins with."""
         self._client, self._awaited, self._reflecting, self._config = client, awaited, reflecting, config
         self._seeds = seeds
         self._tasks = {task.id: task for task in tasks}
         self._versions: dict[tuple[str, str], str] = {(name, text_of(one)): one.version for name, one in seeds.items()}
         """Registered versions by (resource, text)."""
-        self._first = FirstLook(tuple(seeds))
-        self.tell: Callable[[str, Level], Awaitable[None]] = _nobody
+        self._first = FirstRolloutCheck(tuple(seeds))
+        self.tell: Callable[[str, EventLevel], Awaitable[None]] = _nobody
         """Called with messages for a person."""
 
     # Candidates -------------------------------------------------------------------------------------------------------
@@ -90,34 +90,36 @@ class GatewayLaboratory:
 
     # Rollouts ---------------------------------------------------------------------------------------------------------
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         versions = {candidate.id: await self.versions(candidate) for candidate in candidates}
         specs = [self._spec(order, versions[order.candidate], mode) for order in orders]
         names = [spec.id or "" for spec in specs]
         if not names:
             return []
-        await self._awaited.queue(specs)
-        late = await self._awaited.ended(names, self._config.rollouts.timeout)
+        await self._awaited.enqueue(specs)
+        late = await self._awaited.wait_for(names, self._config.rollouts.timeout)
         if late == len(names):
             raise ConfigError(
                 f"none of {len(names)} rollouts has ended in {self._config.rollouts.timeout:g} s (rollouts.timeout); "
                 f"is there a runner? penstock run --watch --mode train,val,test -- COMMAND, or --agent COMMAND here"
             )
         self._awaited.forget(names)
-        found = await each(lambda pair: self._trial(*pair, mode), list(zip(orders, names, strict=True)))
+        found = await map_concurrently(lambda pair: self._trial(*pair, mode), list(zip(orders, names, strict=True)))
         await self._look([seen for _, seen in found])
         return [trial for trial, _ in found]
 
-    async def _look(self, new: Sequence[Seen]) -> None:
+    async def _look(self, new: Sequence[RolloutFacts]) -> None:
         """Raise `ConfigError` when the first rollouts show that nothing can be learnt."""
-        if self._first.over:
+        if self._first.done:
             return
         if problem := self._first.problem(new):
             raise ConfigError(problem)
-        if self._first.over and (missing := self._first.missing()):
+        if self._first.done and (missing := self._first.missing()):
             await self.tell(f"{' and '.join(missing)}: not found in any call of the first rollouts", "warning")
 
-    def _spec(self, order: Order, versions: Mapping[str, str], mode: Mode) -> RolloutSpec:
+    def _spec(self, order: TrialSpec, versions: Mapping[str, str], mode: Mode) -> RolloutSpec:
         run, task = self._config.run.name, self._tasks[order.task]
         return RolloutSpec(
             id=f"{run}.{order.candidate}.{order.task}.{order.number}",
@@ -128,17 +130,17 @@ class GatewayLaboratory:
             metadata={"penstock.run": run, "penstock.candidate": order.candidate},
         )
 
-    async def _trial(self, order: Order, name: str, mode: Mode) -> tuple[Trial, Seen]:
+    async def _trial(self, order: TrialSpec, name: str, mode: Mode) -> tuple[Trial, RolloutFacts]:
         rollout = await self._client.rollout(name)
         spans = [span async for span in self._client.spans(name)]
         reward, reason = self._judged(rollout, spans)
         text = ""
         # Reflections see rollouts of the search only.
         if mode == "train" and rollout.attempts:
-            text = told(await self._client.transcript(name))
+            text = render_transcript(await self._client.transcript(name))
         calls, versions = rollout.totals.calls, {one for span in spans for one in span.versions or ()}
         failure = "" if rollout.status == RolloutStatus.SUCCEEDED else reason
-        seen = Seen(name, calls, versions, rollout.reward is not None, failure)
+        seen = RolloutFacts(name, calls, versions, rollout.reward is not None, failure)
         return Trial(*order, reward, reason, text, calls, name), seen
 
     def _judged(self, rollout: RolloutSummary, spans: Sequence[Span]) -> tuple[float | None, str]:
@@ -170,7 +172,7 @@ class GatewayLaboratory:
         return self._reflecting.most(prompt)
 
 
-async def _nobody(text: str, level: Level) -> None: ...
+async def _nobody(text: str, level: EventLevel) -> None: ...
 
 
 def _ended(rollout: RolloutSummary) -> str:
@@ -185,7 +187,7 @@ def text_of(version: Resource) -> str:
     return str(version.content["text"])
 
 
-async def seeds(client: Client, config: Config) -> dict[str, Resource]:
+async def seed_versions(client: Client, config: ApoConfig) -> dict[str, Resource]:
     """Return the stable version of each optimised resource. Raises `ConfigError` if one does not exist, or is of
     another kind."""
     found: dict[str, Resource] = {}

@@ -21,10 +21,10 @@ from dataclasses import replace
 from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import Laboratory, Reflection
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 
-class Placebo:
+class PlaceboLaboratory:
     """A laboratory whose search has no true feedback."""
 
     def __init__(self, laboratory: Laboratory, seed: int) -> None:
@@ -36,7 +36,9 @@ class Placebo:
         """Set when the batch before has its feedback."""
         self._turn.set()
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         if mode != "train":
             return await self._laboratory.run(candidates, orders, mode)
         before, self._turn = self._turn, asyncio.Event()

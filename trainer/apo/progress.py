@@ -10,28 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.gateway.display.text import abbreviate
-from penstock.gateway.model.run import Level, RunChange
+from penstock.console.views.text import abbreviate
+from penstock.gateway.model.run import EventLevel, RunChange
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.gate import Racer
-from penstock.trainer.apo.report.tree import told
-from penstock.trainer.apo.search import Result, best
+from penstock.trainer.apo.report.tree import candidate_tree
+from penstock.trainer.apo.search import SearchResult, best
 from penstock.trainer.apo.trials import Trial
-from penstock.trainer.runs.report import Reporter
+from penstock.trainer.runs.report import RunReporter
 
 CLAIM: Final = 160
 """Most characters of a candidate's claim in an event."""
 
 
-class Progress:
+class SearchProgress:
     """The reports of one run. Steps are rollouts that were used."""
 
-    def __init__(self, reporter: Reporter, result: Result) -> None:
+    def __init__(self, reporter: RunReporter, result: SearchResult) -> None:
         self._reporter, self._result = reporter, result
         self._best = result.pool.seed.id
         self._states: dict[str, str] = {}
 
-    async def look(self) -> None:
+    async def report_changes(self) -> None:
         """Report news since the last look, and the present figures."""
         result = self._result
         leading = best(result.pool)[:1]
@@ -43,11 +43,11 @@ class Progress:
                 self._states[racer.candidate] = racer.state
                 await self.tell(_stands(racer))
         await self._reporter.point(result.budget.used_rollouts, self._figures(leading))
-        await self._reporter.change(RunChange(tree=told(result)))
+        await self._reporter.change(RunChange(tree=candidate_tree(result)))
 
-    async def decided(self) -> None:
+    async def report_decision(self) -> None:
         """Report the result of the race."""
-        await self._reporter.change(RunChange(tree=told(self._result)))
+        await self._reporter.change(RunChange(tree=candidate_tree(self._result)))
         await self.tell(self._result.why)
 
     def _leads(self, candidate: Candidate) -> str:
@@ -74,11 +74,11 @@ class Progress:
             found[f"race/{place}/e_value"] = racer.evidence
         return found
 
-    async def tell(self, text: str, level: Level = "info") -> None:
+    async def tell(self, text: str, level: EventLevel = "info") -> None:
         """Report an event at the present step."""
         await self._reporter.event(self._result.budget.used_rollouts, text, level)
 
-    async def test(self, trials: Sequence[Trial], result: Result) -> None:
+    async def report_test(self, trials: Sequence[Trial], result: SearchResult) -> None:
         """Report the result of the test."""
         if result.winner is None:
             await self.tell("the texts stay as they are; the test stays sealed")

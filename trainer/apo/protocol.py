@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.reflection import whole
-from penstock.trainer.apo.trials import Order, Pool, Trial
+from penstock.trainer.apo.reflection import without_surrogates
+from penstock.trainer.apo.trials import Pool, Trial, TrialSpec
 
 T = TypeVar("T")
 
@@ -54,7 +54,9 @@ class Reflection(NamedTuple):
 class Laboratory(Protocol):
     """Runs candidates: with agents behind a gateway, or in a simulation."""
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         """Run rollouts of a mode, as many at once as there are workers; return the results in the order of the
         orders."""
         ...
@@ -76,7 +78,7 @@ class Evidence:
     """The view and the tools of an engine: tasks, rollouts, reflections, random numbers."""
 
     def __init__(
-        self, laboratory: Laboratory, pool: Pool, tasks: Sequence[AgentTask], budget: Budget, seed: int
+        self, laboratory: Laboratory, pool: Pool, tasks: Sequence[AgentTask], budget: SearchBudget, seed: int
     ) -> None:
         self.tasks = tasks
         """Tasks of the train split."""
@@ -92,8 +94,8 @@ class Evidence:
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
         """Run a rollout for each pair of a candidate and a task id: as many as the budget has left. Pairs of candidates
-        that cannot be run are left out; `problem` says why. Raises `Spent`, and `ConfigError` for a task that is not of
-        the train split."""
+        that cannot be run are left out; `problem` says why. Raises `BudgetExhausted`, and `ConfigError` for a task
+        that is not of the train split."""
         known = {task.id for task in self.tasks}
         for _, task in pairs:
             if task not in known:
@@ -102,10 +104,10 @@ class Evidence:
         self._check_open()
         possible = possible[: self.budget.take_rollouts(len(possible))]
         candidates = {candidate.id: self._pool.add(candidate) for candidate, _ in possible}
-        orders = [self._pool.order(candidate.id, task) for candidate, task in possible]
+        orders = [self._pool.next_trial(candidate.id, task) for candidate, task in possible]
         return await self._begin(self._run(list(candidates.values()), orders))
 
-    async def _run(self, candidates: Sequence[Candidate], orders: Sequence[Order]) -> list[Trial]:
+    async def _run(self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec]) -> list[Trial]:
         trials = await self._laboratory.run(candidates, orders)
         self._pool.keep(trials)
         return trials
@@ -115,15 +117,15 @@ class Evidence:
         wanted = self._pool.seed.texts.keys()
         if candidate.texts.keys() != wanted:
             return f"it has texts for {', '.join(sorted(candidate.texts))}, and needs {', '.join(sorted(wanted))}"
-        broken = [name for name, text in candidate.texts.items() if text != whole(text)]
+        broken = [name for name, text in candidate.texts.items() if text != without_surrogates(text)]
         if broken:
             return f"{broken[0]}: it has half a character, which cannot be sent"
         return self._laboratory.problem(candidate)
 
     async def reflect(self, prompt: str) -> str:
-        """Return the reflecting model's answer. Raises `Spent`."""
+        """Return the reflecting model's answer. Raises `BudgetExhausted`."""
         self._check_open()
-        prompt = whole(prompt)
+        prompt = without_surrogates(prompt)
         tokens, money = await self._take_reflection(prompt)
         number = self._asked.get(prompt, 0)
         self._asked[prompt] = number + 1
@@ -136,18 +138,19 @@ class Evidence:
         finally:
             self._reflecting -= 1
             self._given_back.set()
-        return whole(found.text)
+        return without_surrogates(found.text)
 
     async def close(self) -> None:
         """Refuse new work, and wait for work that the engine began and no longer awaits, as when one of several
-        reflections has raised `Spent`: so the pool is the same however long each took. Raises the errors of that work.
+        reflections has raised `BudgetExhausted`: so the pool is the same however long each took. Raises the errors of
+        that work.
         """
         self._closed = True
         _ = await asyncio.gather(*self._under_way)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Spent("the search has ended")
+            raise BudgetExhausted("the search has ended")
 
     async def _begin(self, work: Coroutine[Any, Any, T]) -> T:
         """Do the work in a task of its own, which goes on when the engine no longer awaits it."""
@@ -166,7 +169,7 @@ class Evidence:
                 self._given_back.clear()
                 try:
                     self.budget.take_reflection(*most)
-                except Spent:
+                except BudgetExhausted:
                     if not self._reflecting:
                         raise
                     await self._given_back.wait()
@@ -175,7 +178,7 @@ class Evidence:
                     return most
 
 
-class Engine(Protocol):
+class PromptEngine(Protocol):
     """An object that proposes candidates."""
 
     def propose(self, pool: Pool, evidence: Evidence, /) -> Awaitable[Sequence[Candidate]]:

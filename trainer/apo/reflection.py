@@ -57,7 +57,7 @@ def clipped(transcript: str) -> str:
     return transcript if len(transcript) <= MOST_TRANSCRIPT else f"{transcript[:half]}\n[...]\n{transcript[-half:]}"
 
 
-def shown(trial: Trial, number: int) -> str:
+def format_trial(trial: Trial, number: int) -> str:
     """Return a rollout as text for the reflecting model."""
     said = clipped(trial.transcript)
     reward = "none" if trial.reward is None else f"{trial.reward:.2f}"
@@ -70,14 +70,17 @@ def ask_hypotheses(texts: Mapping[str, str], trials: Sequence[Trial], most: int)
     for name, text in sorted(texts.items()):
         numbered = "\n".join(f"{at}| {line}" for at, line in enumerate(text.split("\n"), 1))
         parts.append(f"## Text {name}\n{numbered}\n")
-    parts += [shown(trial, at) for at, trial in enumerate(trials, 1)]
+    parts += [format_trial(trial, at) for at, trial in enumerate(trials, 1)]
     return "\n".join(parts)
 
 
 def ask_scratch(texts: Mapping[str, str], slots: Sequence[str], trials: Sequence[Trial]) -> str:
     """Return the question for texts that do not begin from the present ones."""
     must = f" Each of these stands in them, as it is: {', '.join(slots)}." if slots else ""
-    parts = [SCRATCH % (must, ", ".join(sorted(texts))), *(shown(trial, at) for at, trial in enumerate(trials, 1))]
+    parts = [
+        SCRATCH % (must, ", ".join(sorted(texts))),
+        *(format_trial(trial, at) for at, trial in enumerate(trials, 1)),
+    ]
     return "\n".join(parts)
 
 
@@ -106,7 +109,7 @@ def _edit(given: Mapping[str, Any], texts: Mapping[str, str]) -> Edit | None:
 
 
 def _said(given: Any) -> str:
-    return whole(given) if isinstance(given, str) else ""
+    return without_surrogates(given) if isinstance(given, str) else ""
 
 
 def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
@@ -133,7 +136,7 @@ def _object(answer: str, key: str) -> dict[str, Any]:
     return found
 
 
-def whole(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Return the text without halves of characters (lone surrogates), which JSON can spell and nothing can send."""
     return text.encode(errors="ignore").decode()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.apo.report.files import NAME, read
 from penstock.trainer.apo.report.result import RunResult
 from penstock.trainer.apo.splits import Splits
@@ -30,7 +30,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def keep(self, splits: Splits, config: Config) -> None:
+    def seal_splits(self, splits: Splits, config: ApoConfig) -> None:
         """Write the splits, or compare them with those of an earlier process. Raises `ConfigError` if they differ."""
         known = self._read("splits.json", "seal")
         if known is None:
@@ -50,18 +50,18 @@ class RunDirectory:
                 "run.directory and other tasks"
             )
 
-    def open_test(self, config: Config, winner: str) -> None:
+    def open_test(self, config: ApoConfig, winner: str) -> None:
         """Note that the test is opened now, and for which candidate."""
         if self._read("test.json", "settings") is None:
             self._write("test.json", {"settings": digest(config), "winner": winner})
 
-    def ended(self, config: Config) -> RunResult | None:
+    def find_result(self, config: ApoConfig) -> RunResult | None:
         """Return the result of a run with these settings; None while it has none. Raises `ConfigError`."""
         path = self._path / NAME
         found = read(path) if path.exists() else None
         return found if found is not None and found.settings == digest(config) else None
 
-    def keep_result(self, result: RunResult) -> None:
+    def write_result(self, result: RunResult) -> None:
         """Write the result, after which the run is over."""
         self.write(NAME, result.model_dump_json(indent=1) + "\n")
 
@@ -99,7 +99,7 @@ class RunDirectory:
             ) from None
 
 
-def digest(config: Config) -> str:
+def digest(config: ApoConfig) -> str:
     """Return a digest of the settings that decide the result of a search."""
     kept = config.model_dump(mode="json", include=set(SEARCHES))
     kept["run"].pop("directory")

@@ -1,6 +1,6 @@
 """A run: asks the engine until it proposes nothing, screens its candidates, and lets the finalists race.
 
-1. `KEPT` of the rollouts are reserved for the race; the engine has the others.
+1. `RACE_SHARE` of the rollouts are reserved for the race; the engine has the others.
 2. The engine proposes (`protocol`). Each new candidate is run on `SCREEN` tasks of the train split, beside its parent.
 3. The finalists and the seed run on the validation split, in blocks of `BLOCK` tasks (`gate`), until every finalist is
    better or out, or each task had its turn. Rollouts that the search has not used go into the race too: with more
@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.gate import Racer, rate, winner
-from penstock.trainer.apo.protocol import AgentTask, Engine, Evidence, Laboratory
+from penstock.trainer.apo.protocol import AgentTask, Evidence, Laboratory, PromptEngine
 from penstock.trainer.apo.trials import Pool, Trial
 
 SCREEN: Final = 8
-KEPT: Final = 0.3
+RACE_SHARE: Final = 0.3
 """Share of the rollouts that is reserved for the race."""
 BLOCK: Final = 24
 FINALISTS: Final = 2
@@ -38,12 +38,12 @@ RECENT: Final = 32
 
 
 @dataclass(slots=True)
-class Result:
+class SearchResult:
     """The state of a run, and its result at the end."""
 
     pool: Pool
     """All candidates and their trials."""
-    budget: Budget
+    budget: SearchBudget
     """The budget, with its use."""
     racers: Sequence[Racer] = field(default=())
     """The finalists."""
@@ -55,42 +55,44 @@ class Result:
     """Trials of the race."""
 
 
-class Search:
+class PromptSearch:
     """One run. `watch` is called when something has changed."""
 
     def __init__(
         self,
         laboratory: Laboratory,
-        engine: Engine,
+        engine: PromptEngine,
         seed: Candidate,
         train: Sequence[AgentTask],
         validation: Sequence[AgentTask],
-        budget: Budget,
+        budget: SearchBudget,
         draw: int = 0,
     ) -> None:
         self._laboratory, self._engine = laboratory, engine
         self._validation = validation
         self._draw = draw
-        self.result = Result(Pool(seed), budget)
+        self.result = SearchResult(Pool(seed), budget)
         self._evidence = Evidence(laboratory, self.result.pool, train, budget, draw)
         self.watch: Callable[[], Awaitable[None]] = _nobody
 
-    async def run(self) -> Result:
+    async def run(self) -> SearchResult:
         """Run search and race; return the result."""
         result, budget = self.result, self.result.budget
-        budget.kept = self._kept()
-        result.why = await ask(self._engine, result.pool, self._evidence, self.watch)
-        budget.kept = 0
+        budget.reserved = self._kept()
+        result.why = await run_engine(self._engine, result.pool, self._evidence, self.watch)
+        budget.reserved = 0
         await self._race()
         return result
 
     def _kept(self) -> int:
-        return round(KEPT * self.result.budget.rollouts)
+        return round(RACE_SHARE * self.result.budget.rollouts)
 
     async def _race(self) -> None:
         result = self.result
         finalists = self._finalists()
-        racers = result.racers = [Racer(one.id, len(finalists), rate(*expected(result.pool, one))) for one in finalists]
+        racers = result.racers = [
+            Racer(one.id, len(finalists), rate(*expected_gain(result.pool, one))) for one in finalists
+        ]
         if not racers:
             unjudged = result.pool.trials and result.pool.mean(result.pool.seed.id) is None
             lacks = "no rollout of the seed has a reward" if unjudged else "no candidate looks better than the seed"
@@ -107,7 +109,7 @@ class Search:
             if not tasks:
                 break
             result.budget.take_rollouts(len(tasks) * len(runners) * repeats)
-            orders = [result.pool.order(one.id, task) for task in tasks for one in runners for _ in range(repeats)]
+            orders = [result.pool.next_trial(one.id, task) for task in tasks for one in runners for _ in range(repeats)]
             trials = await self._laboratory.run(runners, orders, "val")
             result.validation += trials
             means = _means(trials)
@@ -131,18 +133,20 @@ class Search:
 async def _nobody() -> None: ...
 
 
-async def ask(engine: Engine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]] = _nobody) -> str:
+async def run_engine(
+    engine: PromptEngine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]] = _nobody
+) -> str:
     """Ask the engine until it proposes nothing or the budget is used up, and wait for the work that it began; return
     why it ended."""
     try:
         why = await _propose(engine, pool, evidence, watch)
-    except Spent as spent:
+    except BudgetExhausted as spent:
         why = str(spent)
     await evidence.close()
     return why
 
 
-async def _propose(engine: Engine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]]) -> str:
+async def _propose(engine: PromptEngine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]]) -> str:
     budget, idle = evidence.budget, 0
     while idle < IDLE:
         stand = budget.used_rollouts, budget.used_reflections
@@ -167,7 +171,7 @@ async def _screen(proposed: Sequence[Candidate], pool: Pool, evidence: Evidence)
         await evidence.run(pairs)
 
 
-def expected(pool: Pool, candidate: Candidate) -> tuple[float, float]:
+def expected_gain(pool: Pool, candidate: Candidate) -> tuple[float, float]:
     """Return (gain, variance) of the difference between a candidate's reward and the seed's, by the trials of the
     search. If the candidate has too few, those of the last trials are used."""
     seen = pool.of(candidate.id)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import cast
 
-from penstock.gateway.display.rollout_tree import Conversations
+from penstock.console.views.rollout_tree import ConversationPrefixes
 from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.model.turn import Message, Part
 
@@ -14,16 +14,16 @@ SYSTEM = ("system", "developer")
 """Roles whose texts are left out: they are the optimised texts, and are shown once, in the candidate's version."""
 
 
-def told(transcript: Transcript) -> str:
+def render_transcript(transcript: Transcript) -> str:
     """Return the task and the conversation of an attempt; with several agents their messages in the order of the
     calls."""
     lines = [f"Task: {json.dumps(transcript.rollout.input, ensure_ascii=False)}"]
-    conversations = Conversations()
+    conversations = ConversationPrefixes()
     for call in transcript.calls:
         if call.turn is None:
             continue
         agent = f"{call.span.agent}, " if call.span.agent else ""
-        skip = conversations.known(call.turn.messages)
+        skip = conversations.known_length(call.turn.messages)
         for message in call.turn.messages[skip:]:
             if message.role not in SYSTEM:
                 lines += (f"[{agent}{message.role}] {text}" for text in _texts(message))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from penstock.trainer.apo.candidate import Candidate
 
 
-class Order(NamedTuple):
+class TrialSpec(NamedTuple):
     """A rollout to run, as candidate, task and number."""
 
     candidate: str
@@ -58,11 +58,11 @@ class Pool:
         """Add a candidate and return it; if one has the same texts, return that one."""
         return self.candidates.setdefault(candidate.id, candidate)
 
-    def order(self, candidate: str, task: str) -> Order:
+    def next_trial(self, candidate: str, task: str) -> TrialSpec:
         """Return the next trial of a candidate on a task."""
         number = self._ordered[candidate, task]
         self._ordered[candidate, task] += 1
-        return Order(candidate, task, number)
+        return TrialSpec(candidate, task, number)
 
     def keep(self, trials: Iterable[Trial]) -> None:
         for trial in trials:

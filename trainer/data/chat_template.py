@@ -21,14 +21,14 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from penstock.trainer.mathematics.examples import Example, Owner
+from penstock.trainer.mathematics.examples import Owner, TokenExample
 
 Message = Mapping[str, Any]
 Reason = Literal["unmarked", "content", "template"]
 """Why a chat cannot be trained on: no answer is marked, it has more than text, or the template does not fit."""
 
 
-class Chat(Protocol):
+class ChatRecord(Protocol):
     """The part of `adapters.chat.Conversation` that is needed here."""
 
     @property
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable:
+class UnusableChat:
     """A chat that is left out, and why."""
 
     owner: Owner
@@ -60,12 +60,12 @@ class Unusable:
     detail: str
 
 
-class _Unfit(Exception):
+class _UnusableError(Exception):
     """Raised for a chat that cannot be used: reason and detail."""
 
 
 @dataclass(slots=True)
-class _Draft:
+class _ExampleDraft:
     """An example under construction: pieces of text, each with True if it is an answer."""
 
     text: str
@@ -76,33 +76,33 @@ class _Draft:
         self.pieces.append((text, answer))
 
 
-def tokenise(chats: Iterable[Chat], tokenizer: Tokenizer) -> tuple[list[Example], list[Unusable]]:
+def tokenise(chats: Iterable[ChatRecord], tokenizer: Tokenizer) -> tuple[list[TokenExample], list[UnusableChat]]:
     """Return the examples of the chats, in their order, and the chats that cannot be used."""
-    made, left = list[Example](), list[Unusable]()
+    made, left = list[TokenExample](), list[UnusableChat]()
     for chat in chats:
         owner = (chat.rollout, chat.attempt)
         try:
             made += [_encoded(owner, draft, tokenizer) for draft in _drafts(chat, tokenizer)]
-        except _Unfit as unfit:
-            left.append(Unusable(owner, *unfit.args))
+        except _UnusableError as unfit:
+            left.append(UnusableChat(owner, *unfit.args))
     return made, left
 
 
-def _drafts(chat: Chat, tokenizer: Tokenizer) -> list[_Draft]:
+def _drafts(chat: ChatRecord, tokenizer: Tokenizer) -> list[_ExampleDraft]:
     messages = [_readable(message) for message in chat.messages]
     marked = [place for place, message in enumerate(chat.messages) if _is_marked(message)]
     if not marked:
-        raise _Unfit("unmarked", "none of its answers is to be trained on")
+        raise _UnusableError("unmarked", "none of its answers is to be trained on")
     # transformers makes this attribute at run time.
     end = getattr(tokenizer, "eos_token", None)
-    drafts: list[_Draft] = []
+    drafts: list[_ExampleDraft] = []
     for place in marked:
         prompt = _rendered(tokenizer, messages[:place], chat.tools, True)
         whole = _rendered(tokenizer, messages[: place + 1], chat.tools, False)
         if not whole.startswith(prompt):
-            raise _Unfit("template", f"message {place}: the template renders it otherwise than it asks for it")
+            raise _UnusableError("template", f"message {place}: the template renders it otherwise than it asks for it")
         if not drafts or not prompt.startswith(drafts[-1].text):
-            drafts.append(_Draft(""))
+            drafts.append(_ExampleDraft(""))
         answer, behind = _at_end_of_turn(whole[len(prompt) :], end)
         drafts[-1].add(prompt[len(drafts[-1].text) :], False)
         drafts[-1].add(answer, True)
@@ -119,7 +119,7 @@ def _readable(message: Message) -> dict[str, Any]:
         return _plain(message)
     # Messages of a file may have any shape.
     except (LookupError, TypeError, AttributeError) as error:
-        raise _Unfit("content", f"a message is not as OpenAI writes it: {error!r}") from None
+        raise _UnusableError("content", f"a message is not as OpenAI writes it: {error!r}") from None
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -135,7 +135,9 @@ def _plain(message: Message) -> dict[str, Any]:
 def _text(parts: Sequence[Mapping[str, Any]]) -> str:
     for part in parts:
         if part.get("type") != "text":
-            raise _Unfit("content", f"it has content of the type {part.get('type')!r}; only text can be trained on")
+            raise _UnusableError(
+                "content", f"it has content of the type {part.get('type')!r}; only text can be trained on"
+            )
     return "\n".join(part["text"] for part in parts)
 
 
@@ -155,10 +157,10 @@ def _rendered(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence
         _ = text.encode()
     except UnicodeEncodeError:
         # Arguments of tools may contain one as an escape.
-        raise _Unfit("content", "it has half a character, which no tokenizer reads") from None
+        raise _UnusableError("content", "it has half a character, which no tokenizer reads") from None
     # A template is a program of the model's maker: it may fail in any way, mostly by `raise_exception`.
     except Exception as error:
-        raise _Unfit("template", f"the template cannot render {len(messages)} messages: {error}") from error
+        raise _UnusableError("template", f"the template cannot render {len(messages)} messages: {error}") from error
     return text
 
 
@@ -169,12 +171,12 @@ def _at_end_of_turn(text: str, eos: str | None) -> tuple[str, str]:
     return text[:end], text[end:]
 
 
-def _encoded(owner: Owner, draft: _Draft, tokenizer: Tokenizer) -> Example:
+def _encoded(owner: Owner, draft: _ExampleDraft, tokenizer: Tokenizer) -> TokenExample:
     ids = [tokenizer.encode(text, add_special_tokens=False) for text, _ in draft.pieces]
     answers = [answer for _, answer in draft.pieces[1:]]
     sizes = [len(piece) for piece in ids[1:]]
     size = sum(sizes)
-    return Example(
+    return TokenExample(
         owner=owner,
         prompt=np.array(ids[0], np.int32),
         response=np.array([token for piece in ids[1:] for token in piece], np.int32),

@@ -19,16 +19,16 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from penstock.adapters.chat import Conversation
+from penstock.adapters.chat import ChatConversation
 from penstock.adapters.export import Row, of_conversations
-from penstock.adapters.making import rows
-from penstock.adapters.report import Report
+from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Options
 from penstock.adapters.source import load
+from penstock.adapters.training_rows import rows
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import brief
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Data
+from penstock.trainer.config import DataSettings
 from penstock.trainer.data.json_lines import json_lines
 from penstock.trainer.engines.checkpoint import write_directory
 from penstock.trainer.engines.errors import CheckpointError
@@ -40,10 +40,10 @@ REFUSED = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TuningData:
     """All that a run may learn from."""
 
-    chats: list[Conversation]
+    chats: list[ChatConversation]
     """Conversations in the order of reading, rollout by rollout."""
     read: dict[str, float]
     """Metrics: how much was read, and how much was already left out."""
@@ -51,7 +51,9 @@ class Material:
     """Digest of the file with the chats: a run that goes on must have the same."""
 
 
-async def material(directory: Path, kind: Tuning, data: Data, client: Client, goes_on: bool) -> Material:
+async def load_tuning_data(
+    directory: Path, kind: Tuning, data: DataSettings, client: Client, goes_on: bool
+) -> TuningData:
     """Return the material of a run. `goes_on`: read the copy made when the run began. Raises `ConfigError` when the
     source cannot be read, `CheckpointError` when the copy cannot, and `ClientError`."""
     place = directory / "data"
@@ -62,7 +64,7 @@ async def material(directory: Path, kind: Tuning, data: Data, client: Client, go
     try:
         text, told = (place / "chats.jsonl").read_bytes(), (place / "read.json").read_bytes()
         chats = [_conversation(json.loads(line)) for line in text.splitlines()]
-        return Material(chats, json.loads(told), sha256(text).hexdigest())
+        return TuningData(chats, json.loads(told), sha256(text).hexdigest())
     except OSError as error:
         raise CheckpointError(f"what the run has learnt from cannot be read: {error}") from None
     except (ValueError, LookupError, TypeError) as error:
@@ -74,16 +76,16 @@ def _write(directory: Path, made: Iterable[Row], read: dict[str, float]) -> None
     (directory / "read.json").write_bytes(orjson.dumps(read))
 
 
-def _conversation(row: Row) -> Conversation:
+def _conversation(row: Row) -> ChatConversation:
     fields: dict[str, Any] = row | {"calls": tuple(row["calls"])}
-    return Conversation(**fields)
+    return ChatConversation(**fields)
 
 
 # -- from the tape -----------------------------------------------------------------------------------------------------
 
 
-async def _of_tape(kind: Tuning, data: Data, client: Client) -> tuple[list[Row], dict[str, float]]:
-    report, weights, gone = Report(), data.rewards or None, list[str]()
+async def _of_tape(kind: Tuning, data: DataSettings, client: Client) -> tuple[list[Row], dict[str, float]]:
+    report, weights, gone = SampleReport(), data.rewards or None, list[str]()
     options = Options(data.model, data.agent, weights=weights, allow=frozenset(data.allow))
     wanted = client.rollouts(FILTERS[kind] if data.rollouts is None else data.rollouts)
     try:
@@ -110,7 +112,7 @@ Message = Annotated[dict[str, Any], AfterValidator(_said)]
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
-class Chat(BaseModel):
+class ChatLine(BaseModel):
     """A line of a file of chats. Only its messages must be there, as OpenAI's files for fine-tuning have them."""
 
     messages: Messages
@@ -125,7 +127,7 @@ class Chat(BaseModel):
     rewards: dict[str, float] = {}
 
 
-class Preference(BaseModel):
+class PreferenceLine(BaseModel):
     """A line of a file of preferences, as TRL has them too. Answers in the prompt are not trained on."""
 
     prompt: list[Message] = []
@@ -137,7 +139,7 @@ class Preference(BaseModel):
 
 
 def _of_file(kind: Tuning, path: Path) -> tuple[list[Row], dict[str, float]]:
-    made: list[Conversation] = []
+    made: list[ChatConversation] = []
     for number, value in json_lines("data.file", path):
         try:
             made += _of_line(kind, value, f"line-{number}")
@@ -147,22 +149,22 @@ def _of_file(kind: Tuning, path: Path) -> tuple[list[Row], dict[str, float]]:
     return list(of_conversations(made)), {"rollouts": float(len({(one.rollout, one.attempt) for one in made}))}
 
 
-def _of_line(kind: Tuning, value: Any, name: str) -> Iterator[Conversation]:
+def _of_line(kind: Tuning, value: Any, name: str) -> Iterator[ChatConversation]:
     """Yield the conversations of a line. Raises `ValueError`."""
     if isinstance(value, dict) and "chosen" in value:
-        pair = Preference.model_validate(value)
+        pair = PreferenceLine.model_validate(value)
         if kind == "sft":
             raise ValueError("it is a preference, and sft learns from chats; dpo learns from these")
         yield from _of_pair(pair, name)
     else:
-        chat = Chat.model_validate(value)
+        chat = ChatLine.model_validate(value)
         rollout = chat.rollout or name
         yield _conversation(chat.model_dump() | {"rollout": rollout, "group": chat.group or rollout})
 
 
-def _of_pair(pair: Preference, name: str) -> Iterator[Conversation]:
+def _of_pair(pair: PreferenceLine, name: str) -> Iterator[ChatConversation]:
     told = [one | ({"weight": 0} if one["role"] == "assistant" else {}) for one in pair.prompt]
     sides = (("chosen", pair.chosen, pair.chosen_reward), ("rejected", pair.rejected, pair.rejected_reward))
     for side, said, reward in sides:
-        chat = Chat(messages=[*told, *said], tools=pair.tools, reward=reward)
+        chat = ChatLine(messages=[*told, *said], tools=pair.tools, reward=reward)
         yield _conversation(chat.model_dump() | {"rollout": f"{name}-{side}", "group": name})

@@ -4,8 +4,8 @@ teaches nothing: tasks whose rewards differ are taken more often.
     measure     per task: the variance of the rewards of a group; p(1 - p) for rewards of 0 and 1 with success rate p
     prior       every task counts as if it had `PRIOR` rollouts more, of the highest variance that any task has, so that
                 untried tasks are tried
-    forgetting  earlier rollouts count `KEPT` as much with every step, because the policy changes. So the prior comes
-                back, and every task is tried again some time
+    forgetting  earlier rollouts count `DISCOUNT` as much with every step, because the policy changes. So the prior
+                comes back, and every task is tried again some time
     draw        without replacement, in proportion to that weight
 
 The choice follows from the seed, the step and the notes, which are in the checkpoint: a step that is repeated takes the
@@ -22,33 +22,33 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.trainer.data.tasks import Task
+from penstock.trainer.data.tasks import RolloutTask
 
 PRIOR: Final = 1.0
 """Rollouts that the prior counts as."""
-KEPT: Final = 0.95
+DISCOUNT: Final = 0.95
 """Factor of a rollout's weight per step: half is left after 14 steps."""
 
 
 class Curriculum:
     """The rewards seen so far for each task of a run, and the choice of tasks from them."""
 
-    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+    def __init__(self, tasks: Sequence[RolloutTask], seed: int) -> None:
         self._tasks, self._seed = tasks, seed
         self._sums = np.zeros((2, len(tasks)))
         """By task: the number of its rollouts, and the sum of squared distances of their rewards from the group's
-        mean; both discounted by `KEPT` per step."""
+        mean; both discounted by `DISCOUNT` per step."""
         self._tried = np.zeros(len(tasks), np.bool_)
         self._groups: dict[str, int] = {}
         """Task number by the name of a group that has not ended."""
 
-    def takes(self, groups: Mapping[str, Task]) -> None:
+    def register_groups(self, groups: Mapping[str, RolloutTask]) -> None:
         """Note the groups of a step: the task of each, by group name."""
         self._groups |= {name: task.number for name, task in groups.items()}
 
-    def note(self, rewards: Mapping[str, Sequence[float]]) -> None:
+    def record_rewards(self, rewards: Mapping[str, Sequence[float]]) -> None:
         """Note the rewards of a step's groups, one or more each, by group name; called once a step."""
-        self._sums *= KEPT
+        self._sums *= DISCOUNT
         for name, group in rewards.items():
             task = self._groups[name]
             self._sums[0, task] += len(group)
@@ -57,7 +57,7 @@ class Curriculum:
             self._tried[task] = True
         self._groups.clear()
 
-    def drawn(self, step: int, start: int, count: int) -> list[Task]:
+    def draw(self, step: int, start: int, count: int) -> list[RolloutTask]:
         """Return the tasks in the places `start` to `start + count` of a step's order. It begins again after the last
         task."""
         random = np.random.default_rng((self._seed, step))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from penstock.gateway.model.toml import ConfigError
 
 
-class Line(NamedTuple):
+class JsonLine(NamedTuple):
     """A line that is not empty."""
 
     number: int
@@ -17,7 +17,7 @@ class Line(NamedTuple):
     value: Any
 
 
-def json_lines(key: str, path: Path) -> list[Line]:
+def json_lines(key: str, path: Path) -> list[JsonLine]:
     """Return the values of a file that a setting names. Raises `ConfigError` with the setting, the file, the line and
     the error."""
     try:
@@ -25,11 +25,11 @@ def json_lines(key: str, path: Path) -> list[Line]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: {path} cannot be read: {error}") from None
-    found: list[Line] = []
+    found: list[JsonLine] = []
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(Line(number, _value(line)))
+                found.append(JsonLine(number, _value(line)))
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{key}: {path}, line {number}: not JSON: {error.msg}") from None
             except (ValueError, RecursionError) as error:

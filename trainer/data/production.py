@@ -17,32 +17,32 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
+from penstock.adapters.episode import Episode, EpisodeAttempt
 from penstock.adapters.samples import Options
 from penstock.adapters.source import load
-from penstock.adapters.turns import Episode, Try
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.change import Change
-from penstock.trainer.config import Config
-from penstock.trainer.data.collect import Collected, add
-from penstock.trainer.data.selection import Candidate, pick
-from penstock.trainer.data.taken_log import Seen, Taken
-from penstock.trainer.data.trainable import SILENT, Inspector
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.data.collector import RolloutBatch, add_episode
+from penstock.trainer.data.consumed_log import AttemptSpans, ConsumedLog
+from penstock.trainer.data.rollout_inspector import SILENT, RolloutInspector
+from penstock.trainer.data.selection import TrainableRollout, pick
 
 LOOKS: Final = 100
 """Rollouts inspected in one go before other work has its turn."""
 
 
-class Traffic:
+class ProductionRollouts:
     """The rollouts of production for one run. `run` must run beside the loop; `begin` once the model is a resource."""
 
-    def __init__(self, client: Client, config: Config, taken: Taken) -> None:
+    def __init__(self, client: Client, config: TrainConfig, taken: ConsumedLog) -> None:
         self._client, self._config, self._taken = client, config, taken
-        self._inspector = Inspector(client, config)
+        self._inspector = RolloutInspector(client, config)
         self._due: dict[str, float] = {}
         """Rollouts with a reward that wait for inspection, each with its time in seconds of the loop's clock."""
         self._known: set[str] = set()
         """Rollouts that have a reward and may be taken."""
-        self._ready: dict[str, Candidate] = {}
+        self._ready: dict[str, TrainableRollout] = {}
         self._left = Counter[str]()
         """Number of rollouts left out since the last step, by reason."""
         self._told: set[str] = {*SILENT}
@@ -110,7 +110,7 @@ class Traffic:
         self._ready.pop(name, None)
         self._due[name] = asyncio.get_running_loop().time() + self._config.online.quiet_seconds
 
-    async def news(self) -> bool:
+    async def wait_for_news(self) -> bool:
         """Wait until something may have changed; return True if a release has."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(min(self._due.values(), default=None)):
@@ -119,16 +119,16 @@ class Traffic:
         released, self._released = self._released, False
         return released
 
-    async def look(self) -> list[str]:
+    async def inspect_quiet(self) -> list[str]:
         """Inspect some of the quiet rollouts; return messages for a person."""
         now, told = asyncio.get_running_loop().time(), list[str]()
         for name in [name for name, due in self._due.items() if due <= now][:LOOKS]:
             del self._due[name]
-            found = await self._inspector.look(name)
+            found = await self._inspector.inspect(name)
             if name in self._due:
                 # It changed during the inspection: inspect it again later.
                 continue
-            if isinstance(found, Candidate):
+            if isinstance(found, TrainableRollout):
                 self._ready[name] = found
             elif found is not None:
                 told += self._leave_out(name, found)
@@ -145,10 +145,10 @@ class Traffic:
 
     # -- taking ------------------------------------------------------------------------------------------------------
 
-    async def take(self, step: int, version: int) -> Collected | None:
+    async def take(self, step: int, version: int) -> RolloutBatch | None:
         """Return the rollouts that a step learns from; None when there are not enough. `version`: the step of the
         newest weights. Raises `CheckpointError`."""
-        names = self._taken.by(step)
+        names = self._taken.rollouts_of(step)
         if names is None:
             self._drop_stale(version)
             wanted = self._config.online
@@ -177,24 +177,29 @@ class Traffic:
         self._ready.pop(name, None)
         self._due.pop(name, None)
 
-    async def _read(self, names: Mapping[str, Seen]) -> Collected:
-        done = Collected(figures={f"left_out/{name}": float(count) for name, count in (+self._left).items()})
+    async def _read(self, names: Mapping[str, AttemptSpans]) -> RolloutBatch:
+        done = RolloutBatch(figures={f"left_out/{name}": float(count) for name, count in (+self._left).items()})
         self._left.clear()
         options, gone = Options(model=self._config.model.name), list[str]()
         async with aclosing(load(self._client, names, gone.append)) as episodes:
             async for episode in episodes:
-                add(done, as_seen(episode, names[episode.rollout.id]), options, self._config.rollouts.temperature)
+                add_episode(
+                    done,
+                    truncate_episode(episode, names[episode.rollout.id]),
+                    options,
+                    self._config.rollouts.temperature,
+                )
         if gone:
             done.figures["left_out/gone"] = done.figures.get("left_out/gone", 0.0) + len(gone)
         return done
 
 
-def as_seen(episode: Episode, seen: Seen) -> Episode:
+def truncate_episode(episode: Episode, seen: AttemptSpans) -> Episode:
     """Return an episode as it was when it was inspected: without later attempts, calls and rewards."""
 
-    def cut(whole: Try, last: int) -> Try:
+    def cut(whole: EpisodeAttempt, last: int) -> EpisodeAttempt:
         calls = tuple(call for call in whole.calls if call.span.sequence <= last)
         return replace(whole, calls=calls, spans=tuple(span for span in whole.spans if span.sequence <= last))
 
-    tries = [cut(it, seen[it.attempt.id]) for it in episode.tries if it.attempt.id in seen]
+    tries = [cut(it, seen[it.attempt.id]) for it in episode.attempts if it.attempt.id in seen]
     return replace(episode, tries=tuple(tries))

@@ -12,50 +12,50 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from penstock.adapters.episode import Episode
 from penstock.adapters.samples import Sample
-from penstock.adapters.turns import Episode
-from penstock.gateway.dialects.sampling import skewed
+from penstock.gateway.wire.dialects.sampling import distribution_changes
 
 
 @dataclass(slots=True)
-class Sampled:
+class SamplingCounts:
     """Counts of the calls that are in samples."""
 
     calls: int = 0
     """Number of calls."""
-    otherwise: int = 0
+    mismatched: int = 0
     """Number of calls with settings that training does not assume."""
     settings: Counter[str] = field(default_factory=Counter[str])
     """Number of calls by setting that training does not assume, such as `top_p 0.9`."""
 
-    def note(self, episode: Episode, made: Sequence[Sample], temperature: float) -> None:
+    def record(self, episode: Episode, made: Sequence[Sample], temperature: float) -> None:
         """Add the calls of a rollout that are in its samples."""
         used = {(one.attempt, part.sequence) for one in made for part in one.segments}
-        calls = [call for one in episode.tries for call in one.calls]
+        calls = [call for one in episode.attempts for call in one.calls]
         for call in calls:
             if (call.span.attempt, call.span.sequence) in used:
-                found = skewed(call.skewing, temperature)
+                found = distribution_changes(call.skewing, temperature)
                 self.calls += 1
-                self.otherwise += bool(found)
+                self.mismatched += bool(found)
                 self.settings.update(found)
 
-    def add(self, other: Sampled) -> None:
+    def add(self, other: SamplingCounts) -> None:
         self.calls += other.calls
-        self.otherwise += other.otherwise
+        self.mismatched += other.mismatched
         self.settings += other.settings
 
     @property
     def share(self) -> float:
         """Share of the calls with settings that training does not assume."""
-        return self.otherwise / max(1, self.calls)
+        return self.mismatched / max(1, self.calls)
 
     def warning(self, temperature: float) -> str | None:
         """Return a warning for a person; None if all calls are as assumed."""
-        if not self.otherwise:
+        if not self.mismatched:
             return None
         found = ", ".join(f"{name} ({count})" for name, count in self.settings.most_common(5))
         return (
-            f"{self.otherwise} of {self.calls} calls ({self.share:.0%}) were sampled otherwise than training assumes, "
+            f"{self.mismatched} of {self.calls} calls ({self.share:.0%}) were sampled otherwise than training assumes, "
             f"which is temperature {temperature:g} (rollouts.temperature) and nothing else: {found}; let the agent "
             "leave these out, or set rollouts.temperature to what it asks for"
         )

@@ -18,7 +18,7 @@ EPS: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TrainableRollout:
     """A rollout that training can use."""
 
     rollout: str
@@ -35,7 +35,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Versions:
+class RunVersions:
     """The age of versions of the model."""
 
     run: str
@@ -54,14 +54,14 @@ class Versions:
         return None if not steps or None in steps else min(step for step in steps if step is not None)
 
 
-def pick(ready: Iterable[Candidate], enough: int, least: int | None) -> list[Candidate]:
+def pick(ready: Iterable[TrainableRollout], enough: int, least: int | None) -> list[TrainableRollout]:
     """Return the rollouts that a step learns from, oldest first; none when there are not enough. If `least` is None:
     `enough` rollouts, not all of the same reward, which are compared with each other. Else whole groups of at least
     `least` rollouts whose rewards differ, as many groups as it takes to have `enough` rollouts."""
     order = sorted(ready, key=lambda one: (one.created_ns, one.rollout))
     if least is None:
         return _batch(order, enough)
-    chosen: list[Candidate] = []
+    chosen: list[TrainableRollout] = []
     for group in _groups(order):
         if len(group) >= least and _differ(group):
             chosen += group
@@ -70,7 +70,7 @@ def pick(ready: Iterable[Candidate], enough: int, least: int | None) -> list[Can
     return []
 
 
-def _batch(order: Sequence[Candidate], enough: int) -> list[Candidate]:
+def _batch(order: Sequence[TrainableRollout], enough: int) -> list[TrainableRollout]:
     first = list(order[:enough])
     if len(first) < enough:
         return []
@@ -80,15 +80,15 @@ def _batch(order: Sequence[Candidate], enough: int) -> list[Candidate]:
     return [] if other is None else [*first[:-1], other]
 
 
-def _groups(order: Iterable[Candidate]) -> Iterable[list[Candidate]]:
+def _groups(order: Iterable[TrainableRollout]) -> Iterable[list[TrainableRollout]]:
     """Group the candidates, in the order of each group's first."""
-    groups: dict[str, list[Candidate]] = {}
+    groups: dict[str, list[TrainableRollout]] = {}
     for one in order:
         if one.group is not None:
             groups.setdefault(one.group, []).append(one)
     return groups.values()
 
 
-def _differ(some: Sequence[Candidate]) -> bool:
+def _differ(some: Sequence[TrainableRollout]) -> bool:
     rewards = [one.reward for one in some]
     return max(rewards) - min(rewards) >= EPS

@@ -16,7 +16,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.json_lines import json_lines
 
 
-class Task(NamedTuple):
+class RolloutTask(NamedTuple):
     """A task and its place in the file."""
 
     number: int
@@ -25,18 +25,18 @@ class Task(NamedTuple):
     """Input of its rollouts."""
 
 
-def read_tasks(key: str, path: Path) -> list[Task]:
+def read_tasks(key: str, path: Path) -> list[RolloutTask]:
     """Read the tasks of a file that a setting names. Raises `ConfigError`."""
-    found = [Task(number, line.value) for number, line in enumerate(json_lines(key, path))]
+    found = [RolloutTask(number, line.value) for number, line in enumerate(json_lines(key, path))]
     if not found:
         raise ConfigError(f"{key}: {path} has no tasks")
     return found
 
 
-def drawn(tasks: Sequence[Task], start: int, count: int, seed: int) -> list[Task]:
+def draw_tasks(tasks: Sequence[RolloutTask], start: int, count: int, seed: int) -> list[RolloutTask]:
     """Return the tasks in the places `start` to `start + count` of an endless walk through all of them, epoch after
     epoch."""
-    found: list[Task] = []
+    found: list[RolloutTask] = []
     while len(found) < count:
         epoch, place = divmod(start + len(found), len(tasks))
         order = np.random.default_rng((seed, epoch)).permutation(len(tasks))

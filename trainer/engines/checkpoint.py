@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from penstock.gateway.model.run import Kind
+from penstock.gateway.model.run import RunKind
 from penstock.trainer.engines.errors import CheckpointError
 
 State = dict[str, Any]
@@ -60,10 +60,10 @@ class Checkpoints:
     """The checkpoints below a directory, by the step after which they were made. `kind`: the kind of their runs;
     checkpoints of another kind are refused."""
 
-    def __init__(self, directory: Path, keep: int = KEEP, kind: Kind = "grpo") -> None:
+    def __init__(self, directory: Path, keep: int = KEEP, kind: RunKind = "grpo") -> None:
         self.directory = directory
         self.keep = keep
-        self.kind: Kind = kind
+        self.kind: RunKind = kind
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, in order."""

@@ -23,7 +23,7 @@ LOGITS: Final = 1 << 25
 """Logits computed at a time: 128 MiB in float32."""
 
 
-def scored(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Return [2, N] in nats, from logits [N, V] and tokens [N]: log-probabilities, with gradients, and entropies,
     without."""
     chosen = logits.float() / temperature
@@ -35,16 +35,16 @@ def scored(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
 
 
 @contextmanager
-def in_pieces(
+def chunked_head(
     network: torch.nn.Module, rows: Tensor, places: Tensor, targets: Tensor, temperature: float, size: int
 ) -> Generator[None]:
-    """Replace the network's output layer: within the context its logits are `scored` of the hidden states at [rows,
-    places], `size` tokens at a time."""
+    """Replace the network's output layer: within the context its logits are `score_logits` of the hidden states at
+    [rows, places], `size` tokens at a time."""
     head = cast(Any, network).get_output_embeddings()
     whole: Callable[[Tensor], Tensor] = head.forward
 
     def piece(hidden: Tensor, wanted: Tensor) -> Tensor:
-        return scored(whole(hidden), wanted, temperature)
+        return score_logits(whole(hidden), wanted, temperature)
 
     def forward(hidden: Tensor) -> Tensor:
         chosen = hidden[rows, places]
@@ -59,7 +59,7 @@ def in_pieces(
         del head.forward
 
 
-def size_of(vocabulary: int) -> int:
+def chunk_size(vocabulary: int) -> int:
     """Return the number of tokens of a piece."""
     return max(1, LOGITS // vocabulary)
 

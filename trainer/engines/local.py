@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,30 +23,47 @@ import torch
 from torch import Tensor
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config, Optimiser
+from penstock.trainer.config import OptimiserSettings, TrainConfig
 from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State
-from penstock.trainer.engines.memory import enough_memory
-from penstock.trainer.engines.policy import Policy
+from penstock.trainer.engines.errors import EngineError
+from penstock.trainer.engines.policy import PolicyModel
 from penstock.trainer.mathematics.batch import MicroBatch
-from penstock.trainer.mathematics.loss import Tally, Tokens, policy_loss
+from penstock.trainer.mathematics.loss import LossInputs, StepMetrics, policy_loss
 
-Objective = Callable[[Tensor, Tokens], tuple[Tensor, Tally]]
+
+@contextmanager
+def enough_memory(config: TrainConfig) -> Generator[None]:
+    """Raise `EngineError` if the GPU's memory does not suffice within the context."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        engine = config.engine
+        ways = [f"lower engine.batch_tokens (now {engine.batch_tokens})"]
+        ways += [] if engine.gradient_checkpointing else ["set engine.gradient_checkpointing = true"]
+        ways += ['set engine.dtype = "bfloat16"'] if engine.dtype == "float32" else []
+        raise EngineError(
+            f"the GPU has too little memory for this model and batch: {', or '.join(ways)}, and see what else is on "
+            f"the GPU; torch says: {str(error)[:300]}"
+        ) from None
+
+
+Objective = Callable[[Tensor, LossInputs], tuple[Tensor, StepMetrics]]
 """(log-probabilities [N] with gradients, the other inputs of the loss) -> (loss, metrics)."""
 
 
-class Engine:
+class TrainingEngine:
     """A policy and its optimiser. Raises `EngineError` if the GPU's memory does not suffice for it or for a step.
 
     `reference`: load a reference even if `loss.kl` needs none. `updates`: number of updates for the schedule of the
     learning rate; by default that of the run.
     """
 
-    def __init__(self, config: Config, reference: bool = False, updates: int | None = None) -> None:
+    def __init__(self, config: TrainConfig, reference: bool = False, updates: int | None = None) -> None:
         seeds.seed(config.run.seed)
         self.config = config
         with enough_memory(config):
-            self.model = Policy(config, reference or config.loss.kl > 0)
+            self.model = PolicyModel(config, reference or config.loss.kl > 0)
         self.updates = config.run.steps * config.optimiser.updates if updates is None else updates
         self.done = 0
         self.optimiser = torch.optim.AdamW(
@@ -59,7 +77,7 @@ class Engine:
         with enough_memory(self.config):
             return self.model.logprobs(batch)
 
-    def prepared(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
+    def prepare(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
         """Return the batches with the other inputs of the policy loss: log-probabilities of the reference if `loss.kl`
         needs them, and, with `old`, those of the present policy, which are needed if more than one update follows."""
         with enough_memory(self.config):
@@ -72,7 +90,7 @@ class Engine:
                 for batch in batches
             ]
 
-    def policy(self) -> Objective:
+    def policy_objective(self) -> Objective:
         """Return the objective of the configured policy gradient."""
         return partial(policy_loss, config=self.config.loss)
 
@@ -82,10 +100,10 @@ class Engine:
         with enough_memory(self.config):
             return self.accumulate(batches, objective).report() | self._update()
 
-    def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> Tally:
+    def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> StepMetrics:
         """Add the gradients of a step to those of the trained tensors; the first half of `step`."""
         self.model.network.train()
-        tally = Tally()
+        tally = StepMetrics()
         for batch in batches:
             logprobs, entropy = self.model.forward(batch)
             tokens = self._tokens(batch)
@@ -107,9 +125,9 @@ class Engine:
         self.done += 1
         return {"grad_norm": norm, "learning_rate": rate, "skipped": float(not math.isfinite(norm))}
 
-    def _tokens(self, batch: MicroBatch) -> Tokens:
+    def _tokens(self, batch: MicroBatch) -> LossInputs:
         tensor = self.model.tensor
-        return Tokens(
+        return LossInputs(
             weights=tensor(batch.weights),
             advantages=tensor(batch.advantages),
             behaviour=tensor(batch.behaviour),
@@ -156,7 +174,7 @@ def check_fit(weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> N
             raise ConfigError(f"model: the checkpoint is of another model, adapter or rank: {name} does not fit")
 
 
-def schedule(optimiser: Optimiser, step: int, steps: int) -> float:
+def schedule(optimiser: OptimiserSettings, step: int, steps: int) -> float:
     """Return the share of the learning rate at `step`, from 0: a linear warm-up, then constant or falling to 0 at
     `steps`."""
     if step < optimiser.warmup:

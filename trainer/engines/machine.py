@@ -7,13 +7,13 @@ from typing import Final
 
 import torch
 
-from penstock.trainer.engines.policy import Policy
+from penstock.trainer.engines.policy import PolicyModel
 
 SIZE: Final = 512
 """Rows and columns of the matrices in the measurement of speed."""
 
 
-def described(policy: Policy) -> str:
+def describe_machine(policy: PolicyModel) -> str:
     """Return a line: the device that computes a policy, the policy's size, and on a CPU the highest possible speed of
     training."""
     if policy.config.engine.kind == "verl":

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines import head
 from penstock.trainer.engines.checkpoint import write_directory
 from penstock.trainer.engines.errors import EngineError
@@ -40,11 +40,11 @@ LORA_SCALE: Final = 2
 """Factor of a new adapter's output (`alpha / rank`), at any rank."""
 
 
-class Policy:
+class PolicyModel:
     """A model and its trained tensors. `reference`: log-probabilities of a reference will be needed; `device`: the
     model's device, by default a GPU if there is one."""
 
-    def __init__(self, config: Config, reference: bool = False, device: torch.device | None = None) -> None:
+    def __init__(self, config: TrainConfig, reference: bool = False, device: torch.device | None = None) -> None:
         self.config = config
         self.full = config.model.weights == "full"
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,7 +90,7 @@ class Policy:
                 f"a sample has the token {largest}, and the model in {self.config.model.path} has {self._vocabulary}: "
                 "what samples is another model; let the inference server have this one, or correct model.path"
             )
-        size = head.size_of(self._vocabulary)
+        size = head.chunk_size(self._vocabulary)
         logprobs, entropy = self._scored(batch, size if len(batch.rows) > size and self._in_pieces else None, model)
         return logprobs, entropy.detach()
 
@@ -101,7 +101,7 @@ class Policy:
         network, rows, places = model or self.network, self.tensor(batch.rows), self.tensor(place)
         targets = self.tensor(batch.ids[batch.rows, batch.columns]).long()
         temperature = self.config.rollouts.temperature
-        pieces = nullcontext() if size is None else head.in_pieces(network, rows, places, targets, temperature, size)
+        pieces = nullcontext() if size is None else head.chunked_head(network, rows, places, targets, temperature, size)
         with self._autocast(), pieces:
             made: Tensor = network(
                 input_ids=self.tensor(batch.ids).long(),
@@ -109,7 +109,7 @@ class Policy:
                 use_cache=False,
                 logits_to_keep=self.tensor(columns),
             ).logits
-        return made if size is not None else head.scored(made[rows, places], targets, temperature)
+        return made if size is not None else head.score_logits(made[rows, places], targets, temperature)
 
     @property
     def _vocabulary(self) -> int:
@@ -215,7 +215,7 @@ def first_line(error: Exception) -> str:
     return lines[0][:300] if lines else "no reason is given"
 
 
-def check_paths(config: Config) -> None:
+def check_paths(config: TrainConfig) -> None:
     """Raise `ConfigError` unless the model and the adapter to begin with are where the configuration says."""
     path, adapter = config.model.path, config.model.adapter
     if not (path / "config.json").is_file():
@@ -245,7 +245,7 @@ def _in_format_of_layers(network: torch.nn.Module) -> torch.nn.Module:
     return network
 
 
-def _adapted(model: PreTrainedModel, config: Config) -> torch.nn.Module:
+def _adapted(model: PreTrainedModel, config: TrainConfig) -> torch.nn.Module:
     wanted = config.model
     if wanted.adapter is not None:
         return _with_adapter(model, wanted.adapter)

@@ -24,20 +24,20 @@ from peft import PeftModel, get_peft_model_state_dict
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State
-from penstock.trainer.engines.local import Engine, Objective, check_fit
-from penstock.trainer.engines.policy import Policy, without_dropout
+from penstock.trainer.engines.local import Objective, TrainingEngine, check_fit
+from penstock.trainer.engines.policy import PolicyModel, without_dropout
 from penstock.trainer.mathematics.batch import MicroBatch
-from penstock.trainer.mathematics.loss import Tally, Tokens
+from penstock.trainer.mathematics.loss import LossInputs, StepMetrics
 from penstock.trainer.mathematics.shares import is_filler
 
 
-class Spread(Policy):
+class ShardedPolicy(PolicyModel):
     """A policy over a network that is built and sharded over the ranks already."""
 
-    def __init__(self, config: Config, network: torch.nn.Module, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, network: torch.nn.Module, device: torch.device) -> None:
         self.config, self.network, self.device = config, without_dropout(network), device
         self.full = config.model.weights == "full"
         self.dtype = cast(torch.dtype, getattr(torch, config.engine.dtype))
@@ -49,25 +49,25 @@ class Spread(Policy):
             self._refuse_leaks()
 
 
-class Sharded(Engine):
+class ShardedEngine(TrainingEngine):
     """A rank's part of an engine. `update` clips the gradients, steps unless they are not finite, and returns their
     norm."""
 
     def __init__(
-        self, config: Config, model: Spread, optimiser: torch.optim.AdamW, update: Callable[[], float]
+        self, config: TrainConfig, model: ShardedPolicy, optimiser: torch.optim.AdamW, update: Callable[[], float]
     ) -> None:
         self.config = config
         self.model = model
         self.optimiser = optimiser
         self.update = update
 
-    def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> Tally:
+    def accumulate(self, batches: Sequence[MicroBatch], objective: Objective) -> StepMetrics:
         """Add the gradients of this rank's micro-batches to those of the others; return this rank's part of the
         tally."""
         ranks = torch.distributed.get_world_size()
         return _at_hand(super().accumulate(batches, functools.partial(_part, objective=objective, ranks=ranks)))
 
-    def advance(self, batches: Sequence[MicroBatch], objective: Objective, rate: float) -> tuple[Tally, float]:
+    def advance(self, batches: Sequence[MicroBatch], objective: Objective, rate: float) -> tuple[StepMetrics, float]:
         """Do one update at a learning rate; return (this rank's part of the tally, norm of the whole gradient)."""
         tally = self.accumulate(batches, objective)
         for group in self.optimiser.param_groups:
@@ -85,7 +85,8 @@ class Sharded(Engine):
         return network.peft_config["default"], named
 
     def state(self) -> State:
-        """Return weights and optimiser as `Engine.state` does, gathered from the ranks; `random` is this rank's own."""
+        """Return weights and optimiser as `TrainingEngine.state` does, gathered from the ranks; `random` is this
+        rank's own."""
         trained = self.model.trained
         (settings,) = self.optimiser.param_groups
         moments = {
@@ -113,18 +114,18 @@ class Sharded(Engine):
         seeds.restore(state["random"])
 
 
-def _part(logprobs: Tensor, tokens: Tokens, objective: Objective, ranks: int) -> tuple[Tensor, Tally]:
+def _part(logprobs: Tensor, tokens: LossInputs, objective: Objective, ranks: int) -> tuple[Tensor, StepMetrics]:
     """Return the objective's loss times `ranks`, and its metrics; 0 for a filler."""
     if is_filler(tokens.weights):
-        return logprobs.sum() * 0, Tally()
+        return logprobs.sum() * 0, StepMetrics()
     loss, tally = objective(logprobs, tokens)
     return loss * ranks, tally
 
 
-def _at_hand(tally: Tally) -> Tally:
+def _at_hand(tally: StepMetrics) -> StepMetrics:
     """Return a copy that a process without a GPU can read."""
     sums, maxima = ({name: one.cpu() for name, one in part.items()} for part in (tally.sums, tally.maxima))
-    return Tally(sums, maxima, {name: [one.cpu() for one in parts] for name, parts in tally.values.items()})
+    return StepMetrics(sums, maxima, {name: [one.cpu() for one in parts] for name, parts in tally.values.items()})
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State, write_directory
-from penstock.trainer.engines.local import Engine, Objective, schedule
-from penstock.trainer.engines.policy import Policy, fill_adapter
+from penstock.trainer.engines.local import Objective, TrainingEngine, schedule
+from penstock.trainer.engines.policy import PolicyModel, fill_adapter
 from penstock.trainer.mathematics.batch import MicroBatch
-from penstock.trainer.mathematics.loss import Tally
-from penstock.trainer.mathematics.shares import collected, deal
+from penstock.trainer.mathematics.loss import StepMetrics
+from penstock.trainer.mathematics.shares import collect_values, deal
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """Processes that hold an engine together; each has the methods of `trainer.engines.rank.Sharded`."""
 
     def __len__(self) -> int: ...
@@ -41,19 +41,19 @@ class Ranks(Protocol):
     def close(self) -> None: ...
 
 
-class RemoteEngine(Engine):
-    """Used in place of `Engine`, with the same behaviour unless a method says otherwise. `ranks` were started with the
-    same configuration."""
+class RemoteEngine(TrainingEngine):
+    """Used in place of `TrainingEngine`, with the same behaviour unless a method says otherwise. `ranks` were started
+    with the same configuration."""
 
-    def __init__(self, config: Config, ranks: Ranks, updates: int | None = None) -> None:
+    def __init__(self, config: TrainConfig, ranks: RankGroup, updates: int | None = None) -> None:
         seeds.seed(config.run.seed)
         self.config = config
         self.updates = config.run.steps * config.optimiser.updates if updates is None else updates
         self.done = 0
         self._ranks = ranks
-        self.model = Afar(config, ranks)
+        self.model = RemotePolicy(config, ranks)
 
-    def prepared(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
+    def prepare(self, batches: Sequence[MicroBatch], old: bool = False) -> list[MicroBatch]:
         wanted = [("old", False)] * old + [("reference", True)] * (self.config.loss.kl > 0)
         found = {name: scores(self._ranks, batches, other) for name, other in wanted}
         return [
@@ -64,7 +64,7 @@ class RemoteEngine(Engine):
     def step(self, batches: Sequence[MicroBatch], objective: Objective) -> dict[str, float]:
         rate = self.config.learning_rate * schedule(self.config.optimiser, self.done, self.updates)
         parts = self._ranks.ask("advance", deal(batches, len(self._ranks)), objective, rate)
-        whole, norm = Tally(), parts[0][1]
+        whole, norm = StepMetrics(), parts[0][1]
         for tally, _ in parts:
             whole.add(tally)
         self.done += 1
@@ -72,16 +72,16 @@ class RemoteEngine(Engine):
         return whole.report() | {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
 
     def save_adapter(self, directory: Path) -> None:
-        """Like `Engine.save_adapter`; this machine writes the files."""
+        """Like `TrainingEngine.save_adapter`; this machine writes the files."""
         if self.model.full:
             raise ValueError("all weights are trained: there is no adapter, save the model")
         config, weights = self._ranks.ask("adapter")[0]
         write_directory(directory, lambda beside: fill_adapter(beside, config, weights))
 
     def save_model(self, directory: Path) -> None:
-        """Like `Engine.save_model`; this machine needs the memory for the whole model."""
+        """Like `TrainingEngine.save_model`; this machine needs the memory for the whole model."""
         here = self.config.engine.model_copy(update={"kind": "local", "ranks": 1, "nodes": 1})
-        policy = Policy(self.config.model_copy(update={"engine": here}), device=torch.device("cpu"))
+        policy = PolicyModel(self.config.model_copy(update={"engine": here}), device=torch.device("cpu"))
         weights = self._ranks.ask("weights")[0]
         with torch.no_grad():
             for name, one in policy.trained.items():
@@ -89,14 +89,14 @@ class RemoteEngine(Engine):
         policy.save_model(directory)
 
     def state(self) -> State:
-        """Like `Engine.state`: a local engine can restore it, and the other way round. `ranks` are the random states of
-        the ranks."""
+        """Like `TrainingEngine.state`: a local engine can restore it, and the other way round. `ranks` are the random
+        states of the ranks."""
         parts = self._ranks.ask("state")
         random = [part["random"] for part in parts]
         return parts[0] | {"done": self.done, "random": seeds.state(), "ranks": random}
 
     def restore(self, state: State) -> None:
-        """Like `Engine.restore`; the state may be of another number of ranks."""
+        """Like `TrainingEngine.restore`; the state may be of another number of ranks."""
         random = state.get("ranks") or [state["random"]]
         shared = {key: state[key] for key in ("weights", "optimiser")}
         self._ranks.ask("restore", [random[rank % len(random)] for rank in range(len(self._ranks))], shared)
@@ -108,23 +108,23 @@ class RemoteEngine(Engine):
         self._ranks.close()
 
 
-class Afar(Policy):
+class RemotePolicy(PolicyModel):
     """The policy in the driver: the ranks compute it."""
 
-    def __init__(self, config: Config, ranks: Ranks) -> None:
+    def __init__(self, config: TrainConfig, ranks: RankGroup) -> None:
         self.config, self._ranks = config, ranks
         self.full = config.model.weights == "full"
         self.device = torch.device("cpu")
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
-        """Like `Policy.logprobs`, on a CPU."""
+        """Like `PolicyModel.logprobs`, on a CPU."""
         return torch.from_numpy(scores(self._ranks, [batch], False)[0])
 
     def reference(self, batch: MicroBatch) -> Tensor:
-        """Like `Policy.reference`, on a CPU."""
+        """Like `PolicyModel.reference`, on a CPU."""
         return torch.from_numpy(scores(self._ranks, [batch], True)[0])
 
 
-def scores(ranks: Ranks, batches: Sequence[MicroBatch], reference: bool) -> list[Any]:
+def scores(ranks: RankGroup, batches: Sequence[MicroBatch], reference: bool) -> list[Any]:
     """Return [N] log-probabilities of the trained tokens of each micro-batch, under the policy or its reference."""
-    return collected(ranks.ask("scores", deal(batches, len(ranks)), reference), batches)
+    return collect_values(ranks.ask("scores", deal(batches, len(ranks)), reference), batches)

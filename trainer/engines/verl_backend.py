@@ -8,7 +8,7 @@ optimiser, spread over all ranks by FSDP2 (`FSDPEngineWithLMHead`); it also clip
 are ours (`trainer.engines.rank`). verl's own trainer, batches and losses are not used, so a step equals the local
 engine's up to the order of sums.
 
-verl knows GPUs and NPUs; `Cpu` describes a machine without them to verl.
+verl knows GPUs and NPUs; `CpuPlatform` describes a machine without them to verl.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines import seeds
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import Objective
 from penstock.trainer.engines.policy import LORA_SCALE
-from penstock.trainer.engines.rank import Sharded, Spread
+from penstock.trainer.engines.rank import ShardedEngine, ShardedPolicy
 from penstock.trainer.mathematics.batch import MicroBatch
-from penstock.trainer.mathematics.loss import Tally
+from penstock.trainer.mathematics.loss import StepMetrics
 
 ray: Any = _ray
 """Ray, untyped: its annotations are not complete enough to check against."""
@@ -50,10 +50,10 @@ Cuda: Any = PlatformCUDA
 # -- the ranks, seen from the driver -----------------------------------------------------------------------------------
 
 
-class Ranks:
+class RayRankGroup:
     """The processes of an engine on a Ray cluster."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         wanted = config.engine
         _join(config)
         self._gpu = bool(ray.cluster_resources().get("GPU"))
@@ -92,7 +92,7 @@ class Ranks:
             ray.util.remove_placement_group(group)
 
 
-def _join(config: Config) -> None:
+def _join(config: TrainConfig) -> None:
     """Connect this process to the cluster, once."""
     address = config.engine.ray
     if ray.is_initialized():
@@ -107,7 +107,7 @@ def _join(config: Config) -> None:
         raise ConfigError(f"engine.ray: cannot reach the Ray cluster {address!r}: {error}") from None
 
 
-def _refuse_few(resource: str, config: Config) -> None:
+def _refuse_few(resource: str, config: TrainConfig) -> None:
     """Raise `ConfigError` if the cluster has too few of a resource: Ray would wait for them for ever."""
     wanted, there = config.engine.ranks, int(ray.cluster_resources().get(resource, 0))
     if there < wanted:
@@ -120,7 +120,7 @@ def _refuse_few(resource: str, config: Config) -> None:
 class Rank(Worker):
     """A process of the engine: a Ray actor."""
 
-    def __init__(self, config: Config, gpu: bool) -> None:
+    def __init__(self, config: TrainConfig, gpu: bool) -> None:
         _settle(gpu)
         super().__init__()
         self.config, self.gpu = config, gpu
@@ -133,8 +133,8 @@ class Rank(Worker):
         seeds.seed(self.config.run.seed)
         self.verl = _built(self.config)
         device = torch.device("cuda", torch.cuda.current_device()) if self.gpu else torch.device("cpu")
-        model = Spread(self.config, self.verl.module, device)
-        self.part = Sharded(self.config, model, self.verl.optimizer, self.verl.optimizer_step)
+        model = ShardedPolicy(self.config, self.verl.module, device)
+        self.part = ShardedEngine(self.config, model, self.verl.optimizer, self.verl.optimizer_step)
 
     def scores(self, batches: list[MicroBatch], reference: bool) -> list[Any]:
         """Return [N] log-probabilities for each of this rank's micro-batches."""
@@ -142,22 +142,22 @@ class Rank(Worker):
         with self.verl.eval_mode():
             return [ask(batch).cpu().numpy() for batch in batches]
 
-    def advance(self, batches: list[MicroBatch], objective: Objective, rate: float) -> tuple[Tally, float]:
+    def advance(self, batches: list[MicroBatch], objective: Objective, rate: float) -> tuple[StepMetrics, float]:
         with self.verl.train_mode():
             return self.part.advance(batches, objective, rate)
 
     def adapter(self) -> Any:
-        """See `Sharded.adapter`; only the first rank returns it, the others None."""
+        """See `ShardedEngine.adapter`; only the first rank returns it, the others None."""
         adapter = self.part.adapter()
         return adapter if self.rank == 0 else None
 
     def weights(self) -> Any:
-        """See `Sharded.weights`; only the first rank returns them, the others None."""
+        """See `ShardedEngine.weights`; only the first rank returns them, the others None."""
         weights = self.part.weights()
         return weights if self.rank == 0 else None
 
     def state(self) -> State:
-        """See `Sharded.state`; the first rank returns all of it, the others only their `random`."""
+        """See `ShardedEngine.state`; the first rank returns all of it, the others only their `random`."""
         state = self.part.state()
         return state if self.rank == 0 else {"random": state["random"]}
 
@@ -165,7 +165,7 @@ class Rank(Worker):
         self.part.restore(shared | {"random": random})
 
 
-def _built(config: Config) -> Any:
+def _built(config: TrainConfig) -> Any:
     """Return verl's engine: the network, sharded over the ranks, and its optimiser."""
     # This import reads the platform that `_settle` sets, so it is not at the top.
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -205,10 +205,10 @@ def _built(config: Config) -> Any:
 
 def _settle(gpu: bool) -> None:
     """Set verl's platform for this process, which verl would guess."""
-    set_platform(Cuda() if gpu else Cpu())
+    set_platform(Cuda() if gpu else CpuPlatform())
 
 
-class Cpu(Cuda):
+class CpuPlatform(Cuda):
     """The platform of a machine without a GPU; the other methods of `Cuda` are never called."""
 
     @property

@@ -45,8 +45,8 @@ import numpy.typing as npt
 
 from penstock.adapters.rewards import returns
 from penstock.adapters.samples import Sample, Segment
-from penstock.trainer.config import Advantage, Credit, Estimator
-from penstock.trainer.mathematics.examples import Example, Owner, example
+from penstock.trainer.config import AdvantageSettings, Credit, Estimator
+from penstock.trainer.mathematics.examples import Owner, TokenExample, example
 
 Values = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]
@@ -65,28 +65,30 @@ Key = tuple[Owner, int, int]
 
 
 @dataclass(slots=True)
-class Credited:
+class CreditAssignment:
     """The examples to train on, and the rollouts that are left out, with the reason."""
 
-    examples: list[Example] = field(default_factory=list[Example])
+    examples: list[TokenExample] = field(default_factory=list[TokenExample])
     dropped: dict[Owner, Reason] = field(default_factory=dict[Owner, Reason])
 
 
-NOBODY: Mapping[str, Sequence[float]] = {}
+NO_REWARDS: Mapping[str, Sequence[float]] = {}
 
 
-def credit(samples: Sequence[Sample], config: Advantage, beside: Mapping[str, Sequence[float]] = NOBODY) -> Credited:
+def credit(
+    samples: Sequence[Sample], config: AdvantageSettings, beside: Mapping[str, Sequence[float]] = NO_REWARDS
+) -> CreditAssignment:
     """Return the examples of the samples, in their order. Raises `ValueError` when samples of a rollout disagree on its
     reward. `beside`: rewards by group of rollouts without samples, which are compared too where the unit is the
     rollout."""
     units = _units(samples, config)
-    made = Credited(dropped={key[0]: "reward" for key, value in units.items() if not np.isfinite(value)})
+    made = CreditAssignment(dropped={key[0]: "reward" for key, value in units.items() if not np.isfinite(value)})
     worth: dict[Key, float] = {}
     for group, keys in _by_group(samples, units, config.estimator, made.dropped).items():
         others = [] if config.credit == "turn" else _others(group, beside)
         values = np.array([*(units[key] for key in keys), *others], np.float64)
         owners = _numbered([*(key[0] for key in keys), *(("", str(number)) for number in range(len(others)))])
-        reason = why_not(values, owners)
+        reason = drop_reason(values, owners)
         if reason is None:
             worth |= zip(keys, ESTIMATORS[config.estimator](values, owners)[: len(keys)].tolist(), strict=True)
         else:
@@ -102,7 +104,7 @@ def credit(samples: Sequence[Sample], config: Advantage, beside: Mapping[str, Se
     return made
 
 
-def why_not(values: Values, owners: Numbers) -> Reason | None:
+def drop_reason(values: Values, owners: Numbers) -> Reason | None:
     """Return why a group teaches nothing; None when it does. `owners`: [n] the rollout of each value, numbered from
     0."""
     if owners.max() == 0:
@@ -118,7 +120,7 @@ def _key(sample: Sample, segment: Segment, per: Credit) -> Key:
     return (_owner(sample), 0, 0) if per == "rollout" else (_owner(sample), segment.sequence, segment.choice)
 
 
-def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
+def _units(samples: Sequence[Sample], config: AdvantageSettings) -> dict[Key, float]:
     """Return the values to compare: the reward of every rollout, or the return of every call."""
     owned: dict[Owner, list[Sample]] = {}
     for sample in samples:
@@ -135,7 +137,7 @@ def _units(samples: Sequence[Sample], config: Advantage) -> dict[Key, float]:
     return found
 
 
-def overlong(segment: Segment, config: Advantage) -> float:
+def overlong(segment: Segment, config: AdvantageSettings) -> float:
     """Return the change of the reward for an answer's length: 0 to -1."""
     if config.overlong != "punish" or config.overlong_tokens is None:
         return 0.0

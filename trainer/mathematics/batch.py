@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.trainer.config import Aggregate
-from penstock.trainer.mathematics.examples import Example, Floats, Ids, Owner
+from penstock.trainer.mathematics.examples import Floats, Ids, Owner, TokenExample
 
 Indices = npt.NDArray[np.intp]
 Layout = Literal["packed", "padded"]
@@ -38,10 +38,10 @@ Reason = Literal["empty", "prompt", "long"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedExample:
     """An example that is left out."""
 
-    example: Example
+    example: TokenExample
     reason: Reason
 
 
@@ -73,19 +73,19 @@ class MicroBatch:
     """[N] Log-probabilities of the reference; None if it is not needed."""
 
 
-def admit(examples: Iterable[Example], longest: int) -> tuple[list[Example], list[Refused]]:
+def admit(examples: Iterable[TokenExample], longest: int) -> tuple[list[TokenExample], list[RejectedExample]]:
     """Return the examples of at most `longest` tokens with something to train, and the others with the reason."""
-    kept, refused = list[Example](), list[Refused]()
+    kept, refused = list[TokenExample](), list[RejectedExample]()
     for example in examples:
         reason = _trouble(example, longest)
         if reason is None:
             kept.append(example)
         else:
-            refused.append(Refused(example, reason))
+            refused.append(RejectedExample(example, reason))
     return kept, refused
 
 
-def _trouble(example: Example, longest: int) -> Reason | None:
+def _trouble(example: TokenExample, longest: int) -> Reason | None:
     if not example.mask.any():
         return "empty"
     if not len(example.prompt):
@@ -93,11 +93,11 @@ def _trouble(example: Example, longest: int) -> Reason | None:
     return "long" if example.length > longest else None
 
 
-def split(examples: Sequence[Example], parts: int) -> list[list[Example]]:
+def split(examples: Sequence[TokenExample], parts: int) -> list[list[TokenExample]]:
     """Split examples into `parts` of as equal numbers of rollouts as possible, in their order; no part is empty."""
     owners = list(dict.fromkeys(example.owner for example in examples))
     part = {owner: place * min(parts, len(owners)) // len(owners) for place, owner in enumerate(owners)}
-    found: list[list[Example]] = [[] for _ in range(min(parts, len(owners)))]
+    found: list[list[TokenExample]] = [[] for _ in range(min(parts, len(owners)))]
     for example in examples:
         found[part[example.owner]].append(example)
     return found
@@ -128,7 +128,7 @@ AGGREGATES: dict[Aggregate, Callable[[Counter[Owner], int], dict[Owner, float]]]
 
 
 def micro_batches(
-    examples: Sequence[Example],
+    examples: Sequence[TokenExample],
     tokens: int,
     layout: Layout,
     aggregate: Aggregate = "rollout-mean",
@@ -177,7 +177,7 @@ def _row(order: list[int], left: list[int], width: int, layout: Layout) -> list[
 
 
 def _collate(
-    examples: Sequence[Example], rows: Sequence[Sequence[int]], weights: Sequence[float], numbers: dict[Owner, int]
+    examples: Sequence[TokenExample], rows: Sequence[Sequence[int]], weights: Sequence[float], numbers: dict[Owner, int]
 ) -> MicroBatch:
     width = max(sum(examples[index].length for index in row) for row in rows)
     ids, positions = np.zeros((len(rows), width), np.int32), np.tile(np.arange(width, dtype=np.int32), (len(rows), 1))

@@ -19,22 +19,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.trainer.config import Config
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import MicroBatch, micro_batches, passes
-from penstock.trainer.mathematics.examples import Example
-from penstock.trainer.mathematics.loss import Tally, Tokens, preference_loss
+from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.loss import LossInputs, StepMetrics, preference_loss
 
-Sides = tuple[Sequence[Example], Sequence[Example]]
+PairSides = tuple[Sequence[TokenExample], Sequence[TokenExample]]
 """All examples of the chosen rollout and all of the rejected one."""
 
 
-def updates(pairs: Sequence[Sides], config: Config) -> int:
+def updates(pairs: Sequence[PairSides], config: TrainConfig) -> int:
     """Return the number of optimiser updates that `train` will do."""
     return len(_order(pairs, config))
 
 
-def reference(engine: Engine, pairs: Sequence[Sides]) -> Tensor:
+def reference(engine: TrainingEngine, pairs: Sequence[PairSides]) -> Tensor:
     """Return [P, 2] log-probabilities of both sides of each pair under the present policy, in nats. Raises `ValueError`
     for a pair with an empty side."""
     if any(not side for pair in pairs for side in pair):
@@ -45,18 +45,18 @@ def reference(engine: Engine, pairs: Sequence[Sides]) -> Tensor:
     return torch.cat([torch.zeros(0, 2), *(one.reshape(-1, 2) for one in found)])
 
 
-def train(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> Iterator[dict[str, float]]:
+def train(engine: TrainingEngine, pairs: Sequence[PairSides], before: Tensor) -> Iterator[dict[str, float]]:
     """Train on pairs whose examples `batch.admit` has let pass; yield the metrics of each update. `before`: their
     `reference`."""
     for places in _order(pairs, engine.config)[engine.done :]:
         yield step(engine, [pairs[place] for place in places], before[places])
 
 
-def _order(pairs: Sequence[Sides], config: Config) -> list[list[int]]:
+def _order(pairs: Sequence[PairSides], config: TrainConfig) -> list[list[int]]:
     return passes(len(pairs), config.data.batch, config.data.epochs, config.run.seed)
 
 
-def step(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, float]:
+def step(engine: TrainingEngine, pairs: Sequence[PairSides], before: Tensor) -> dict[str, float]:
     """Do one update on all of `pairs`; return its metrics. `before` [P, 2]: their `reference`."""
     (batches,) = _batched([pairs], engine)
     policy = _totals(batches, engine.logprobs).requires_grad_()
@@ -67,17 +67,17 @@ def step(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, fl
     return engine.step(weighted, _by_worth) | tally.report() | {"tokens": tokens}
 
 
-def evaluate(engine: Engine, pairs: Sequence[Sides], before: Tensor) -> dict[str, float]:
+def evaluate(engine: TrainingEngine, pairs: Sequence[PairSides], before: Tensor) -> dict[str, float]:
     """Return loss, accuracy, margin and the gaps of both sides, of pairs that are not trained on."""
     return _loss(reference(engine, pairs), before, engine)[1].report()
 
 
-def _loss(policy: Tensor, before: Tensor, engine: Engine) -> tuple[Tensor, Tally]:
+def _loss(policy: Tensor, before: Tensor, engine: TrainingEngine) -> tuple[Tensor, StepMetrics]:
     chosen, rejected = policy.unbind(1)
     return preference_loss((chosen, rejected), (before[:, 0], before[:, 1]), engine.config.dpo.beta)
 
 
-def _batched(parts: Sequence[Sequence[Sides]], engine: Engine) -> Iterator[list[MicroBatch]]:
+def _batched(parts: Sequence[Sequence[PairSides]], engine: TrainingEngine) -> Iterator[list[MicroBatch]]:
     """Yield the micro-batches of each part, in which every side of every pair is an owner: chosen, rejected, chosen
     …"""
     for pairs in parts:
@@ -100,6 +100,6 @@ def _totals(batches: Sequence[MicroBatch], values: Callable[[MicroBatch], Tensor
     return found
 
 
-def _by_worth(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:
+def _by_worth(logprobs: Tensor, tokens: LossInputs) -> tuple[Tensor, StepMetrics]:
     """Return a loss with DPO's gradient: the derivative by each side's sum, times the gradient of the sum."""
-    return (tokens.advantages * logprobs).sum(), Tally()
+    return (tokens.advantages * logprobs).sum(), StepMetrics()

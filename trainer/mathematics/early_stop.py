@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Evaluations:
+class EvaluationHistory:
     """The evaluations of a run, in their order."""
 
     max_drop: float
@@ -32,7 +32,7 @@ class Evaluations:
             self.best = step, reward
 
     @property
-    def trouble(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Why the run must stop, in a sentence; None while it may go on."""
         if self.best is None or len(self.low) < self.patience:
             return None

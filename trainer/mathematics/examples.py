@@ -1,6 +1,6 @@
 """The engine's input: a sequence of tokens, with the trained tokens and their advantages.
 
-An `Example` is a sample after credit assignment. `advantage` makes examples of the tape's samples,
+An `TokenExample` is a sample after credit assignment. `advantage` makes examples of the tape's samples,
 `trainer.data.chat_template` makes them of chats.
 """
 
@@ -22,7 +22,7 @@ Owner = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TokenExample:
     """One sequence of P + R tokens. It is never truncated."""
 
     owner: Owner
@@ -46,7 +46,7 @@ class Example:
         return len(self.prompt) + len(self.response)
 
 
-def example(sample: Sample, worth: Sequence[float]) -> Example:
+def example(sample: Sample, worth: Sequence[float]) -> TokenExample:
     """Return the example of a sample; `worth[n]` is the advantage of each token of its n-th segment."""
     advantages = np.zeros(len(sample.response), np.float32)
     sequences = np.full(len(sample.response), -1, np.int32)
@@ -54,4 +54,4 @@ def example(sample: Sample, worth: Sequence[float]) -> Example:
         advantages[segment.start : segment.end] = value
         sequences[segment.start : segment.end] = number
     owner = (sample.rollout, sample.attempt)
-    return Example(owner, sample.prompt, sample.response, sample.mask, sample.logprobs, advantages, sequences)
+    return TokenExample(owner, sample.prompt, sample.response, sample.mask, sample.logprobs, advantages, sequences)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from penstock.trainer.config import Loss
+from penstock.trainer.config import LossSettings
 
 T = TypeVar("T")
 LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
@@ -45,7 +45,7 @@ FAR = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class LossInputs:
     """The inputs of a loss for N trained tokens, except the policy's log-probabilities; each field is [N]."""
 
     weights: Tensor
@@ -70,7 +70,7 @@ MEANS = (
 
 
 @dataclass(slots=True)
-class Tally:
+class StepMetrics:
     """Metrics of a step, summed over its micro-batches: `add` each, then `report`."""
 
     sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -80,7 +80,7 @@ class Tally:
     values: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
     """Values of each token, [N] of a micro-batch, for quantiles."""
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: StepMetrics) -> None:
         for name, value in other.sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         for name, value in other.maxima.items():
@@ -109,7 +109,7 @@ def quantile(values: Tensor, percent: int) -> float:
     return float(values.kthvalue(max(1, -(-len(values) * percent // 100))).values)
 
 
-def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
+def policy_loss(logprobs: Tensor, tokens: LossInputs, config: LossSettings) -> tuple[Tensor, StepMetrics]:
     """Return the loss of a policy gradient step, a scalar, and its metrics. `logprobs`: [N] log pi, with gradients."""
     surrogate = _named("kind", config.kind, SURROGATES)
     old = logprobs.detach() if tokens.old is None else tokens.old
@@ -129,7 +129,7 @@ def policy_loss(logprobs: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor,
         kl = kl_to_reference(logprobs, tokens.reference)
         sums["kl"] = (weights * kl.detach()).sum()
         loss = loss + config.kl * (weights * kl).sum()
-    tally.add(Tally(sums, {"ratio_max": ratio.max()}))
+    tally.add(StepMetrics(sums, {"ratio_max": ratio.max()}))
     return loss, tally
 
 
@@ -147,39 +147,39 @@ class Surrogates(NamedTuple):
     """1 where a clip removed the token's gradient or cut its weight."""
 
 
-def _policy_gradient(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+def _policy_gradient(logprobs: Tensor, old: Tensor, tokens: LossInputs, config: LossSettings) -> Surrogates:
     ratio = _apart(logprobs.detach() - old).exp()
     return Surrogates(-tokens.advantages * logprobs, ratio, torch.zeros_like(ratio))
 
 
-def _ppo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+def _ppo(logprobs: Tensor, old: Tensor, tokens: LossInputs, config: LossSettings) -> Surrogates:
     return _clipped(_apart(logprobs - old).exp(), tokens.advantages, config)
 
 
-def _gspo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+def _gspo(logprobs: Tensor, old: Tensor, tokens: LossInputs, config: LossSettings) -> Surrogates:
     # The value is that of the sequence, the gradient that of the token.
     whole = _per_sequence(logprobs.detach() - old, tokens.sequences, mean=True)
     return _clipped(_apart(whole + logprobs - logprobs.detach()).exp(), tokens.advantages, config)
 
 
-def _cispo(logprobs: Tensor, old: Tensor, tokens: Tokens, config: Loss) -> Surrogates:
+def _cispo(logprobs: Tensor, old: Tensor, tokens: LossInputs, config: LossSettings) -> Surrogates:
     ratio = _apart(logprobs.detach() - old).exp()
     bounded = _bounded(ratio, config)
     return Surrogates(-bounded * tokens.advantages * logprobs, ratio, (bounded != ratio).float())
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, config: Loss) -> Surrogates:
+def _clipped(ratio: Tensor, advantages: Tensor, config: LossSettings) -> Surrogates:
     """Return the smaller of the gains by the ratio and by the bounded ratio."""
     plain, cut = ratio * advantages, _bounded(ratio, config) * advantages
     return Surrogates(-torch.minimum(plain, cut), ratio.detach(), (cut < plain).float())
 
 
-def _bounded(ratio: Tensor, config: Loss) -> Tensor:
-    low, high = config.bounds
+def _bounded(ratio: Tensor, config: LossSettings) -> Tensor:
+    low, high = config.clip_bounds
     return ratio.clamp(1 - low, 1 + high)
 
 
-SURROGATES: dict[str, Callable[[Tensor, Tensor, Tokens, Loss], Surrogates]] = {
+SURROGATES: dict[str, Callable[[Tensor, Tensor, LossInputs, LossSettings], Surrogates]] = {
     "ppo": _ppo,
     "gspo": _gspo,
     "cispo": _cispo,
@@ -191,7 +191,7 @@ SURROGATES: dict[str, Callable[[Tensor, Tensor, Tokens, Loss], Surrogates]] = {
 # -- the engine's probabilities, and the reference's -------------------------------------------------------------------
 
 
-def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
+def correct(old: Tensor, tokens: LossInputs, config: LossSettings) -> tuple[Tensor, StepMetrics]:
     """Return [N] weights u' that bring the engine's tokens to the trainer's policy, and metrics of the distance between
     the two.
 
@@ -199,10 +199,10 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
     divergence"); `mismatch_p50`, `mismatch_p99` and `mismatch_max` describe the distribution of the absolute
     differences of log-probabilities.
     """
-    weigh = _named("correction", config.corrects, CORRECTIONS)
+    weigh = _named("correction", config.effective_correction, CORRECTIONS)
     known = torch.isfinite(tokens.behaviour)
     gap = torch.where(known, old.detach() - tokens.behaviour, 0.0)
-    u = _apart(_per_sequence(gap, tokens.sequences) if config.corrects == "sequence" else gap).exp()
+    u = _apart(_per_sequence(gap, tokens.sequences) if config.effective_correction == "sequence" else gap).exp()
     made = weigh(u)
     weights = tokens.weights
     sums = {
@@ -211,11 +211,11 @@ def correct(old: Tensor, tokens: Tokens, config: Loss) -> tuple[Tensor, Tally]:
         "mismatch_k1": -(weights * gap).sum(),
         "mismatch_k3": (weights * _k3(gap)).sum(),
         "correction": (weights * made).sum(),
-        "correction_cut": (weights * (made != u)).sum() if config.corrects != "none" else weights.sum() * 0,
+        "correction_cut": (weights * (made != u)).sum() if config.effective_correction != "none" else weights.sum() * 0,
         "u": u.double().sum(),
         "u^2": u.double().square().sum(),
     }
-    return made, Tally(sums, {"mismatch_max": gap.abs().max()}, {"mismatch": [gap[known].abs()]})
+    return made, StepMetrics(sums, {"mismatch_max": gap.abs().max()}, {"mismatch": [gap[known].abs()]})
 
 
 def _uncorrected(u: Tensor) -> Tensor:
@@ -256,17 +256,17 @@ def _k3(gap: Tensor) -> Tensor:
 # -- without rewards ---------------------------------------------------------------------------------------------------
 
 
-def cross_entropy(logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tally]:
+def cross_entropy(logprobs: Tensor, tokens: LossInputs) -> tuple[Tensor, StepMetrics]:
     """Return the supervised loss and its metrics: the mean over rollouts of the mean negative log-probability of their
     trained tokens, in nats."""
     loss = -(tokens.weights * logprobs).sum()
     count = torch.full((), float(len(logprobs)), dtype=torch.float64)
-    return loss, Tally({"loss": loss.detach(), "tokens": count})
+    return loss, StepMetrics({"loss": loss.detach(), "tokens": count})
 
 
 def preference_loss(
     policy: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], beta: float
-) -> tuple[Tensor, Tally]:
+) -> tuple[Tensor, StepMetrics]:
     """Return DPO's loss and metrics: the mean of -log sigmoid(beta (gap of the chosen - gap of the rejected)), gap =
     log pi - log reference.
 
@@ -283,7 +283,7 @@ def preference_loss(
         "chosen": chosen.detach().mean(),
         "rejected": rejected.detach().mean(),
     }
-    return loss, Tally(sums)
+    return loss, StepMetrics(sums)
 
 
 def _apart(gap: Tensor) -> Tensor:

@@ -11,22 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock.trainer.config import Config
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import micro_batches, passes
-from penstock.trainer.mathematics.examples import Example, Owner
+from penstock.trainer.mathematics.examples import Owner, TokenExample
 from penstock.trainer.mathematics.loss import cross_entropy
 
 
-def updates(examples: Sequence[Example], config: Config) -> int:
+def updates(examples: Sequence[TokenExample], config: TrainConfig) -> int:
     """Return the number of optimiser updates that `train` will do."""
     return len(_order(len({example.owner for example in examples}), config))
 
 
-def train(engine: Engine, examples: Sequence[Example]) -> Iterator[dict[str, float]]:
+def train(engine: TrainingEngine, examples: Sequence[TokenExample]) -> Iterator[dict[str, float]]:
     """Train on examples that `batch.admit` has let pass; yield the metrics of each update."""
     config = engine.config
-    owned: dict[Owner, list[Example]] = {}
+    owned: dict[Owner, list[TokenExample]] = {}
     for example in examples:
         owned.setdefault(example.owner, []).append(example)
     groups = list(owned.values())
@@ -36,12 +36,12 @@ def train(engine: Engine, examples: Sequence[Example]) -> Iterator[dict[str, flo
         yield engine.step(batches, cross_entropy)
 
 
-def evaluate(engine: Engine, examples: Sequence[Example]) -> dict[str, float]:
+def evaluate(engine: TrainingEngine, examples: Sequence[TokenExample]) -> dict[str, float]:
     """Return the loss on examples that are not trained on."""
     config = engine.config.engine
     batches = micro_batches(examples, config.batch_tokens, config.layout)
     return {"loss": -sum(float(batch.weights @ engine.logprobs(batch).cpu().numpy()) for batch in batches)}
 
 
-def _order(count: int, config: Config) -> list[list[int]]:
+def _order(count: int, config: TrainConfig) -> list[list[int]]:
     return passes(count, config.data.batch, config.data.epochs, config.run.seed)

@@ -31,7 +31,9 @@ def deal(batches: Sequence[MicroBatch], ranks: int) -> list[list[MicroBatch]]:
     return [list(hand) for hand in zip(*rounds, strict=True)]
 
 
-def collected(hands: Sequence[Sequence[npt.NDArray[Any]]], batches: Sequence[MicroBatch]) -> list[npt.NDArray[Any]]:
+def collect_values(
+    hands: Sequence[Sequence[npt.NDArray[Any]]], batches: Sequence[MicroBatch]
+) -> list[npt.NDArray[Any]]:
     """Return the values [N] of each of `batches`, from the ranks' values for the micro-batches that were dealt to
     them."""
     ranks, whole = len(hands), len(batches) // len(hands) * len(hands)

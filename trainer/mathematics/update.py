@@ -8,20 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from penstock.adapters.samples import Sample
-from penstock.trainer.config import Config
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.mathematics.advantage import NOBODY, credit
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.engines.local import TrainingEngine
+from penstock.trainer.mathematics.advantage import NO_REWARDS, credit
 from penstock.trainer.mathematics.batch import admit, micro_batches, split
 
 Metrics = dict[str, float]
 
 
 def learn(
-    engine: Engine,
+    engine: TrainingEngine,
     samples: Sequence[Sample],
     staleness: Callable[[str | None], int],
-    config: Config,
-    beside: Mapping[str, Sequence[float]] = NOBODY,
+    config: TrainConfig,
+    beside: Mapping[str, Sequence[float]] = NO_REWARDS,
 ) -> Metrics:
     """Update the weights; return the metrics. Everything that is left out is counted below `dropped/`. `beside`: as for
     `credit`."""
@@ -47,8 +47,8 @@ def learn(
         micro_batches(part, engines.batch_tokens, engines.layout, loss.aggregate, loss.constant) for part in parts
     ]
     # Before the first update: later ones compare with the policy at the beginning of the step.
-    prepared = [engine.prepared(batches, old=len(parts) > 1) for batches in batched]
-    steps = [engine.step(batches, engine.policy()) for batches in prepared]
+    prepared = [engine.prepare(batches, old=len(parts) > 1) for batches in batched]
+    steps = [engine.step(batches, engine.policy_objective()) for batches in prepared]
     done = [not one["skipped"] for one in steps]
     found["updates"] = float(sum(done))
     if not all(done):

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 
 LINK: Final = "best"
 
 
 @dataclass(slots=True)
-class Place:
+class TrainingProgress:
     """The progress of a run; the next step follows from this and the engine's state."""
 
     step: int = 0
@@ -37,11 +37,11 @@ class Place:
     owed: bool = False
     """True if the held-out tasks of `step` run beside the next step and have not ended."""
 
-    def due(self, last: bool, every: int) -> bool:
+    def publish_due(self, last: bool, every: int) -> bool:
         """True if weights must be published now: new ones every `every` steps, and the last ones always."""
         return self.trained > self.version and (last or self.step % every == 0)
 
-    def evaluated(self, reward: float) -> bool:
+    def record_evaluation(self, reward: float) -> bool:
         """Note an evaluation of the newest published weights; return True if they are the best so far."""
         if self.best_reward is not None and reward <= self.best_reward:
             return False
@@ -49,7 +49,7 @@ class Place:
         return True
 
 
-def link(directory: Path, version: Path) -> None:
+def link_best(directory: Path, version: Path) -> None:
     """Let `best` in a run's directory lead to a version; atomically, so that it always leads to one. Raises OSError."""
     beside = directory / f".{LINK}"
     beside.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ def link(directory: Path, version: Path) -> None:
     os.replace(beside, directory / LINK)
 
 
-def to_release(place: Place, config: Config) -> tuple[int, str]:
+def choose_release(place: TrainingProgress, config: TrainConfig) -> tuple[int, str]:
     """Return (the step of the weights to release, the reason for a person); step 0 if there are none to release."""
     if config.publish.version == "last" or place.best is None:
         return place.version, "the last weights"

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from penstock.gateway.model.run import Level
-from penstock.gateway.model.terminals import shown
+from penstock.gateway.model.run import EventLevel
+from penstock.gateway.model.terminal_text import terminal_safe
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -62,7 +62,7 @@ def figures(values: Mapping[str, float]) -> Iterator[str]:
         yield f"{name} {values[name]:.4g}{between}"
 
 
-class Lines:
+class LogDisplay:
     """Prints one line for each step."""
 
     def __init__(self, steps: int | None) -> None:
@@ -74,11 +74,11 @@ class Lines:
     def point(self, step: int, values: Mapping[str, float]) -> None:
         print(point_line(step, self._steps, values, LOG_WIDTH), file=sys.stderr, flush=True)
 
-    def line(self, level: Level, text: str) -> None:
+    def line(self, level: EventLevel, text: str) -> None:
         print(_line(level, text), file=sys.stderr, flush=True)
 
 
-class Live:
+class BarDisplay:
     """Shows a bar, with lines above it."""
 
     def __init__(self, progress: Progress, steps: int | None) -> None:
@@ -95,24 +95,24 @@ class Live:
         self._progress.console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         self._progress.update(self._task, completed=step)
 
-    def line(self, level: Level, text: str) -> None:
+    def line(self, level: EventLevel, text: str) -> None:
         self._progress.console.print(_line(level, text), highlight=False, markup=False)
 
 
-def _line(level: Level, text: str) -> str:
+def _line(level: EventLevel, text: str) -> str:
     """Return an event without terminal controls: it may contain words of models and agents, which must not control a
     terminal."""
-    return shown(text if level == "info" else f"{level}: {text}")
+    return terminal_safe(text if level == "info" else f"{level}: {text}")
 
 
 @contextmanager
-def display(steps: int | None) -> Generator[Lines | Live]:
+def display(steps: int | None) -> Generator[LogDisplay | BarDisplay]:
     """Yield the display that fits stderr. `steps`: number of planned steps; None if unknown."""
     if not sys.stderr.isatty():
-        yield Lines(steps)
+        yield LogDisplay(steps)
         return
     with _bar() as progress:
-        yield Live(progress, steps)
+        yield BarDisplay(progress, steps)
 
 
 def _bar() -> Progress:
@@ -122,12 +122,12 @@ def _bar() -> Progress:
     from rich.table import Column
     from rich.text import Text
 
-    class Doing(ProgressColumn):
+    class PhaseColumn(ProgressColumn):
         """The phase and its duration: the clock goes on while nothing else changes."""
 
         def render(self, task: Task) -> Text:
             return Text(f"{task.description}, {task.get_time() - task.fields['since']:.0f} s", overflow="ellipsis")
 
-    doing = Doing(Column(ratio=1, no_wrap=True))
+    doing = PhaseColumn(Column(ratio=1, no_wrap=True))
     columns = (doing, BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=Console(stderr=True), expand=True)

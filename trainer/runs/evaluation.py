@@ -16,29 +16,29 @@ from math import comb
 from statistics import fmean
 from typing import NamedTuple
 
-from penstock.trainer.config import Config
-from penstock.trainer.config_evaluate import Suite as Settings
-from penstock.trainer.data.collect import Collected, Order
-from penstock.trainer.data.tasks import Task, read_tasks
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.config_evaluate import SuiteSettings as Settings
+from penstock.trainer.data.collector import RolloutBatch, RolloutOrder
+from penstock.trainer.data.tasks import RolloutTask, read_tasks
 from penstock.trainer.mathematics.interval import wilson
 
 
-class Suite(NamedTuple):
+class EvaluationSuite(NamedTuple):
     """A suite with its tasks."""
 
     settings: Settings
-    tasks: Sequence[Task]
+    tasks: Sequence[RolloutTask]
 
     @property
     def reward(self) -> str:
         return reward_of(self.settings)
 
 
-class Evaluation(NamedTuple):
+class PendingEvaluation(NamedTuple):
     """The queued held-out tasks of a step."""
 
     step: int
-    orders: Sequence[Order]
+    orders: Sequence[RolloutOrder]
     """Order of each suite."""
 
 
@@ -47,12 +47,12 @@ def reward_of(settings: Settings) -> str:
     return f"evaluation/{settings.name}/reward"
 
 
-def read_suites(config: Config) -> list[Suite]:
+def read_suites(config: TrainConfig) -> list[EvaluationSuite]:
     """Read all suites of a run. Raises `ConfigError`."""
-    return [Suite(one, read_tasks(f"evaluate.suite {one.name}", one.tasks)) for one in config.evaluate.suite]
+    return [EvaluationSuite(one, read_tasks(f"evaluate.suite {one.name}", one.tasks)) for one in config.evaluate.suite]
 
 
-def figures(suite: Suite, found: Collected) -> dict[str, float]:
+def figures(suite: EvaluationSuite, found: RolloutBatch) -> dict[str, float]:
     """Return the metrics of a suite's rollouts; empty where none has a reward."""
     if found.mean is None:
         return {}

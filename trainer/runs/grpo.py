@@ -1,4 +1,4 @@
-"""GRPO and related methods, step by step. Read `Loop.run` and what it calls from top to bottom.
+"""GRPO and related methods, step by step. Read `TrainingLoop.run` and what it calls from top to bottom.
 
 A step takes groups of rollouts, gives each rollout credit against its group, updates the weights, and publishes them;
 training gets the new version at once. With `rollouts.ahead` the next step's rollouts are queued before the update, so
@@ -20,54 +20,61 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from time import monotonic
 
-from penstock.trainer.config import Config
-from penstock.trainer.data.collect import PLAIN, Collected, Collector, Order, Variant, group_name
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.data.collector import (
+    DEFAULT_VARIANT,
+    RolloutBatch,
+    RolloutCollector,
+    RolloutOrder,
+    Variant,
+    group_name,
+)
 from penstock.trainer.data.curriculum import Curriculum
-from penstock.trainer.data.tasks import Task, drawn
+from penstock.trainer.data.tasks import RolloutTask, draw_tasks
 from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.errors import CheckpointError
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics, learn
-from penstock.trainer.runs.best_weights import Place, link, to_release
-from penstock.trainer.runs.evaluation import Evaluation, Suite, figures
-from penstock.trainer.runs.nothing_learnt import Idle
-from penstock.trainer.runs.report import Reporter
+from penstock.trainer.runs.best_weights import TrainingProgress, choose_release, link_best
+from penstock.trainer.runs.evaluation import EvaluationSuite, PendingEvaluation, figures
+from penstock.trainer.runs.idle_steps import IdleStepCounter
+from penstock.trainer.runs.report import RunReporter
 from penstock.trainer.serving.pruning import step_of
-from penstock.trainer.serving.publish import Publisher
+from penstock.trainer.serving.publisher import Publisher
 from penstock.trainer.serving.replicas import Replicas
-from penstock.trainer.serving.restart import Upkeep
+from penstock.trainer.serving.server_supervisor import ServerSupervisor
 
 
-class Loop:
+class TrainingLoop:
     """One training run, from the start or a checkpoint to the last step."""
 
     def __init__(
         self,
-        config: Config,
-        engine: Engine,
-        collector: Collector,
+        config: TrainConfig,
+        engine: TrainingEngine,
+        collector: RolloutCollector,
         publisher: Publisher,
-        reporter: Reporter,
-        tasks: Sequence[Task],
-        suites: Sequence[Suite],
-        servers: Upkeep | Replicas | None,
+        reporter: RunReporter,
+        tasks: Sequence[RolloutTask],
+        suites: Sequence[EvaluationSuite],
+        servers: ServerSupervisor | Replicas | None,
     ) -> None:
         """`servers`: keeps our servers running, `Replicas` where all weights are trained; None if the servers are not
         ours."""
         self.config = config
         self.engine = engine
-        self.place = Place()
+        self.progress = TrainingProgress()
         self.served = asyncio.Event()
         """Set when the newest weights are served: before that no agent should begin."""
         self._collector, self._publisher, self._reporter = collector, publisher, reporter
         self._tasks, self._suites, self._servers = tasks, suites, servers
         self._checkpoints = Checkpoints(config.run.directory / "checkpoints")
-        self._idle = Idle(config, collector.reward_error)
+        self._idle = IdleStepCounter(config, collector.reward_error)
         self._told_of_sampling = False
         self._curriculum = Curriculum(tasks, config.run.seed) if config.rollouts.curriculum and tasks else None
-        self._ordered: Order | None = None
+        self._ordered: RolloutOrder | None = None
         """Rollouts of the next step that are queued already."""
-        self._asked: Evaluation | None = None
+        self._asked: PendingEvaluation | None = None
         """Held-out tasks that are queued and not yet reported."""
 
     def restore(self) -> None:
@@ -76,62 +83,62 @@ class Loop:
         if found is not None:
             state = found[1]
             self.engine.restore(state["engine"])
-            self.place = Place(**state["place"])
+            self.progress = TrainingProgress(**state["place"])
             # The suites may have been removed from the configuration since.
-            self.place.owed = self.place.owed and bool(self._suites)
+            self.progress.owed = self.progress.owed and bool(self._suites)
             self._restored(state)
 
     async def run(self) -> None:
         """Run until the last step is done."""
         await self._started()
         await self._publisher.begin()
-        await self._publisher.refuse_lost(self.place.version, self.config.versions)
-        await self._publish(self.place.version)
+        await self._publisher.refuse_lost(self.progress.version, self.config.versions_directory)
+        await self._publish(self.progress.version)
         self.served.set()
-        if self.place.step == 0 or (self.place.owed and self._at_once(self.place.step)):
+        if self.progress.step == 0 or (self.progress.owed and self._at_once(self.progress.step)):
             # For a restored run: no step is left that the held-out tasks could run beside.
-            await self._point(self.place.step, await self._evaluation(self.place.step))
-        while self.place.step < self.config.run.steps:
+            await self._point(self.progress.step, await self._evaluation(self.progress.step))
+        while self.progress.step < self.config.run.steps:
             await self._served()
-            await self._step(self.place.step + 1)
+            await self._step(self.progress.step + 1)
         await self._release()
 
     async def _started(self) -> None:
         """Wait for the first server, which takes from half a minute to many, and report it."""
         if self._servers is not None:
             log, began = self.config.run.directory / "vllm.log", monotonic()
-            await self._reporter.event(self.place.step, f"vLLM is started; it writes to {log}")
+            await self._reporter.event(self.progress.step, f"vLLM is started; it writes to {log}")
             await self._served()
-            await self._reporter.event(self.place.step, f"vLLM is ready after {monotonic() - began:.0f} s")
+            await self._reporter.event(self.progress.step, f"vLLM is ready after {monotonic() - began:.0f} s")
 
     async def _served(self) -> None:
         """Wait until there is a server."""
         if self._servers is not None:
-            self._reporter.phase(self.place.step, "waits for vLLM")
+            self._reporter.phase(self.progress.step, "waits for vLLM")
             await self._servers.ready()
 
     async def _step(self, step: int) -> None:
         began = monotonic()
         collected, taken = await self._collect(step)
-        tasks = self.place.tasks + taken
+        tasks = self.progress.tasks + taken
         gathered = monotonic()
         await self._warn_of_sampling(step, collected)
         if self._curriculum is not None:
             # Before the next step's tasks are drawn, which `_order` below may do.
-            self._curriculum.note(collected.rewards)
+            self._curriculum.record_rewards(collected.rewards)
             collected.figures |= self._curriculum.figures()
         if self._ahead(step + 1):
             self._ordered = await self._order(step + 1, tasks)
         learnt, updated = await self._update_beside(step, collected)
         # Only now may weights be published: the held-out tasks of the step before have ended, with that step's weights.
-        place = replace(self.place, step=step, tasks=tasks)
+        place = replace(self.progress, step=step, tasks=tasks)
         evaluated, last = monotonic(), step == self.config.run.steps
         place.trained = step if learnt["updates"] else place.trained
-        if place.due(last, self.config.publish.every):
+        if place.publish_due(last, self.config.publish.every):
             await self._publish(step)
             place.version = step
         published = monotonic()
-        self.place = place
+        self.progress = place
         seconds = {"collect": gathered - began, "update": updated - gathered, "publish": published - evaluated}
         speed = learnt["tokens"] / sum(seconds.values())
         seconds["evaluate"] = evaluated - updated
@@ -141,11 +148,11 @@ class Loop:
         # Reports come before the checkpoint: a step that is repeated after a crash is reported again, and none is left
         # out.
         await self._checkpoint(step)
-        said = await self._idle.note(collected, learnt, self.place.version > 0)
+        said = await self._idle.record(collected, learnt, self.progress.version > 0)
         if said is not None:
             await self._reporter.event(step, said, "warning")
 
-    async def _update_beside(self, step: int, collected: Collected) -> tuple[Metrics, float]:
+    async def _update_beside(self, step: int, collected: RolloutBatch) -> tuple[Metrics, float]:
         """Update the weights while waiting for the held-out tasks of the step before; return as `_update`."""
         both = asyncio.ensure_future(self._update(step, collected)), asyncio.ensure_future(self._evaluated_before())
         try:
@@ -155,12 +162,14 @@ class Loop:
                 one.cancel()
             await asyncio.gather(*both, return_exceptions=True)
 
-    async def _update(self, step: int, collected: Collected) -> tuple[Metrics, float]:
+    async def _update(self, step: int, collected: RolloutBatch) -> tuple[Metrics, float]:
         """Return (metrics of the update, the time when it was done)."""
         self._reporter.phase(step, "updates the weights")
-        stale = self._staleness(self.place)
-        learnt = await asyncio.to_thread(learn, self.engine, collected.samples, stale, self.config, collected.beside)
-        if self.place.owed:
+        stale = self._staleness(self.progress)
+        learnt = await asyncio.to_thread(
+            learn, self.engine, collected.samples, stale, self.config, collected.failed_rewards
+        )
+        if self.progress.owed:
             self._reporter.phase(step, "waits for held-out tasks")
         return learnt, monotonic()
 
@@ -176,7 +185,7 @@ class Loop:
 
     def _state(self) -> State:
         """Return the state for a checkpoint."""
-        state: State = {"engine": self.engine.state(), "place": asdict(self.place)}
+        state: State = {"engine": self.engine.state(), "place": asdict(self.progress)}
         return state if self._curriculum is None else state | {"curriculum": self._curriculum.state()}
 
     def _restored_curriculum(self, state: State) -> None:
@@ -194,13 +203,13 @@ class Loop:
 
     def _variants(self) -> Sequence[Variant]:
         """Return the variants that the rollouts of a group are spread over."""
-        return [PLAIN]
+        return [DEFAULT_VARIANT]
 
     def _evaluated(self) -> Variant:
         """Return the variant of the held-out tasks."""
-        return PLAIN
+        return DEFAULT_VARIANT
 
-    def _figures(self, collected: Collected) -> Metrics:
+    def _figures(self, collected: RolloutBatch) -> Metrics:
         """Return further metrics of a step's rollouts."""
         return {}
 
@@ -208,12 +217,12 @@ class Loop:
         """Return the steps whose weights are needed besides the newest: the best ones, the ones under evaluation, which
         may be the best, and after a crash those of steps that are repeated: their versions are registered and not made
         again."""
-        known = {self.place.version} if self.place.best is None else {self.place.version, self.place.best}
-        return frozenset({*known, *range(self.place.step + 1, self.config.run.steps + 1)})
+        known = {self.progress.version} if self.progress.best is None else {self.progress.version, self.progress.best}
+        return frozenset({*known, *range(self.progress.step + 1, self.config.run.steps + 1)})
 
     # -- rollouts ----------------------------------------------------------------------------------------------------
 
-    async def _order(self, step: int, start: int, extra: int = 0) -> Order:
+    async def _order(self, step: int, start: int, extra: int = 0) -> RolloutOrder:
         """Queue a step's groups, with the tasks from the place `start` on. `extra`: number of a further helping of
         groups, from 1; 0 for the first."""
         rollouts = self.config.rollouts
@@ -221,27 +230,29 @@ class Loop:
         name = f"{step}.{extra}" if extra else str(step)
         if self._curriculum is not None:
             run = self.config.run.name
-            self._curriculum.takes({group_name(run, "train", name, place): task for place, task in enumerate(tasks)})
+            self._curriculum.register_groups(
+                {group_name(run, "train", name, place): task for place, task in enumerate(tasks)}
+            )
         return await self._collector.order(
             "train", name, step, tasks, rollouts.group_size, rollouts.timeout, self._variants()
         )
 
-    def _drawn(self, step: int, start: int, extra: int) -> list[Task]:
+    def _drawn(self, step: int, start: int, extra: int) -> list[RolloutTask]:
         """Return the tasks of one helping of a step."""
         count = self.config.rollouts.groups
         if self._curriculum is not None:
-            return self._curriculum.drawn(step, extra * count, count)
-        return drawn(self._tasks, start, count, self.config.run.seed)
+            return self._curriculum.draw(step, extra * count, count)
+        return draw_tasks(self._tasks, start, count, self.config.run.seed)
 
-    async def _collect(self, step: int) -> tuple[Collected, int]:
+    async def _collect(self, step: int) -> tuple[RolloutBatch, int]:
         """Return (what the step learns from, number of tasks that it took). With `dynamic` above 1, more groups are
         taken until enough of them have something to teach (DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476).
         """
-        rollouts, collected, taken = self.config.rollouts, Collected(), 0
+        rollouts, collected, taken = self.config.rollouts, RolloutBatch(), 0
         order, self._ordered = self._ordered, None
         while True:
             self._reporter.phase(step, "collects rollouts")
-            order = order or await self._order(step, self.place.tasks + taken, taken // rollouts.groups)
+            order = order or await self._order(step, self.progress.tasks + taken, taken // rollouts.groups)
             taken += rollouts.groups
             last = taken + rollouts.groups > rollouts.groups * rollouts.dynamic
             if last:
@@ -252,20 +263,20 @@ class Loop:
                 return collected, taken
             order = None
 
-    async def _warn_of_sampling(self, step: int, collected: Collected) -> None:
+    async def _warn_of_sampling(self, step: int, collected: RolloutBatch) -> None:
         """Report once that agents sample with settings that training does not assume."""
-        said = collected.sampled.warning(self.config.rollouts.temperature)
+        said = collected.sampling.warning(self.config.rollouts.temperature)
         if said is not None and not self._told_of_sampling:
             self._told_of_sampling = True
             await self._reporter.event(step, said, "warning")
 
     async def _evaluation(self, step: int) -> Metrics:
         """Return the metrics of the held-out tasks after a step; none where they run beside the next step."""
-        due = self.place.owed or step in {0, self.config.run.steps} or step % self.config.evaluate.every == 0
+        due = self.progress.owed or step in {0, self.config.run.steps} or step % self.config.evaluate.every == 0
         if not (due and self._suites):
             return {}
-        self.place.owed = not self._at_once(step)
-        if self.place.owed:
+        self.progress.owed = not self._at_once(step)
+        if self.progress.owed:
             return {}
         self._reporter.phase(step, "evaluates")
         return await self._results(await self._held_out(step))
@@ -276,53 +287,53 @@ class Loop:
 
     async def _queue_evaluation(self) -> None:
         """Queue the held-out tasks of the step before, if they are owed and not queued."""
-        if self.place.owed and self._asked is None:
-            self._asked = await self._held_out(self.place.step)
+        if self.progress.owed and self._asked is None:
+            self._asked = await self._held_out(self.progress.step)
 
     async def _evaluated_before(self) -> None:
         """Wait for the held-out tasks of the step before, and report them as that step's."""
         if self._asked is not None:
             await self._point(self._asked.step, await self._results(self._asked))
-            self._asked, self.place.owed = None, False
+            self._asked, self.progress.owed = None, False
 
-    async def _held_out(self, step: int) -> Evaluation:
-        return Evaluation(step, [await self._suite(step, suite) for suite in self._suites])
+    async def _held_out(self, step: int) -> PendingEvaluation:
+        return PendingEvaluation(step, [await self._suite(step, suite) for suite in self._suites])
 
-    async def _suite(self, step: int, suite: Suite) -> Order:
+    async def _suite(self, step: int, suite: EvaluationSuite) -> RolloutOrder:
         name, samples = f"{step}.{suite.settings.name}", suite.settings.samples
         timeout = self.config.rollouts.timeout
         return await self._collector.order("val", name, step, suite.tasks, samples, timeout, [self._evaluated()])
 
-    async def _results(self, asked: Evaluation) -> Metrics:
+    async def _results(self, asked: PendingEvaluation) -> Metrics:
         """Wait for held-out tasks, which were queued with the newest weights; return their metrics. The first suite
         decides if the weights are the best."""
         found: Metrics = {}
         for suite, order in zip(self._suites, asked.orders, strict=True):
             found |= figures(suite, await self._collector.gather(order, self._patience))
         reward = found.get(self._suites[0].reward)
-        if reward is not None and self.place.evaluated(reward):
+        if reward is not None and self.progress.record_evaluation(reward):
             await self._best(reward)
         return found
 
     async def _best(self, reward: float) -> None:
         """Link and report the newest weights as the best so far."""
-        version = f"{self.config.run.name}.{self.place.version}"
+        version = f"{self.config.run.name}.{self.progress.version}"
         try:
-            link(self.config.run.directory.absolute(), self.config.versions / version)
+            link_best(self.config.run.directory.absolute(), self.config.versions_directory / version)
         except OSError as error:
             await self._reporter.warning(f"no link leads to the best weights: {error}")
-        if self.place.version:
+        if self.progress.version:
             metric = self._suites[0].reward
-            await self._reporter.event(self.place.step, f"the best so far is {version}: {metric} {reward:.4g}")
+            await self._reporter.event(self.progress.step, f"the best so far is {version}: {metric} {reward:.4g}")
 
     @property
     def _patience(self) -> float:
         """Seconds that a step waits for its rollouts: the gateway ends their attempts earlier."""
         return 1.1 * self.config.rollouts.timeout
 
-    def _staleness(self, place: Place) -> Callable[[str | None], int]:
+    def _staleness(self, place: TrainingProgress) -> Callable[[str | None], int]:
         """Return a function: the number of versions that a version is behind the newest."""
-        return lambda version: behind(self.config.run.name, version, place.version, self.config.publish.every)
+        return lambda version: versions_behind(self.config.run.name, version, place.version, self.config.publish.every)
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
@@ -331,14 +342,14 @@ class Loop:
         self._reporter.phase(step, "publishes the weights")
         version, model = f"{self.config.run.name}.{step}", self.config.model.name
         # When a step is repeated, training keeps a later version.
-        if not await self._publisher.passed(step):
+        if not await self._publisher.is_published(step):
             await self._register(version, f"step {step} of run {self.config.run.name}")
             await self._publisher.train_on(version)
-        await self._reporter.made(model, version)
+        await self._reporter.new_version(model, version)
         await self._prune()
 
     async def _register(self, version: str, note: str) -> None:
-        directory = self.config.versions / version
+        directory = self.config.versions_directory / version
         replicas = self._servers if isinstance(self._servers, Replicas) else None
         if not directory.exists():
             save = self.engine.save_adapter if replicas is None else self.engine.save_model
@@ -347,28 +358,30 @@ class Loop:
             upstream = await replicas.serve(version, directory)
             await self._publisher.register_replica(version, upstream, None, note)
         else:
-            if isinstance(self._servers, Upkeep):
-                await self._servers.up()
+            if isinstance(self._servers, ServerSupervisor):
+                await self._servers.ensure_running()
             await self._publisher.register(version, directory, None, note)
 
     async def _prune(self) -> None:
         try:
-            _ = await self._publisher.prune(self.config.versions, self.config.publish.keep, self._kept())
+            _ = await self._publisher.prune(self.config.versions_directory, self.config.publish.keep, self._kept())
         except OSError as error:
             await self._reporter.warning(f"directories of old versions cannot be removed: {error}")
 
     async def _release(self) -> None:
         """Release the best weights, or the last ones, to production, as `publish` says."""
-        step, why = to_release(self.place, self.config)
+        step, why = choose_release(self.progress, self.config)
         wanted, version = self.config.publish, f"{self.config.run.name}.{step}"
-        if wanted.release == "none" and self.place.best is not None:
-            await self._reporter.event(self.place.step, f"{version} are {why}" if step else why)
+        if wanted.release == "none" and self.progress.best is not None:
+            await self._reporter.event(self.progress.step, f"{version} are {why}" if step else why)
         elif wanted.release != "none" and step:
-            await self._reporter.event(self.place.step, f"{version} are {why}")
-            await self._reporter.event(self.place.step, *await self._publisher.show(version, wanted))
-        elif wanted.release != "none" and self.place.version:
+            await self._reporter.event(self.progress.step, f"{version} are {why}")
+            await self._reporter.event(
+                self.progress.step, *await self._publisher.release_as_configured(version, wanted)
+            )
+        elif wanted.release != "none" and self.progress.version:
             other = 'nothing is released; publish.version = "last" releases the last weights'
-            await self._reporter.event(self.place.step, f"{why}: {other}", "warning")
+            await self._reporter.event(self.progress.step, f"{why}: {other}", "warning")
 
     async def _checkpoint(self, step: int) -> None:
         if step % self.config.run.checkpoint_every == 0 or step == self.config.run.steps:
@@ -380,14 +393,14 @@ class Loop:
             await self._reporter.point(step, values)
 
 
-def behind(run: str, version: str | None, newest: int, every: int) -> int:
+def versions_behind(run: str, version: str | None, newest: int, every: int) -> int:
     """Return how many versions a version is behind that of the step `newest`, where a version is published every
     `every` steps; 0 for versions of other runs."""
     step = step_of(run, version or "")
     return 0 if step is None else max(0, -(-(newest - step) // every))
 
 
-def _summary(collected: Collected) -> Metrics:
+def _summary(collected: RolloutBatch) -> Metrics:
     """Return the metrics of a step's rollouts before the update."""
     found: Metrics = {
         "rollouts": float(collected.ended.total()),
@@ -395,7 +408,7 @@ def _summary(collected: Collected) -> Metrics:
         "groups/informative": float(collected.informative),
         "groups/differ": collected.informative / max(1, len(collected.rewards)),
         "failed": collected.failed,
-        "sampled_otherwise": collected.sampled.share,
+        "sampled_otherwise": collected.sampling.share,
     }
     found |= {f"rollouts/{status}": float(count) for status, count in collected.ended.items()}
     found |= {f"calls/{reason}": float(count) for reason, count in collected.report.reasons.items()}

@@ -15,90 +15,90 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.gateway.client.client import Client
-from penstock.trainer.config import Config
-from penstock.trainer.data.collect import Collected, Collector
-from penstock.trainer.data.production import Traffic
-from penstock.trainer.data.taken_log import Taken
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.mathematics.early_stop import Evaluations
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.data.collector import RolloutBatch, RolloutCollector
+from penstock.trainer.data.consumed_log import ConsumedLog
+from penstock.trainer.data.production import ProductionRollouts
+from penstock.trainer.engines.local import TrainingEngine
+from penstock.trainer.mathematics.early_stop import EvaluationHistory
 from penstock.trainer.mathematics.update import Metrics
-from penstock.trainer.runs.best_weights import Place
-from penstock.trainer.runs.ending import Halted
-from penstock.trainer.runs.evaluation import Evaluation, Suite, reward_of
-from penstock.trainer.runs.grpo import Loop
-from penstock.trainer.runs.report import Reporter
-from penstock.trainer.serving.production_release import Showing
-from penstock.trainer.serving.publish import Publisher, release_policy
+from penstock.trainer.runs.best_weights import TrainingProgress
+from penstock.trainer.runs.evaluation import EvaluationSuite, PendingEvaluation, reward_of
+from penstock.trainer.runs.grpo import TrainingLoop
+from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.runs.run_end import RunHalt
+from penstock.trainer.serving.production_release import ProductionReleaser
+from penstock.trainer.serving.publisher import Publisher, release_policy
 from penstock.trainer.serving.replicas import Replicas
-from penstock.trainer.serving.restart import Upkeep
+from penstock.trainer.serving.server_supervisor import ServerSupervisor
 
 
-class OnlineLoop(Loop):
+class OnlineLoop(TrainingLoop):
     """One online run. `traffic` must run beside it."""
 
     def __init__(
         self,
-        config: Config,
-        engine: Engine,
+        config: TrainConfig,
+        engine: TrainingEngine,
         client: Client,
-        collector: Collector,
+        collector: RolloutCollector,
         publisher: Publisher,
-        reporter: Reporter,
-        suites: Sequence[Suite],
-        servers: Upkeep | Replicas | None,
+        reporter: RunReporter,
+        suites: Sequence[EvaluationSuite],
+        servers: ServerSupervisor | Replicas | None,
     ) -> None:
         super().__init__(config, engine, collector, publisher, reporter, [], suites, servers)
         self._client = client
-        self.traffic = Traffic(client, config, Taken(config.run.directory / "taken"))
+        self.production = ProductionRollouts(client, config, ConsumedLog(config.run.directory / "taken"))
         policy = release_policy(config.publish)
-        self._showing = Showing(client, publisher, reporter, config.model.name, config.run.name, policy)
-        self._evaluations = Evaluations(config.online.max_drop)
+        self._showing = ProductionReleaser(client, publisher, reporter, config.model.name, config.run.name, policy)
+        self._evaluations = EvaluationHistory(config.online.max_drop)
 
     async def run(self) -> None:
-        """Run until the last step is done. Raises `Halted`."""
+        """Run until the last step is done. Raises `RunHalt`."""
         async for point in self._client.points(self.config.run.name):
             self._note(point.step, point.values)
         await super().run()
 
-    async def _collect(self, step: int) -> tuple[Collected, int]:
-        """Wait until there are enough rollouts, and return them. Raises `Halted`."""
+    async def _collect(self, step: int) -> tuple[RolloutBatch, int]:
+        """Wait until there are enough rollouts, and return them. Raises `RunHalt`."""
         await self._stop_if_fallen()
         self._reporter.phase(step, "waits for rewards of production")
-        await self.traffic.begin(self.place.version)
+        await self.production.begin(self.progress.version)
         released, told = True, False
         while True:
             if released:
                 await self._show()
-            for text in await self.traffic.look():
+            for text in await self.production.inspect_quiet():
                 await self._reporter.event(step, text, "warning")
-            found = await self.traffic.take(step, self.place.version)
+            found = await self.production.take(step, self.progress.version)
             if found is not None:
                 return found, 0
-            if self.traffic.stale and not told:
+            if self.production.stale and not told:
                 told = True
                 await self._reporter.event(step, self._behind(), "warning")
-            released = await self.traffic.news()
+            released = await self.production.wait_for_news()
 
     async def _stop_if_fallen(self) -> None:
-        if (trouble := self._evaluations.trouble) is not None:
+        if (trouble := self._evaluations.stop_reason) is not None:
             await self._showing.hold(trouble)
-            raise Halted(trouble)
+            raise RunHalt(trouble)
 
     def _behind(self) -> str:
-        version = f"{self.config.run.name}.{self.place.version}"
+        version = f"{self.config.run.name}.{self.progress.version}"
         return (
             f"production is served by weights more than {self.config.rollouts.staleness} versions (rollouts.staleness) "
             f"behind {version}, and is not learnt from until a release has shown it newer ones"
         )
 
     async def _show(self) -> None:
-        await self._showing.look(self.place, low=bool(self._evaluations.low))
+        await self._showing.release_next(self.progress, low=bool(self._evaluations.low))
 
     def _at_once(self, step: int) -> bool:
         # The evaluation decides if the run goes on, and the next step may wait for days.
         return True
 
-    async def _results(self, asked: Evaluation) -> Metrics:
+    async def _results(self, asked: PendingEvaluation) -> Metrics:
         found = await super()._results(asked)
         self._note(asked.step, found)
         return found
@@ -109,8 +109,8 @@ class OnlineLoop(Loop):
         if value is not None:
             self._evaluations.add(step, value)
 
-    def _staleness(self, place: Place) -> Callable[[str | None], int]:
-        return lambda version: self.traffic.age(version, place.version)
+    def _staleness(self, place: TrainingProgress) -> Callable[[str | None], int]:
+        return lambda version: self.production.age(version, place.version)
 
     async def _release(self) -> None:
         await self._show()

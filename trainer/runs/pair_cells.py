@@ -26,7 +26,7 @@ Rewards = Mapping[str, Sequence[float]]
 """Rewards by task."""
 
 
-class Mean(NamedTuple):
+class TaskMean(NamedTuple):
     """A mean over tasks with its interval of 95 %; with one task the interval has no width."""
 
     value: float
@@ -35,11 +35,11 @@ class Mean(NamedTuple):
     tasks: int
 
 
-def mean(values: Sequence[float]) -> Mean:
+def mean(values: Sequence[float]) -> TaskMean:
     """Return the mean of values, one for each task; at least one."""
     centre = fmean(values)
     spread = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
-    return Mean(centre, centre - spread, centre + spread, len(values))
+    return TaskMean(centre, centre - spread, centre + spread, len(values))
 
 
 def t_quantile(freedom: int) -> float:
@@ -62,7 +62,7 @@ def by_task(rewards: Rewards) -> dict[str, float]:
     return {task: fmean(values) for task, values in rewards.items() if values}
 
 
-def difference(one: Rewards, other: Rewards) -> Mean | None:
+def difference(one: Rewards, other: Rewards) -> TaskMean | None:
     """Return the mean of `one` less `other`, on tasks that both have; None without any."""
     mine, theirs = by_task(one), by_task(other)
     pairs = [mine[task] - theirs[task] for task in mine if task in theirs]
@@ -77,13 +77,13 @@ def table(cells: Mapping[Cell, Rewards]) -> list[str]:
         values = list(by_task(cells.get(cell, {})).values())
         if not values:
             continue
-        told = f"{TITLES[cell]}: {said(mean(values))}"
+        told = f"{TITLES[cell]}: {format_mean(mean(values))}"
         apart = None if cell == CELLS[0] else difference(cells[cell], base)
-        found.append(told if apart is None else f"{told}, {said(apart, '+')} against both old")
+        found.append(told if apart is None else f"{told}, {format_mean(apart, '+')} against both old")
     return found
 
 
-def said(one: Mean, sign: str = "") -> str:
+def format_mean(one: TaskMean, sign: str = "") -> str:
     """Return a mean as text: 0.512 [0.480, 0.544]."""
     return f"{one.value:{sign}.3f} [{one.low:{sign}.3f}, {one.high:{sign}.3f}]"
 

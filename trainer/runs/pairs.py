@@ -16,49 +16,51 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.trainer.apo.trials import Order, Trial
-from penstock.trainer.config import Config
-from penstock.trainer.data.collect import Collected, Collector, Variant
+from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.config import TrainConfig
+from penstock.trainer.data.collector import RolloutBatch, RolloutCollector, Variant
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import CheckpointError
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics
-from penstock.trainer.runs.evaluation import Suite
-from penstock.trainer.runs.grpo import Loop
+from penstock.trainer.runs.evaluation import EvaluationSuite
+from penstock.trainer.runs.grpo import TrainingLoop
 from penstock.trainer.runs.pair_cells import Age, Cell, Rewards, figures, table
 from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
-from penstock.trainer.runs.prompt_front import Front
-from penstock.trainer.runs.prompt_rounds import Rounds
-from penstock.trainer.runs.prompting import Prompting, agent_tasks
-from penstock.trainer.runs.report import Reporter
-from penstock.trainer.serving.publish import Publisher
+from penstock.trainer.runs.prompt_front import PromptFront
+from penstock.trainer.runs.prompt_rounds import PromptRounds
+from penstock.trainer.runs.prompt_setup import PromptSetup, agent_tasks
+from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.serving.publisher import Publisher
 from penstock.trainer.serving.replicas import Replicas
-from penstock.trainer.serving.restart import Upkeep
+from penstock.trainer.serving.server_supervisor import ServerSupervisor
 
 CLAIM: Final = 120
 """Most characters of a prompt's claim in an event."""
 
 
-class PairLoop(Loop):
+class PairLoop(TrainingLoop):
     """One run that trains weights and prompts."""
 
     def __init__(
         self,
-        config: Config,
-        engine: Engine,
-        collector: Collector,
+        config: TrainConfig,
+        engine: TrainingEngine,
+        collector: RolloutCollector,
         publisher: Publisher,
-        reporter: Reporter,
-        prompting: Prompting,
-        suites: Sequence[Suite],
-        servers: Upkeep | Replicas | None,
+        reporter: RunReporter,
+        prompting: PromptSetup,
+        suites: Sequence[EvaluationSuite],
+        servers: ServerSupervisor | Replicas | None,
     ) -> None:
         super().__init__(config, engine, collector, publisher, reporter, prompting.tasks, suites, servers)
         self._prompting = prompting
-        self._rounds = Rounds(config.prompts, prompting.settings, agent_tasks(prompting.tasks, "t"), prompting.front)
+        self._rounds = PromptRounds(
+            config.prompts, prompting.settings, agent_tasks(prompting.tasks, "t"), prompting.front
+        )
 
     @property
-    def front(self) -> Front:
+    def front(self) -> PromptFront:
         """The present front of prompts."""
         return self._rounds.front
 
@@ -69,7 +71,7 @@ class PairLoop(Loop):
             raise CheckpointError(
                 "the checkpoint is of a run without --prompts; give this one a run.directory of its own"
             )
-        self._rounds.front = Front.restored(state["front"])
+        self._rounds.front = PromptFront.from_state(state["front"])
         self._restored_curriculum(state)
 
     def _state(self) -> State:
@@ -92,7 +94,7 @@ class PairLoop(Loop):
         # A round may find another leader.
         return super()._at_once(step) or self._due(step + 1)
 
-    async def _collect(self, step: int) -> tuple[Collected, int]:
+    async def _collect(self, step: int) -> tuple[RolloutBatch, int]:
         if self._due(step):
             await self._round(step)
         return await super()._collect(step)
@@ -103,35 +105,35 @@ class PairLoop(Loop):
     def _evaluated(self) -> Variant:
         return self.front.leader.variant
 
-    def _figures(self, collected: Collected) -> Metrics:
+    def _figures(self, collected: RolloutBatch) -> Metrics:
         spent = {f"reflection/{name}": value for name, value in self.front.spent.items()}
         return spent | self.front.figures(collected.by_variant)
 
     async def _round(self, step: int) -> None:
         self._reporter.phase(step, "looks for prompts")
-        await self._rounds.hold(lambda label: self._at(label, step, self.place.version))
-        await self._tell(step, f"round {self.front.rounds}, with the weights of step {self.place.version}")
+        await self._rounds.run_round(lambda label: self._at(label, step, self.progress.version))
+        await self._tell(step, f"round {self.front.rounds}, with the weights of step {self.progress.version}")
 
     def _at(self, label: str, step: int, weights: int) -> PinnedLaboratory:
         """Return the laboratory with the weights of a step."""
         pins = {self.config.model.name: f"{self.config.run.name}.{weights}"}
-        return self._prompting.laboratory.pinned(label, step, pins)
+        return self._prompting.laboratory.with_pins(label, step, pins)
 
     async def _tell(self, step: int, what: str) -> None:
         """Report the prompts of the front."""
         for one in self.front.members:
-            place, mean = self.front.places[one.candidate.id], "none" if one.mean is None else f"{one.mean:.3f}"
+            place, mean = self.front.labels[one.candidate.id], "none" if one.mean is None else f"{one.mean:.3f}"
             about = f": {one.candidate.claim[:CLAIM]}" if one.candidate.claim else ""
             await self._reporter.event(step, f"{what}: prompt {place} ({one.candidate.id}), reward {mean}{about}")
             for name, version in one.versions.items():
-                await self._reporter.made(name, version)
+                await self._reporter.new_version(name, version)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def _release(self) -> None:
-        step = self.place.step
+        step = self.progress.step
         self._reporter.phase(step, "compares the prompts with the last weights")
-        await self._rounds.settle(lambda label: self._at(label, step, self.place.version))
+        await self._rounds.compare_front(lambda label: self._at(label, step, self.progress.version))
         await self._tell(step, "at the end")
         await self._cells(step)
         await self._show(step)
@@ -143,7 +145,7 @@ class PairLoop(Loop):
             return
         self._reporter.phase(step, "compares old and new on held-out tasks")
         found: dict[Cell, Rewards] = {}
-        ages: dict[Age, int] = {"old": 0, "new": self.place.version}
+        ages: dict[Age, int] = {"old": 0, "new": self.progress.version}
         for age, weights in ages.items():
             found |= await self._column(age, self._at(f"cells-{weights}", step, weights))
         await self._reporter.point(step, figures(found))
@@ -156,7 +158,7 @@ class PairLoop(Loop):
         # If first and leader are the same prompt, it counts as old.
         prompts: Mapping[str, Age] = {leader.id: "new", first.id: "old"}
         orders = [
-            Order(prompt, task.id, number)
+            TrialSpec(prompt, task.id, number)
             for suite in self._suites[:1]
             for number in range(suite.settings.samples)
             for task in agent_tasks(suite.tasks, "h")
@@ -181,9 +183,9 @@ class PairLoop(Loop):
         prompts = {} if leader.candidate.id == front.seed else dict(leader.versions)
         if not prompts:
             await self._reporter.event(step, "no prompt is better than the one that the run began with")
-        if not self.place.version:
+        if not self.progress.version:
             await self._reporter.event(step, "nothing was learnt: there is no pair to release", "warning")
             return
-        version = f"{self.config.run.name}.{self.place.version}"
-        said = await self._publisher.show(version, self.config.publish, prompts)
+        version = f"{self.config.run.name}.{self.progress.version}"
+        said = await self._publisher.release_as_configured(version, self.config.publish, prompts)
         await self._reporter.event(step, *said)

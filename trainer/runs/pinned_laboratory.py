@@ -15,11 +15,11 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.config import Config as Prompts
-from penstock.trainer.apo.config import Rollouts, Run
+from penstock.trainer.apo.config import ApoConfig as Prompts
+from penstock.trainer.apo.config import ApoRolloutSettings, ApoRunSettings
 from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory
-from penstock.trainer.apo.trials import Order
-from penstock.trainer.config import Config
+from penstock.trainer.apo.trials import TrialSpec
+from penstock.trainer.config import TrainConfig
 
 
 class PinnedLaboratory(GatewayLaboratory):
@@ -29,13 +29,13 @@ class PinnedLaboratory(GatewayLaboratory):
     _pins: Mapping[str, str] = {}
     _step = 0
 
-    def pinned(self, label: str, step: int, pins: Mapping[str, str]) -> Self:
+    def with_pins(self, label: str, step: int, pins: Mapping[str, str]) -> Self:
         """Return a copy for rollouts of this label and step, which get these versions besides those of the texts."""
         made = copy.copy(self)
         made._label, made._step, made._pins = label, step, pins
         return made
 
-    def _spec(self, order: Order, versions: Mapping[str, str], mode: Mode) -> RolloutSpec:
+    def _spec(self, order: TrialSpec, versions: Mapping[str, str], mode: Mode) -> RolloutSpec:
         spec = super()._spec(order, {**versions, **self._pins}, mode)
         run = self._config.run.name
         names = {
@@ -46,13 +46,13 @@ class PinnedLaboratory(GatewayLaboratory):
         return spec.model_copy(update=names)
 
 
-def settings_of(prompts: Prompts, config: Config) -> Prompts:
+def settings_of(prompts: Prompts, config: TrainConfig) -> Prompts:
     """Return the settings of `--prompts` for a run: name, seed and time limit of rollouts are those of the run. Raises
     `ConfigError`."""
     if config.model.name in (*prompts.texts.prompts, *prompts.texts.tools):
         raise ConfigError(f"model.name: {config.model.name!r} is the name of a text too; give one of them another name")
-    run = Run(name=config.run.name, directory=config.run.directory, seed=config.run.seed)
-    rollouts = Rollouts(attempt_timeout=config.rollouts.timeout, timeout=config.rollouts.timeout)
+    run = ApoRunSettings(name=config.run.name, directory=config.run.directory, seed=config.run.seed)
+    rollouts = ApoRolloutSettings(attempt_timeout=config.rollouts.timeout, timeout=config.rollouts.timeout)
     return prompts.model_copy(update={"run": run, "rollouts": rollouts})
 
 

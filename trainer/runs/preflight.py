@@ -19,7 +19,7 @@ import aiohttp
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.model.upstream import RouteView, UpstreamList
-from penstock.trainer.config import Config, Inference
+from penstock.trainer.config import InferenceSettings, TrainConfig
 
 ANSWER_S: Final = 10.0
 """Seconds that a running server may take to answer."""
@@ -29,7 +29,7 @@ REFUSED: Final = 2
 """The runner's exit code when agents or judge cannot work."""
 
 
-async def check(config: Config, gateway: str, key: str | None) -> list[str]:
+async def check(config: TrainConfig, gateway: str, key: str | None) -> list[str]:
     """Return warnings for a person. Raises `ConfigError`, and `ClientError` if the gateway refuses the key."""
     check_python(config.inference)
     async with Client(gateway, key) as client:
@@ -41,7 +41,7 @@ async def check(config: Config, gateway: str, key: str | None) -> list[str]:
 async def _calls_of(client: Client, gateway: str) -> UpstreamList:
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await client.where_calls_go()
+            return await client.upstream_list()
     except TimeoutError:
         why = f"it has said nothing for {ANSWER_S:g} s"
     except ClientError as error:
@@ -54,7 +54,7 @@ async def _calls_of(client: Client, gateway: str) -> UpstreamList:
 # -- the gateway -------------------------------------------------------------------------------------------------------
 
 
-def check_routes(config: Config, calls: UpstreamList) -> None:
+def check_routes(config: TrainConfig, calls: UpstreamList) -> None:
     """Raise `ConfigError` unless calls to the model are recorded for training, and its server is one of the
     gateway's."""
     wanted, model = config.inference.upstream, config.model.name
@@ -87,7 +87,7 @@ def _untrained(model: str, upstream: str, route: RouteView | None, routes: Seque
 # -- the inference server ----------------------------------------------------------------------------------------------
 
 
-def check_python(wanted: Inference) -> None:
+def check_python(wanted: InferenceSettings) -> None:
     """Raise `ConfigError` unless a server that the run must start has a Python."""
     if wanted.urls:
         return
@@ -104,7 +104,7 @@ def check_python(wanted: Inference) -> None:
         )
 
 
-async def check_servers(wanted: Inference) -> None:
+async def check_servers(wanted: InferenceSettings) -> None:
     """Raise `ConfigError` unless running servers answer."""
     timeout = aiohttp.ClientTimeout(ANSWER_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
@@ -123,7 +123,7 @@ async def check_servers(wanted: Inference) -> None:
 # -- agents and their judge --------------------------------------------------------------------------------------------
 
 
-async def check_runner(config: Config, gateway: str, key: str | None) -> list[str]:
+async def check_runner(config: TrainConfig, gateway: str, key: str | None) -> list[str]:
     """Check the agents that the run starts itself, and try their judge on a task. Return the warnings of `penstock run
     --check`. Raises `ConfigError`."""
     words, tasks = config.rollouts.run, config.rollouts.tasks

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.data.collect import Variant
+from penstock.trainer.data.collector import Variant
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FrontMember:
     """A prompt of the front: the texts of all optimised resources."""
 
     candidate: Candidate
@@ -31,12 +31,12 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class PromptFront:
     """All prompts of the front, and the state of the rounds."""
 
     seed: str
     """Id of the prompt that the run began with."""
-    members: Sequence[Member]
+    members: Sequence[FrontMember]
     """The prompts, best first; the seed is one of them."""
     rounds: int = 0
     """Number of rounds held."""
@@ -44,17 +44,17 @@ class Front:
     """Use of the run's budget by reflections: `reflections`, `tokens`, `money`."""
 
     @property
-    def leader(self) -> Member:
+    def leader(self) -> FrontMember:
         """The first member, which is the best."""
         return self.members[0]
 
     @property
-    def first(self) -> Member:
+    def first(self) -> FrontMember:
         """The prompt that the run began with."""
         return next(one for one in self.members if one.candidate.id == self.seed)
 
     @property
-    def places(self) -> Mapping[str, str]:
+    def labels(self) -> Mapping[str, str]:
         """Names of the prompts in metrics, by id: `seed`, and the others `1`, `2` ... by their rank."""
         others = [one.candidate.id for one in self.members if one.candidate.id != self.seed]
         return {self.seed: "seed"} | {name: str(rank) for rank, name in enumerate(others, 1)}
@@ -62,7 +62,7 @@ class Front:
     def figures(self, rewards: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Return metrics: the means of a step's rewards, which are given by id."""
         found = {"front/size": float(len(self.members))}
-        for name, place in self.places.items():
+        for name, place in self.labels.items():
             if mine := rewards.get(name):
                 found[f"front/{place}"] = sum(mine) / len(mine)
         return found
@@ -77,23 +77,23 @@ class Front:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Front:
+    def from_state(cls, state: Mapping[str, Any]) -> PromptFront:
         """Return the front of a checkpoint."""
         return cls(state["seed"], list(map(_read, state["members"])), state["rounds"], state["spent"])
 
 
-def _kept(one: Member) -> dict[str, Any]:
+def _kept(one: FrontMember) -> dict[str, Any]:
     about = one.candidate
     made = {"texts": dict(about.texts), "parent": about.parent, "claim": about.claim, "causes": list(about.causes)}
     return {**made, "versions": dict(one.versions), "mean": one.mean}
 
 
-def _read(kept: Mapping[str, Any]) -> Member:
+def _read(kept: Mapping[str, Any]) -> FrontMember:
     about = Candidate(kept["texts"], kept["parent"], kept["claim"], tuple(kept["causes"]))
-    return Member(about, kept["versions"], kept["mean"])
+    return FrontMember(about, kept["versions"], kept["mean"])
 
 
-def chosen(seed: str, contestants: Sequence[Member], most: int) -> list[Member]:
+def choose_front(seed: str, contestants: Sequence[FrontMember], most: int) -> list[FrontMember]:
     """Return at most `most` contestants, best first; of equal ones the shorter first. The seed is always among them;
     prompts that are worse than the seed or have no mean are not."""
     ranked = sorted(contestants, key=lambda one: (-_mean(one), one.candidate.length, one.candidate.id))
@@ -103,5 +103,5 @@ def chosen(seed: str, contestants: Sequence[Member], most: int) -> list[Member]:
     return [one for one in ranked if one.candidate.id in kept]
 
 
-def _mean(one: Member) -> float:
+def _mean(one: FrontMember) -> float:
     return float("-inf") if one.mean is None else one.mean

@@ -17,30 +17,32 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.choose import make_engine
-from penstock.trainer.apo.config import Config as Settings
-from penstock.trainer.apo.protocol import AgentTask, Engine, Evidence, Laboratory
-from penstock.trainer.apo.search import FINALISTS, ask, best
-from penstock.trainer.apo.trials import Order, Pool, Trial
-from penstock.trainer.config import Prompts
+from penstock.trainer.apo.config import ApoConfig as Settings
+from penstock.trainer.apo.engine_factory import make_engine
+from penstock.trainer.apo.protocol import AgentTask, Evidence, Laboratory, PromptEngine
+from penstock.trainer.apo.search import FINALISTS, best, run_engine
+from penstock.trainer.apo.trials import Pool, Trial, TrialSpec
+from penstock.trainer.config import PromptSettings
 from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
-from penstock.trainer.runs.prompt_front import Front, Member, chosen
+from penstock.trainer.runs.prompt_front import FrontMember, PromptFront, choose_front
 
 CHOICE: Final = 0.4
-At = Callable[[str], PinnedLaboratory]
+LaboratoryFactory = Callable[[str], PinnedLaboratory]
 """Returns the laboratory with the newest weights, for rollouts of a label."""
 
 
-class Rounds:
+class PromptRounds:
     """The rounds of one run. `front` is their result."""
 
-    def __init__(self, prompts: Prompts, settings: Settings, tasks: Sequence[AgentTask], front: Front) -> None:
+    def __init__(
+        self, prompts: PromptSettings, settings: Settings, tasks: Sequence[AgentTask], front: PromptFront
+    ) -> None:
         self.front = front
         self._prompts, self._settings, self._tasks = prompts, settings, tasks
 
-    async def hold(self, at: At) -> None:
+    async def run_round(self, at: LaboratoryFactory) -> None:
         """Hold the next round, with the laboratory of `at`; replace the front."""
         number = self.front.rounds + 1
         draw = random.Random(f"round-{self._settings.run.seed}-{number}")
@@ -49,35 +51,35 @@ class Rounds:
         seen, unseen = (shuffled[:half], shuffled[half:]) if half else (shuffled, shuffled)
         kept = round(CHOICE * self._prompts.rollouts)
         pool, spent = await self._search(number, seen, self._prompts.rollouts - kept, at(f"round-{number}"))
-        finalists = [Member(one, {}) for one in self._finalists(*pool)]
+        finalists = [FrontMember(one, {}) for one in self._finalists(*pool)]
         members = await self._compared(finalists, unseen, kept, at(f"choice-{number}"))
-        self.front = Front(self.front.seed, members, number, spent)
+        self.front = PromptFront(self.front.seed, members, number, spent)
 
-    async def settle(self, at: At) -> None:
+    async def compare_front(self, at: LaboratoryFactory) -> None:
         """Compare the front once more, with the last weights, without new candidates."""
         kept = round(CHOICE * self._prompts.rollouts)
         draw = random.Random(f"settle-{self._settings.run.seed}")
         tasks = draw.sample(self._tasks, len(self._tasks))
         members = await self._compared([], tasks, kept, at("choice-last"))
-        self.front = Front(self.front.seed, members, self.front.rounds, self.front.spent)
+        self.front = PromptFront(self.front.seed, members, self.front.rounds, self.front.spent)
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
     async def _search(
         self, number: int, tasks: Sequence[AgentTask], rollouts: int, laboratory: Laboratory
-    ) -> tuple[tuple[Engine, Pool, Laboratory], dict[str, float]]:
+    ) -> tuple[tuple[PromptEngine, Pool, Laboratory], dict[str, float]]:
         """Return (an engine after it has used the rollouts, with its pool; the use of reflections)."""
         wanted, used = self._settings.budget, self.front.spent
-        budget = Budget(rollouts, wanted.reflections, wanted.tokens, wanted.money)
+        budget = SearchBudget(rollouts, wanted.reflections, wanted.tokens, wanted.money)
         budget.used_reflections = int(used.get("reflections", 0))
         budget.used_tokens, budget.used_money = int(used.get("tokens", 0)), used.get("money", 0.0)
         engine, pool = make_engine(self._settings.engine), Pool(self.front.leader.candidate)
         evidence = Evidence(laboratory, pool, tasks, budget, self._settings.run.seed * 10_000 + number)
-        _ = await ask(engine, pool, evidence)
+        _ = await run_engine(engine, pool, evidence)
         spent = {"reflections": float(budget.used_reflections), "tokens": float(budget.used_tokens)}
         return (engine, pool, laboratory), {**spent, "money": budget.used_money}
 
-    def _finalists(self, engine: Engine, pool: Pool, laboratory: Laboratory) -> list[Candidate]:
+    def _finalists(self, engine: PromptEngine, pool: Pool, laboratory: Laboratory) -> list[Candidate]:
         """Return the best candidates of a search that are not in the front yet."""
         named = cast(Callable[[Pool], Sequence[Candidate]] | None, getattr(engine, "finalists", None))
         found = best(pool) if named is None else named(pool)
@@ -87,21 +89,21 @@ class Rounds:
     # -- the comparison ------------------------------------------------------------------------------------------------
 
     async def _compared(
-        self, finalists: Sequence[Member], tasks: Sequence[AgentTask], rollouts: int, laboratory: PinnedLaboratory
-    ) -> list[Member]:
+        self, finalists: Sequence[FrontMember], tasks: Sequence[AgentTask], rollouts: int, laboratory: PinnedLaboratory
+    ) -> list[FrontMember]:
         """Return the new front: the best of the old front and these finalists."""
         contestants = [*self.front.members, *finalists]
         candidates = [one.candidate for one in contestants]
         each = max(1, rollouts // len(contestants))
         orders = [
-            Order(one.id, tasks[at % len(tasks)].id, at // len(tasks)) for at in range(each) for one in candidates
+            TrialSpec(one.id, tasks[at % len(tasks)].id, at // len(tasks)) for at in range(each) for one in candidates
         ]
         trials = await laboratory.run(candidates, orders)
         found = [
-            Member(one, await laboratory.versions(one), _mean([it for it in trials if it.candidate == one.id]))
+            FrontMember(one, await laboratory.versions(one), _mean([it for it in trials if it.candidate == one.id]))
             for one in candidates
         ]
-        return chosen(self.front.seed, found, self._prompts.front)
+        return choose_front(self.front.seed, found, self._prompts.front)
 
 
 def _mean(trials: Sequence[Trial]) -> float | None:

@@ -8,7 +8,17 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final, Protocol, cast
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.run import End, Kind, Level, Made, NewRun, Point, RunChange, RunEnd, RunEvent
+from penstock.gateway.model.run import (
+    EventLevel,
+    NewRun,
+    Point,
+    RunChange,
+    RunEnd,
+    RunEndStatus,
+    RunEvent,
+    RunKind,
+    VersionReference,
+)
 from penstock.gateway.model.toml import ConfigError
 
 NOT_FOUND: Final = 404
@@ -16,16 +26,16 @@ LAST_WORDS_S: Final = 5.0
 """Seconds that a run that stops tries to report why."""
 
 
-def changed(before: Any, now: Any, path: str = "") -> list[str]:
+def changed_settings(before: Any, now: Any, path: str = "") -> list[str]:
     """Return the names of the settings that differ between two configurations."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [path]
     one, other = cast(dict[str, Any], before), cast(dict[str, Any], now)
-    found = (changed(one.get(key), other.get(key), f"{path}.{key}".lstrip(".")) for key in {**one, **other})
+    found = (changed_settings(one.get(key), other.get(key), f"{path}.{key}".lstrip(".")) for key in {**one, **other})
     return [name for names in found for name in names]
 
 
-class Display(Protocol):
+class RunDisplay(Protocol):
     """Shows a run on this machine."""
 
     def phase(self, step: int, text: str) -> None:
@@ -36,22 +46,22 @@ class Display(Protocol):
         """Show the metrics of a step."""
         ...
 
-    def line(self, level: Level, text: str) -> None:
+    def line(self, level: EventLevel, text: str) -> None:
         """Show an event in one line."""
         ...
 
 
-class Reporter:
+class RunReporter:
     """The reports of one process of a run. Call `begin` before use."""
 
-    def __init__(self, client: Client, run: str, display: Display) -> None:
+    def __init__(self, client: Client, run: str, display: RunDisplay) -> None:
         self._client, self._run, self._display = client, run, display
         self._resumed = 0
         self._step = 0
         self._begun = False
         """True if the tape may have a run of this process: only such a run is ended."""
 
-    async def begin(self, kind: Kind, config: Any, steps: int | None, step: int) -> None:
+    async def begin(self, kind: RunKind, config: Any, steps: int | None, step: int) -> None:
         """Start the run, or continue it at `step`: reports of an earlier process about later steps are superseded.
         `steps`: number of planned steps; None if unknown. Raises `ConfigError` when the name is that of another kind of
         run."""
@@ -68,7 +78,7 @@ class Reporter:
         await self._first(self._client.add_points(self._run, [], since_step=step, resumed=self._resumed))
         await self._client.change_run(self._run, RunChange(steps=steps))
         await self.event(step, f"goes on at step {step}")
-        for name in changed(run.config, config):
+        for name in changed_settings(run.config, config):
             await self.event(step, f"{name} is not what the run was started with", "warning")
 
     async def _first(self, request: Awaitable[object]) -> None:
@@ -92,11 +102,11 @@ class Reporter:
         self._display.point(step, values)
         await self._client.add_points(self._run, [point], resumed=self._resumed)
 
-    async def alive(self) -> None:
+    async def heartbeat(self) -> None:
         """Report no points, as a sign of life."""
         await self._client.add_points(self._run, [], resumed=self._resumed)
 
-    async def event(self, step: int, text: str, level: Level = "info") -> None:
+    async def event(self, step: int, text: str, level: EventLevel = "info") -> None:
         """Report an event of a step."""
         event = RunEvent(time_ns=time.time_ns(), step=step, level=level, text=text[:4000])
         self._display.line(level, text)
@@ -106,15 +116,15 @@ class Reporter:
         """Report a problem that does not fail the step under way."""
         await self.event(self._step, text, "warning")
 
-    async def made(self, model: str, version: str) -> None:
+    async def new_version(self, model: str, version: str) -> None:
         """Report a version that the run has made."""
-        await self.change(RunChange(made=[Made(name=model, version=version)]))
+        await self.change(RunChange(made=[VersionReference(name=model, version=version)]))
 
     async def change(self, change: RunChange) -> None:
         """Report another change of the run."""
         await self._client.change_run(self._run, change)
 
-    async def end(self, status: End, message: str) -> None:
+    async def end(self, status: RunEndStatus, message: str) -> None:
         """End the run on the tape, if it has begun. A run that does not succeed waits at most `LAST_WORDS_S` for the
         gateway."""
         if not self._begun:

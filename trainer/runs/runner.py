@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.gateway.client.client import ClientError
-from penstock.trainer.runs.ending import RunError
-from penstock.trainer.runs.report import Reporter
+from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.runs.run_end import RunError
 from penstock.trainer.serving.child_process import spawn
 
 ALIVE_S: Final = 60.0
 """Seconds between signs of life of a run that may wait for long, so that it is not shown as silent."""
 
 
-async def with_others(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def run_alongside(work: Coroutine[Any, Any, None], others: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Do the work while the others run; when one of them ends early, the work ends too."""
     tasks = [asyncio.ensure_future(one) for one in (work, *others)]
     try:
@@ -31,18 +31,18 @@ async def with_others(work: Coroutine[Any, Any, None], others: Sequence[Coroutin
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def after(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def run_after(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Wait for the event, then do the work."""
     await event.wait()
     await work()
 
 
-async def stay_alive(reporter: Reporter) -> None:
+async def send_heartbeats(reporter: RunReporter) -> None:
     """Report for ever that the run lives; it must have begun. A temporary error of the gateway is ignored."""
     while True:
         await asyncio.sleep(ALIVE_S)
         try:
-            await reporter.alive()
+            await reporter.heartbeat()
         except ClientError as error:
             if not error.temporary:
                 raise
@@ -54,7 +54,7 @@ async def keep_running(words: Sequence[str], gateway: str, key: str | None, log:
     start = [sys.executable, "-P", "-m", "penstock", "run", "--watch", "--gateway", gateway]
     child = await spawn([*start, *words], env, log)
     try:
-        code = await child.ended()
+        code = await child.wait()
         raise RunError(f"the runner (rollouts.run) ended with {code}; {child.tail()}")
     finally:
         await child.stop()

@@ -12,37 +12,39 @@ import torch
 
 from penstock.adapters.samples import Options
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.config import Config as Settings
-from penstock.trainer.config import Config
+from penstock.trainer.apo.config import ApoConfig as Settings
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.config_checks import check_full
-from penstock.trainer.data.collect import Collector
+from penstock.trainer.data.collector import RolloutCollector
 from penstock.trainer.data.tasks import read_tasks
-from penstock.trainer.engines.choose import make_engine
-from penstock.trainer.engines.machine import described
-from penstock.trainer.runs.ending import to_its_end, whole
+from penstock.trainer.engines.engine_factory import make_engine
+from penstock.trainer.engines.machine import describe_machine
 from penstock.trainer.runs.evaluation import read_suites
-from penstock.trainer.runs.grpo import Loop
+from penstock.trainer.runs.grpo import TrainingLoop
 from penstock.trainer.runs.online import OnlineLoop
 from penstock.trainer.runs.pairs import PairLoop
-from penstock.trainer.runs.patient_client import Patient
 from penstock.trainer.runs.preflight import check
-from penstock.trainer.runs.prompting import Prompting, prompting
-from penstock.trainer.runs.report import Display, Reporter
-from penstock.trainer.runs.runner import after, keep_running, stay_alive, with_others
-from penstock.trainer.serving.publish import Publisher, release_policy
+from penstock.trainer.runs.prompt_setup import PromptSetup, prepare_prompts
+from penstock.trainer.runs.report import RunDisplay, RunReporter
+from penstock.trainer.runs.retry_client import RetryClient
+from penstock.trainer.runs.run_end import run_blocking, supervise
+from penstock.trainer.runs.runner import keep_running, run_after, run_alongside, send_heartbeats
+from penstock.trainer.serving.publisher import Publisher, release_policy
 from penstock.trainer.serving.replicas import Replicas, replicas_of
-from penstock.trainer.serving.restart import Upkeep
-from penstock.trainer.serving.vllm import Server, adapters, arguments
+from penstock.trainer.serving.server_supervisor import ServerSupervisor
+from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 
 
-def grpo(config: Config, gateway: str, key: str | None, shown: Display, online: bool, prompts: Settings | None) -> None:
+def grpo(
+    config: TrainConfig, gateway: str, key: str | None, shown: RunDisplay, online: bool, prompts: Settings | None
+) -> None:
     """Do a whole run. Raises `RunError` when it ended early. `online`: learn from production; `prompts`: look for
     prompts too."""
-    whole(_grpo(config, gateway, key, shown, online, prompts))
+    run_blocking(_grpo(config, gateway, key, shown, online, prompts))
 
 
 async def _grpo(
-    config: Config, gateway: str, key: str | None, shown: Display, online: bool, prompts: Settings | None
+    config: TrainConfig, gateway: str, key: str | None, shown: RunDisplay, online: bool, prompts: Settings | None
 ) -> None:
     run = config.run
     run.directory.mkdir(parents=True, exist_ok=True)
@@ -53,50 +55,50 @@ async def _grpo(
     suites = read_suites(config)
     engine = await asyncio.to_thread(make_engine, config, config.loss.kl > 0)
     async with (
-        Patient(gateway, key) as client,
-        prompting(prompts, config, tasks, suites[0].tasks if suites else [], client, gateway) as more,
+        RetryClient(gateway, key) as client,
+        prepare_prompts(prompts, config, tasks, suites[0].tasks if suites else [], client, gateway) as more,
     ):
         failed = config.rollouts.failed_reward
         options = Options(model=config.model.name)
-        collector = Collector(
+        collector = RolloutCollector(
             client, run.name, options, None if failed == "drop" else failed, config.rollouts.temperature
         )
         publisher = Publisher(client, config.model.name, config.inference.upstream, config.inference.base, run.name)
-        reporter = Reporter(client, run.name, shown)
+        reporter = RunReporter(client, run.name, shown)
         async with _serving(config, client, reporter, more is not None) as servers:
             if online:
                 loop = OnlineLoop(config, engine, client, collector, publisher, reporter, suites, servers)
             elif more is not None:
                 loop = PairLoop(config, engine, collector, publisher, reporter, more, suites, servers)
             else:
-                loop = Loop(config, engine, collector, publisher, reporter, tasks, suites, servers)
+                loop = TrainingLoop(config, engine, collector, publisher, reporter, tasks, suites, servers)
             loop.restore()
-            first = loop.place.step + 1 if loop.place.step else 0
+            first = loop.progress.step + 1 if loop.progress.step else 0
 
             async def work() -> None:
                 await reporter.begin("grpo", _told(config, more), run.steps, first)
-                await reporter.event(loop.place.step, described(engine.model))
+                await reporter.event(loop.progress.step, describe_machine(engine.model))
                 for doubt in doubts:
-                    await reporter.event(loop.place.step, doubt, "warning")
-                beside = [collector.run(), stay_alive(reporter), *([] if servers is None else [servers.run()])]
+                    await reporter.event(loop.progress.step, doubt, "warning")
+                beside = [collector.run(), send_heartbeats(reporter), *([] if servers is None else [servers.run()])]
                 if config.rollouts.run:
                     words = ["--mode", "train,val", *config.rollouts.run]
                     log = config.run.directory / "runner.log"
-                    beside.append(after(loop.served, lambda: keep_running(words, gateway, key, log)))
-                beside += [loop.traffic.run()] if isinstance(loop, OnlineLoop) else []
-                beside += [] if more is None else [more.awaited.run()]
-                await with_others(loop.run(), beside)
+                    beside.append(run_after(loop.served, lambda: keep_running(words, gateway, key, log)))
+                beside += [loop.production.run()] if isinstance(loop, OnlineLoop) else []
+                beside += [] if more is None else [more.waiter.run()]
+                await run_alongside(loop.run(), beside)
 
-            await to_its_end(work(), reporter, lambda: loop.place.step)
+            await supervise(work(), reporter, lambda: loop.progress.step)
 
 
-def _told(config: Config, more: Prompting | None) -> dict[str, Any]:
+def _told(config: TrainConfig, more: PromptSetup | None) -> dict[str, Any]:
     """Return the settings that the run was started with, for the tape."""
     prompts = {} if more is None else {"apo": more.settings.model_dump(mode="json")}
     return config.model_dump(mode="json") | prompts
 
 
-def _named(config: Config) -> Any:
+def _named(config: TrainConfig) -> Any:
     if config.rollouts.tasks is None:
         raise ConfigError("rollouts.tasks: name a JSONL file with the tasks that agents are given, one a line")
     check_full(config)
@@ -105,8 +107,8 @@ def _named(config: Config) -> Any:
 
 @asynccontextmanager
 async def _serving(
-    config: Config, client: Patient, reporter: Reporter, pairs: bool
-) -> AsyncGenerator[Upkeep | Replicas | None]:
+    config: TrainConfig, client: RetryClient, reporter: RunReporter, pairs: bool
+) -> AsyncGenerator[ServerSupervisor | Replicas | None]:
     """Keep our servers running; yield None if the servers are not ours. `pairs`: the first weights are needed at the
     end."""
     wanted = config.inference
@@ -119,18 +121,18 @@ async def _serving(
         server = keeping = replicas_of(config, client, reporter.warning, wanted.python, cpu)
     else:
         server = _server(config, wanted.python, cpu, pairs)
-        keeping = Upkeep(client, server, wanted.upstream, reporter.warning)
+        keeping = ServerSupervisor(client, server, wanted.upstream, reporter.warning)
     try:
         yield keeping
     finally:
         await server.stop()
 
 
-def _server(config: Config, python: Path, cpu: bool, pairs: bool) -> Server:
+def _server(config: TrainConfig, python: Path, cpu: bool, pairs: bool) -> VllmServer:
     """Return a server for adapters of the model."""
     wanted, url = config.inference, f"http://127.0.0.1:{config.inference.port}/v1"
     # The versions that samples may have, the next one, and one for a canary.
     slots = config.rollouts.staleness + 3 + pairs
-    more = [*adapters(config.model.rank, slots), *wanted.flags]
-    words = arguments(config.model.path.absolute(), wanted.base, url, more)
-    return Server(python, words, url, config.run.directory / "vllm.log", cpu)
+    more = [*adapter_arguments(config.model.rank, slots), *wanted.flags]
+    words = server_arguments(config.model.path.absolute(), wanted.base, url, more)
+    return VllmServer(python, words, url, config.run.directory / "vllm.log", cpu)

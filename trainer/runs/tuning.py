@@ -19,64 +19,64 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.config_checks import check_full
-from penstock.trainer.data.conversations import Material, Tuning, material
-from penstock.trainer.data.lessons import Lessons, Maker, told
+from penstock.trainer.data.conversations import Tuning, TuningData, load_tuning_data
+from penstock.trainer.data.training_examples import ExampleBuilder, TrainingSet, group_by_attempt
 from penstock.trainer.engines.checkpoint import Checkpoints, State
-from penstock.trainer.engines.choose import make_engine
+from penstock.trainer.engines.engine_factory import make_engine
 from penstock.trainer.engines.errors import CheckpointError
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.engines.machine import described
+from penstock.trainer.engines.local import TrainingEngine
+from penstock.trainer.engines.machine import describe_machine
 from penstock.trainer.runs.display import display
-from penstock.trainer.runs.ending import RunError, to_its_end, whole
-from penstock.trainer.runs.nothing_learnt import NOT_FINITE
-from penstock.trainer.runs.patient_client import Patient
-from penstock.trainer.runs.report import Reporter
-from penstock.trainer.runs.runner import stay_alive, with_others
-from penstock.trainer.runs.tuning_methods import Method, Metrics, Preferences, Supervised
-from penstock.trainer.serving.publish import Publisher, PublishError, release_policy
+from penstock.trainer.runs.idle_steps import NOT_FINITE
+from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.runs.retry_client import RetryClient
+from penstock.trainer.runs.run_end import RunError, run_blocking, supervise
+from penstock.trainer.runs.runner import run_alongside, send_heartbeats
+from penstock.trainer.runs.tuning_methods import Metrics, PreferenceMethod, SupervisedMethod, TuningMethod
+from penstock.trainer.serving.publisher import Publisher, PublishError, release_policy
 
 __all__ = ["RunError", "tune"]
 
 
-def tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
+def tune(kind: Tuning, config: TrainConfig, gateway: str, key: str | None) -> None:
     """Do a whole run. Raises `RunError` when it ended early."""
-    whole(_tune(kind, config, gateway, key))
+    run_blocking(_tune(kind, config, gateway, key))
 
 
-async def _tune(kind: Tuning, config: Config, gateway: str, key: str | None) -> None:
+async def _tune(kind: Tuning, config: TrainConfig, gateway: str, key: str | None) -> None:
     config = _checked(config)
     tokenizer = _tokenizer(config.model.path)
     checkpoints = Checkpoints(config.run.directory / "checkpoints", kind=kind)
     last = checkpoints.latest()
-    async with Patient(gateway, key) as client:
-        found = await material(config.run.directory, kind, config.data, client, last is not None)
+    async with RetryClient(gateway, key) as client:
+        found = await load_tuning_data(config.run.directory, kind, config.data, client, last is not None)
         lessons, method = _method(kind, config, tokenizer, found)
         engine = await asyncio.to_thread(make_engine, config, updates=method.updates)
         names = config.inference
         publisher = Publisher(client, config.model.name, names.upstream, names.base, config.run.name)
         with display(method.updates) as shown:
-            reporter = Reporter(client, config.run.name, shown)
-            run = Run(kind, config, found, lessons, method, engine, checkpoints, publisher, reporter)
+            reporter = RunReporter(client, config.run.name, shown)
+            run = TuningRun(kind, config, found, lessons, method, engine, checkpoints, publisher, reporter)
 
             async def work() -> None:
                 await run.begin(None if last is None else last[1])
-                await with_others(run.run(), [stay_alive(reporter)])
+                await run_alongside(run.run(), [send_heartbeats(reporter)])
 
-            await to_its_end(work(), reporter, lambda: engine.done)
+            await supervise(work(), reporter, lambda: engine.done)
 
 
-def _method(kind: Tuning, config: Config, tokenizer: Any, found: Material) -> tuple[Lessons, Method]:
-    maker, attempts = Maker(config, tokenizer), told(found.chats)
+def _method(kind: Tuning, config: TrainConfig, tokenizer: Any, found: TuningData) -> tuple[TrainingSet, TuningMethod]:
+    maker, attempts = ExampleBuilder(config, tokenizer), group_by_attempt(found.chats)
     if kind == "sft":
-        lessons = maker.of_rollouts(attempts)
-        return lessons, Supervised(config, lessons)
-    lessons = maker.of_pairs(attempts)
-    return lessons, Preferences(config, lessons)
+        lessons = maker.from_rollouts(attempts)
+        return lessons, SupervisedMethod(config, lessons)
+    lessons = maker.from_pairs(attempts)
+    return lessons, PreferenceMethod(config, lessons)
 
 
-def _checked(config: Config) -> Config:
+def _checked(config: TrainConfig) -> TrainConfig:
     """Return the configuration for a run; raise `ConfigError` for errors in it before anything is read."""
     check_full(config)
     _ = release_policy(config.publish)
@@ -96,18 +96,18 @@ def _tokenizer(path: Path) -> Any:
 
 
 @dataclass(slots=True)
-class Run:
+class TuningRun:
     """One run with all its parts."""
 
     kind: Tuning
-    config: Config
-    material: Material
-    lessons: Lessons
-    method: Method
-    engine: Engine
+    config: TrainConfig
+    data: TuningData
+    lessons: TrainingSet
+    method: TuningMethod
+    engine: TrainingEngine
     checkpoints: Checkpoints
     publisher: Publisher
-    reporter: Reporter
+    reporter: RunReporter
     told: bool = False
     """True once it was reported that an update has changed nothing."""
 
@@ -122,7 +122,7 @@ class Run:
         await self.reporter.begin(self.kind, self.config.model_dump(mode="json"), self.method.updates, step)
 
     def _restore(self, state: State) -> None:
-        if state["material"] != self.material.digest:
+        if state["material"] != self.data.digest:
             raise CheckpointError(f"{self.checkpoints.directory} was made from other chats than {self._directory}/data")
         self.method.restore(state["method"])
         self.engine.restore(state["engine"])
@@ -130,8 +130,8 @@ class Run:
     async def run(self) -> None:
         """Run until the last update is done and its weights are published. Raises `PublishError` if another run of this
         name has published some."""
-        await self.publisher.refuse_lost(self.engine.done, self.config.versions)
-        await self.reporter.event(self.engine.done, described(self.engine.model))
+        await self.publisher.refuse_lost(self.engine.done, self.config.versions_directory)
+        await self.reporter.event(self.engine.done, describe_machine(self.engine.model))
         if self.engine.done == 0:
             await self._look()
         updates = self.method.train(self.engine)
@@ -146,13 +146,13 @@ class Run:
         self.reporter.phase(0, "looks at the lessons")
         await asyncio.to_thread(self.method.begin, self.engine)
         lessons = self.lessons
-        counts = {"lessons": len(lessons.taught), "lessons/held_out": len(lessons.held_out)}
+        counts = {"lessons": len(lessons.training), "lessons/held_out": len(lessons.held_out)}
         counts |= {f"dropped/{name}": count for name, count in lessons.dropped.items()}
         if lessons.trouble is not None:
             await self.reporter.event(0, f"not every conversation can be used: {lessons.trouble}", "warning")
         for hint in lessons.hints:
             await self.reporter.event(0, hint)
-        values = self.material.read | {name: float(count) for name, count in counts.items()}
+        values = self.data.read | {name: float(count) for name, count in counts.items()}
         await self.reporter.point(0, values | await self._evaluated())
 
     async def _done(self, step: int, learnt: Metrics, seconds: float) -> None:
@@ -175,7 +175,7 @@ class Run:
         return {f"evaluation/{name}": value for name, value in found.items()}
 
     def _state(self) -> State:
-        return {"engine": self.engine.state(), "method": self.method.state(), "material": self.material.digest}
+        return {"engine": self.engine.state(), "method": self.method.state(), "material": self.data.digest}
 
     @property
     def _directory(self) -> Path:
@@ -187,7 +187,7 @@ class Run:
         """Save the weights in a directory and register it as a version of the model. The directory stays even if the
         version fails."""
         full = self.config.model.weights == "full"
-        target = self.config.versions / version
+        target = self.config.versions_directory / version
         save = self.engine.save_model if full else self.engine.save_adapter
         if not target.exists():
             await asyncio.to_thread(save, target)
@@ -203,6 +203,8 @@ class Run:
         except PublishError as error:
             await self.reporter.event(self.engine.done, f"not registered: {error}", "warning")
             return
-        await self.reporter.made(self.config.model.name, version)
+        await self.reporter.new_version(self.config.model.name, version)
         if self.config.publish.release != "none":
-            await self.reporter.event(self.engine.done, *await self.publisher.show(version, self.config.publish))
+            await self.reporter.event(
+                self.engine.done, *await self.publisher.release_as_configured(version, self.config.publish)
+            )

@@ -23,7 +23,7 @@ DIES_WITH_US: Final = (
 """Sets PR_SET_PDEATHSIG, then executes the command. Without it a restarted run would find its port taken."""
 
 
-class Child:
+class ChildProcess:
     """A process with its log."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path | None) -> None:
@@ -39,7 +39,7 @@ class Child:
         """Exit code; None while it runs."""
         return self._process.returncode
 
-    async def ended(self) -> int:
+    async def wait(self) -> int:
         """Wait for the end; return the exit code."""
         return await self._process.wait()
 
@@ -71,7 +71,7 @@ class Child:
         _ = await self._process.wait()
 
 
-async def spawn(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> Child:
+async def spawn(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> ChildProcess:
     """Start a command, whose first word is a path; raises OSError. Without a log it writes to this process's stdout and
     stderr."""
     with nullcontext() if log is None else log.open("ab") as file:
@@ -83,4 +83,4 @@ async def spawn(command: Sequence[str], env: Mapping[str, str], log: Path | None
             env=env,
             start_new_session=True,
         )
-    return Child(process, log)
+    return ChildProcess(process, log)

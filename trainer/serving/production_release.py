@@ -10,34 +10,34 @@ person has started, the run reports it once and tries again when some release ch
 from __future__ import annotations
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import Said
-from penstock.gateway.model.policy import Policy
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.run import Level
-from penstock.trainer.runs.best_weights import Place
-from penstock.trainer.runs.ending import Halted
-from penstock.trainer.runs.report import Reporter
+from penstock.gateway.model.release_policy import ReleasePolicy
+from penstock.gateway.model.run import EventLevel
+from penstock.trainer.runs.best_weights import TrainingProgress
+from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.runs.run_end import RunHalt
 from penstock.trainer.serving.pruning import step_of
-from penstock.trainer.serving.publish import CONFLICT, PRODUCTION, Publisher, PublishError
+from penstock.trainer.serving.publisher import CONFLICT, PRODUCTION, Publisher, PublishError
 
 
-class Showing:
+class ProductionReleaser:
     """Releases the weights of one run to production."""
 
     def __init__(
-        self, client: Client, publisher: Publisher, reporter: Reporter, model: str, run: str, policy: Policy
+        self, client: Client, publisher: Publisher, reporter: RunReporter, model: str, run: str, policy: ReleasePolicy
     ) -> None:
         self._client, self._publisher, self._reporter = client, publisher, reporter
         self._model, self._run, self._policy = model, run, policy
         self._said = ""
 
-    async def look(self, place: Place, low: bool) -> None:
+    async def release_next(self, place: TrainingProgress, low: bool) -> None:
         """Start the next release, if it is time. `low`: the evaluation of the newest weights is low, do not release
-        them. Raises `Halted` when a release was rolled back."""
+        them. Raises `RunHalt` when a release was rolled back."""
         mine = await self._mine()
         for release in mine:
             if release.stage == "rolled_back":
-                raise Halted(f"release {release.id} of {release.candidate} was rolled back: {release.reason}")
+                raise RunHalt(f"release {release.id} of {release.candidate} was rolled back: {release.reason}")
         if mine and mine[0].live:
             return
         shown = max((self._step(release) for release in mine), default=0)
@@ -49,7 +49,7 @@ class Showing:
         for release in await self._mine():
             if release.live and release.stage != "held":
                 try:
-                    await self._client.decide(release.id, "hold", Said(who=self._run, why=why))
+                    await self._client.decide(release.id, "hold", ActionRequest(who=self._run, why=why))
                 except ClientError as error:
                     # It has ended or was held meanwhile.
                     if error.status != CONFLICT:
@@ -65,7 +65,7 @@ class Showing:
         name)."""
         return step_of(self._run, release.candidate) or 0
 
-    async def _start(self, place: Place) -> None:
+    async def _start(self, place: TrainingProgress) -> None:
         version = f"{self._run}.{place.version}"
         try:
             release = await self._publisher.release(version, self._policy)
@@ -74,7 +74,7 @@ class Showing:
             return
         await self._say(place, f"release {release.id} shows {version} to production", "info")
 
-    async def _say(self, place: Place, text: str, level: Level) -> None:
+    async def _say(self, place: TrainingProgress, text: str, level: EventLevel) -> None:
         """Report a text unless it was the last one reported."""
         if text != self._said:
             self._said = text

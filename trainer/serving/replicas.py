@@ -5,7 +5,8 @@
                the new directory
     names      a server answers to MODEL@VERSION and to nothing else. A call for weights that are gone gets a 404 and
                never an answer of others, no cache outlives its weights, and the development mode of vLLM stays off
-    an end     of a server is repaired as with adapters (`trainer.serving.restart`): it starts again with the same
+    an end     of a server is repaired as with adapters (`trainer.serving.server_supervisor`): it starts again with the
+    same
 weights
 
 The rollouts of a step have ended when the next version but one is published, so two versions are enough. The gateway
@@ -25,17 +26,17 @@ from penstock.adapters.source import ENDED
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.resource import Audience, Need, ResourceView
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.serving.pruning import step_of
-from penstock.trainer.serving.publish import NOT_FOUND, PublishError, given_to_training
-from penstock.trainer.serving.restart import Upkeep
-from penstock.trainer.serving.vllm import Server, arguments
+from penstock.trainer.serving.publisher import NOT_FOUND, PublishError, training_version
+from penstock.trainer.serving.server_supervisor import ServerSupervisor
+from penstock.trainer.serving.vllm import VllmServer, server_arguments
 
 
 class Replica:
     """One of the servers. `run` must run beside the loop."""
 
-    def __init__(self, upstream: str, server: Server, flags: Sequence[str], upkeep: Upkeep) -> None:
+    def __init__(self, upstream: str, server: VllmServer, flags: Sequence[str], upkeep: ServerSupervisor) -> None:
         """`upstream`: the gateway's name of the server; `flags`: further flags of vLLM."""
         self.upstream = upstream
         self.version: str | None = None
@@ -55,12 +56,12 @@ class Replica:
 
     async def serve(self, name: str, version: str, directory: Path) -> None:
         """Restart it with these weights. Raises `InferenceError`."""
-        await self._server.become(arguments(directory, name, self._server.url, self._flags))
+        await self._server.restart_with(server_arguments(directory, name, self._server.url, self._flags))
         self._has(version)
 
     async def restore(self, name: str, version: str, directory: Path) -> None:
         """Start it with the weights that it had before; calls wait meanwhile. Raises `InferenceError`."""
-        self._server.arguments = arguments(directory, name, self._server.url, self._flags)
+        self._server.arguments = server_arguments(directory, name, self._server.url, self._flags)
         self._has(version)
         await self._upkeep.ready()
 
@@ -120,7 +121,7 @@ class Replicas:
     async def _free(self, version: str) -> Replica:
         """Return a server that does not serve training's present version. Raises `PublishError`."""
         view = await self._client.resource(self._model)
-        given, places = given_to_training(view), _places(view)
+        given, places = training_version(view), _places(view)
         others = [one for one in self._replicas if one.version is None or one.version != given]
         found = [one for one in others if places.get(version, one.upstream) == one.upstream]
         if not found:
@@ -182,7 +183,7 @@ class Replicas:
                 raise
             return
         needed = {one.version for one in await self._client.needed_versions(self._model)}
-        given, places = given_to_training(view), _places(view)
+        given, places = training_version(view), _places(view)
         mine = [version for version in places if version in needed and step_of(self._run, version) is not None]
         await asyncio.gather(
             *(
@@ -203,16 +204,18 @@ class Replicas:
 
 
 def replicas_of(
-    config: Config, client: Client, say: Callable[[str], Awaitable[None]], python: Path, cpu: bool
+    config: TrainConfig, client: Client, say: Callable[[str], Awaitable[None]], python: Path, cpu: bool
 ) -> Replicas:
     """Return the servers of a configuration. `say`: called with messages for a person; `cpu`: there is no GPU."""
     wanted, logs = config.inference, config.run.directory
     places = ((wanted.upstream, wanted.port, "vllm.log"), (f"{wanted.upstream}-2", wanted.port + 1, "vllm-2.log"))
     replicas: list[Replica] = []
     for upstream, port, log in places:
-        server = Server(python, [], f"http://127.0.0.1:{port}/v1", logs / log, cpu)
-        replicas.append(Replica(upstream, server, wanted.flags, Upkeep(client, server, upstream, say)))
-    return Replicas(client, config.model.name, config.run.name, config.versions, replicas, config.rollouts.timeout)
+        server = VllmServer(python, [], f"http://127.0.0.1:{port}/v1", logs / log, cpu)
+        replicas.append(Replica(upstream, server, wanted.flags, ServerSupervisor(client, server, upstream, say)))
+    return Replicas(
+        client, config.model.name, config.run.name, config.versions_directory, replicas, config.rollouts.timeout
+    )
 
 
 def _places(view: ResourceView) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Starts the vLLM that serves agents' calls, from vLLM's own environment.
 
-`trainer.serving.restart` restarts one that has died; `trainer.serving.replicas` restarts one with other weights.
+`trainer.serving.server_supervisor` restarts one that has died; `trainer.serving.replicas` restarts one with other
+weights.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from penstock.trainer.serving.child_process import STOP_S, Child, spawn
+from penstock.trainer.serving.child_process import STOP_S, ChildProcess, spawn
 
 START_S: Final = 900.0
 """Time limit for a start: a large model takes minutes to load."""
@@ -34,7 +35,7 @@ class InferenceError(Exception):
     """There is no server; the message says why and what to do."""
 
 
-def arguments(model: Path, name: str, url: str, more: Sequence[str]) -> list[str]:
+def server_arguments(model: Path, name: str, url: str, more: Sequence[str]) -> list[str]:
     """Return vLLM's arguments to serve a model under a name."""
     parts = urlsplit(url)
     return [
@@ -50,13 +51,13 @@ def arguments(model: Path, name: str, url: str, more: Sequence[str]) -> list[str
     ]
 
 
-def adapters(rank: int, slots: int) -> list[str]:
+def adapter_arguments(rank: int, slots: int) -> list[str]:
     """Return further arguments to serve adapters of the model. `slots`: adapters in use at a time."""
     most = next((known for known in RANKS if known >= rank), rank)
     return ["--enable-lora", f"--max-lora-rank={most}", f"--max-loras={slots}"]
 
 
-class Server:
+class VllmServer:
     """A vLLM process that is ours, with its arguments."""
 
     def __init__(self, python: Path, arguments: Sequence[str], url: str, log: Path, cpu: bool) -> None:
@@ -66,7 +67,7 @@ class Server:
         """Arguments of the next start."""
         self._python = python
         self._log, self._cpu = log, cpu
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._turn = asyncio.Lock()
         """Held during a start, and during a restart with other arguments."""
 
@@ -75,13 +76,13 @@ class Server:
         """True if it was started and has not ended."""
         return self._child is not None and self._child.code is None
 
-    async def died(self) -> int:
+    async def wait_exit(self) -> int:
         """Wait until it dies by itself; return its exit code. Raises RuntimeError if it was never started."""
         while True:
             child = self._child
             if child is None:
                 raise RuntimeError("`start` it first")
-            code = await child.ended()
+            code = await child.wait()
             async with self._turn:
                 if self._child is child:
                     return code
@@ -96,7 +97,7 @@ class Server:
             if not self.runs:
                 await self._start()
 
-    async def become(self, arguments: Sequence[str]) -> None:
+    async def restart_with(self, arguments: Sequence[str]) -> None:
         """Restart it with other arguments. Raises `InferenceError`."""
         async with self._turn:
             await self.stop()
@@ -130,12 +131,12 @@ class Server:
         ours = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         return {**ours, **(ON_CPU if self._cpu else {}), **inherited}
 
-    async def _ready(self, http: aiohttp.ClientSession, child: Child) -> None:
+    async def _ready(self, http: aiohttp.ClientSession, child: ChildProcess) -> None:
         try:
             async with asyncio.timeout(START_S):
                 while not await _healthy(http, self.url):
                     with suppress(TimeoutError):
-                        code = await asyncio.wait_for(child.ended(), POLL_S)
+                        code = await asyncio.wait_for(child.wait(), POLL_S)
                         raise InferenceError(f"vLLM ended with {code}; {child.tail()}")
         except TimeoutError:
             await child.stop()

@@ -14,7 +14,7 @@ from typing import Final
 
 from rich.text import Text
 
-from penstock.gateway.display.text import clean, number
+from penstock.console.views.text import clean, number
 
 MARKS: Final = ("•", "×", "○", "+")
 COLOURS: Final = ("cyan", "magenta", "yellow", "green")
@@ -26,7 +26,7 @@ LEAST: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TerminalCurve:
     """A curve with a name."""
 
     name: str
@@ -36,7 +36,7 @@ class Line:
     """The smoothed curve; empty for none."""
 
 
-def smoothed(points: Sequence[tuple[float, float | None]], over: float = 0.1) -> list[tuple[float, float]]:
+def smooth_points(points: Sequence[tuple[float, float | None]], over: float = 0.1) -> list[tuple[float, float]]:
     """An exponential mean over about the share `over` of the finite points."""
     known = [(x, y) for x, y in points if y is not None]
     weight = 1 / max(1.0, len(known) * over)
@@ -46,7 +46,7 @@ def smoothed(points: Sequence[tuple[float, float | None]], over: float = 0.1) ->
     return found
 
 
-def chart(lines: Sequence[Line], width: int, height: int, limit: tuple[str, float] | None = None) -> Text:
+def chart(lines: Sequence[TerminalCurve], width: int, height: int, limit: tuple[str, float] | None = None) -> Text:
     """Curves on common axes. `limit`: the name and value of a level that is drawn across."""
     values = [y for line in lines for _, y in (*line.points, *line.smooth) if y is not None]
     if not values:
@@ -80,7 +80,7 @@ def _lines(canvas: _Canvas, labels: Sequence[str], margin: int, limit: tuple[str
     yield Text(" " * margin + first + last.rjust(canvas.columns - len(first)), style="dim", no_wrap=True)
 
 
-def key(lines: Sequence[Line]) -> Text:
+def legend(lines: Sequence[TerminalCurve]) -> Text:
     """The legend: the mark and name of each curve."""
     made = Text()
     for place, line in enumerate(lines):
@@ -115,7 +115,7 @@ class _Canvas:
         for column in range(self.columns):
             self._marks[row][column] = "┄"
 
-    def draw(self, line: Line, place: int) -> None:
+    def draw(self, line: TerminalCurve, place: int) -> None:
         """Draw points as dots, and the smoothed curve with the mark of the curve."""
         for x, y in line.points:
             if y is not None:

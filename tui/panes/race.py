@@ -1,7 +1,7 @@
 """The evidence of a release as a race: one lane for each e-value, to the bound at which the gateway acts. Pure.
 
 An e-value begins at 1 and grows while the data speak for its claim; crossing its bound is the decision (notes of
-`gateway.canary`). A lane is logarithmic, because evidence multiplies. The number of rollouts that are likely left is
+`releases.canary`). A lane is logarithmic, because evidence multiplies. The number of rollouts that are likely left is
 the remaining way of the logarithm, divided by its growth for each counted rollout: a range from two paces, that of the
 last half and that of all rollouts. It is a guess, and the pane says how it is made.
 """
@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.display.release_series import Point
-from penstock.gateway.display.release_summary import Measure, deciding, waits
-from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import clean, joined, plain
+from penstock.console.views.release_series import EvidencePoint
+from penstock.console.views.release_summary import EValueThreshold, decision_thresholds, wait_conditions
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import clean, joined, plain
 from penstock.gateway.model.release import ReleaseView
-from penstock.tui.panes.chart import Line, chart, key
+from penstock.tui.panes.chart import TerminalCurve, chart, legend
 
 FEWEST: Final = 8
 """The fewest counted rollouts with which a pace is shown."""
@@ -32,7 +32,7 @@ LANES = (
 )  # fmt: skip
 
 
-class Left(NamedTuple):
+class RemainingRollouts(NamedTuple):
     """The counted rollouts that are likely left until a bound."""
 
     least: int
@@ -40,7 +40,7 @@ class Left(NamedTuple):
     """None when the bound is never reached at one of the two paces."""
 
 
-def left(measure: Measure, points: Sequence[Point]) -> Left | None:
+def remaining_rollouts(measure: EValueThreshold, points: Sequence[EvidencePoint]) -> RemainingRollouts | None:
     """The rollouts that are likely left; None when that is unknown, or when the evidence does not move towards its
     bound.
     """
@@ -54,44 +54,46 @@ def left(measure: Measure, points: Sequence[Point]) -> Left | None:
     if not forward:
         return None
     rest = math.log(measure.limit) - now
-    return Left(math.ceil(rest / max(forward)), math.ceil(rest / min(forward)) if len(forward) == 2 else None)
+    return RemainingRollouts(
+        math.ceil(rest / max(forward)), math.ceil(rest / min(forward)) if len(forward) == 2 else None
+    )
 
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else 0.0
 
 
-def race(view: ReleaseView, points: Sequence[Point], width: int) -> RenderableType:
+def race(view: ReleaseView, points: Sequence[EvidencePoint], width: int) -> RenderableType:
     """The lanes, the leading one, and the growth of the evidence."""
     release = view.release
     if not release.assigned:
         return Text("No rollout has been assigned yet: the race begins with the canary.")
-    found = deciding(release, view.figures)
+    found = decision_thresholds(release, view.figures)
     leads = max(found, key=_share)
     made = Listing(*LANES)
     lane = max(LEAST_LANE, min(40, width - 74))
     for one in found:
         then = f"{one.follows} (reached)" if one.crossed else one.follows
         name = f"{one.name} ◀ leads" if one is leads and _share(one) > 0 and release.live else one.name
-        words = _words(one, left(one, points), release.live)
+        words = _words(one, remaining_rollouts(one, points), release.live)
         made.add_row(plain(name), _lane(one, lane), f"{one.value:.3g}", f"{one.limit:g}", then, words)
-    told = (joined(Text("waits for", style="dim"), clean(one)) for one in waits(view))
+    told = (joined(Text("waits for", style="dim"), clean(one)) for one in wait_conditions(view))
     return Group(made, *_pace(release.live, points), *told, *_curves(found, points, width))
 
 
-def _share(one: Measure) -> float:
+def _share(one: EValueThreshold) -> float:
     """The share of the way to the bound, from 0 to 1."""
     return min(1.0, max(0.0, _log(one.value) / math.log(one.limit)))
 
 
-def _lane(one: Measure, size: int) -> Text:
+def _lane(one: EValueThreshold, size: int) -> Text:
     full = min(size, int(_share(one) * size + 1e-9))
     style = "green" if one.follows in ("promotes", "passes") else "red"
     head = "▶" if full < size else ""
     return Text.assemble(("━" * full + head, style), ("┄" * (size - full - 1), "dim"), "▌")
 
 
-def _words(one: Measure, found: Left | None, live: bool) -> str:
+def _words(one: EValueThreshold, found: RemainingRollouts | None, live: bool) -> str:
     if one.crossed or not live:
         return ""
     if found is None:
@@ -101,7 +103,7 @@ def _words(one: Measure, found: Left | None, live: bool) -> str:
     return f"about {found.least:,}" if found.least == found.most else f"{found.least:,} to {found.most:,}"
 
 
-def _pace(live: bool, points: Sequence[Point]) -> Iterator[Text]:
+def _pace(live: bool, points: Sequence[EvidencePoint]) -> Iterator[Text]:
     if not live:
         return
     counted = points[-1].counted if points else 0
@@ -114,17 +116,17 @@ def _pace(live: bool, points: Sequence[Point]) -> Iterator[Text]:
         yield Text(said, style="dim")
 
 
-def _curves(found: Sequence[Measure], points: Sequence[Point], width: int) -> Iterator[RenderableType]:
+def _curves(found: Sequence[EValueThreshold], points: Sequence[EvidencePoint], width: int) -> Iterator[RenderableType]:
     """The growth of the evidence: the two leading lanes, each as the share of the way to its bound."""
     if len(points) < 3:
         return
     leading = sorted(found, key=_share, reverse=True)[:2]
-    lines = [Line(one.name, (), [(0.0, 0.0), *_way(one, points)]) for one in leading]
+    lines = [TerminalCurve(one.name, (), [(0.0, 0.0), *_way(one, points)]) for one in leading]
     yield from (Text(), Text("The way to the bound over the counted rollouts (1 is the bound)", style="dim"))
     yield chart([*lines], min(width - 8, 120), CHART_HEIGHT, ("bound", 1.0))
-    yield key(lines)
+    yield legend(lines)
 
 
-def _way(one: Measure, points: Sequence[Point]) -> list[tuple[float, float]]:
+def _way(one: EValueThreshold, points: Sequence[EvidencePoint]) -> list[tuple[float, float]]:
     bound = math.log(one.limit)
     return [(float(point.counted), _log(point.figures.get(one.figure, 1.0)) / bound) for point in points]

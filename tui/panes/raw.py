@@ -13,7 +13,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.display.text import clean, duration, size
+from penstock.console.views.text import clean, duration, size
 from penstock.gateway.model.answers import Body, ExchangeView, SpanDetail
 from penstock.gateway.model.exchange import Chunk
 from penstock.tui.view import Pane

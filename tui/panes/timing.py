@@ -8,9 +8,9 @@ from itertools import pairwise
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.display.runs import sparkline
-from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import duration, joined, moment, size
+from penstock.console.views.runs import sparkline
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import duration, joined, moment, size
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.exchange import Chunk
 

@@ -14,9 +14,9 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.dialects.token_logprobs import Token
-from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import clean
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import clean
+from penstock.gateway.wire.dialects.token_logprobs import TokenLogprob
 
 UNSURE, UNLIKELY = math.log(0.5), math.log(0.1)
 MOST: Final = 2_000
@@ -30,7 +30,7 @@ NONE = (
 UNLIKELY_ONES = (figure("at"), Column("token"), figure("id"), figure("probability"), figure("log-probability"))
 
 
-def tokens(found: Sequence[Token]) -> RenderableType:
+def tokens(found: Sequence[TokenLogprob]) -> RenderableType:
     """The answer token by token, and the least likely tokens in a table."""
     if not found:
         return Text(NONE)
@@ -45,7 +45,7 @@ def tokens(found: Sequence[Token]) -> RenderableType:
     return Group(*pieces, *_worst(found))
 
 
-def _sums(found: Sequence[Token], known: Sequence[float]) -> str:
+def _sums(found: Sequence[TokenLogprob], known: Sequence[float]) -> str:
     ids = "with their ids" if any(token.id is not None for token in found) else "without ids"
     count = f"{len(found):,} token{'s' if len(found) != 1 else ''}, {ids}"
     if not known:
@@ -54,7 +54,7 @@ def _sums(found: Sequence[Token], known: Sequence[float]) -> str:
     return f"{count}; mean log-probability {mean:.3f}, perplexity {math.exp(min(-mean, 700)):.4g}"
 
 
-def _marked(found: Sequence[Token]) -> Text:
+def _marked(found: Sequence[TokenLogprob]) -> Text:
     made = Text()
     for at, token in enumerate(found):
         sign, style = _doubt(token.logprob)
@@ -69,7 +69,7 @@ def _doubt(logprob: float | None) -> tuple[str, str]:
     return ("?", "yellow") if logprob >= UNLIKELY else ("‼", "bold red")
 
 
-def _worst(found: Sequence[Token]) -> Iterator[RenderableType]:
+def _worst(found: Sequence[TokenLogprob]) -> Iterator[RenderableType]:
     doubted = [(token.logprob, at) for at, token in enumerate(found) if (token.logprob or 0.0) < UNSURE]
     if not doubted:
         return

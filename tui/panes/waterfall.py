@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from rich.text import Text
 
-from penstock.gateway.display.text import duration
+from penstock.console.views.text import duration
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.span import Span, SpanStatus
 
@@ -25,14 +25,14 @@ COLOURS: Final = {SpanStatus.OK: "green", SpanStatus.OPEN: "cyan", SpanStatus.CA
 KEY: Final = f"{WAITING} waits  {STREAMING} streams  {WHOLE} runs  {OPEN} goes on  {FAILED} failed  {REWARD} reward"
 
 
-class Axis(NamedTuple):
+class TimeAxis(NamedTuple):
     """The time that a row of characters represents; ns since the epoch."""
 
     begin_ns: int
     end_ns: int
 
     @classmethod
-    def of(cls, spans: Iterable[Span], now_ns: int) -> Axis:
+    def of(cls, spans: Iterable[Span], now_ns: int) -> TimeAxis:
         """The time from the first begin to the last end; open spans end now."""
         found = list(spans)
         begin = min((span.start_ns for span in found), default=now_ns)
@@ -49,13 +49,13 @@ def _end(span: Span, now_ns: int) -> int:
     return max(span.start_ns, span.end_ns if span.end_ns is not None else now_ns)
 
 
-def heading(axis: Axis, width: int) -> Text:
+def heading(axis: TimeAxis, width: int) -> Text:
     """The axis as text: its length at its end."""
     length = duration(axis.end_ns - axis.begin_ns)
     return Text(f"0{length:>{max(1, width - 1)}}"[:width], style="dim", no_wrap=True)
 
 
-def bar(span: Span, axis: Axis, width: int, now_ns: int) -> Text:
+def bar(span: Span, axis: TimeAxis, width: int, now_ns: int) -> Text:
     """A span as a bar of at least one character."""
     first = axis.place(span.start_ns, width)
     made = Text(" " * first, no_wrap=True)

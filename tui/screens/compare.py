@@ -21,20 +21,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from penstock.gateway.client.parallel import each
-from penstock.gateway.display import resources, rollouts
-from penstock.gateway.display.runs import sparkline
-from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import abbreviate, clean, joined, number, plain
+from penstock.console.views import resources, rollouts
+from penstock.console.views.runs import sparkline
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import abbreviate, clean, joined, number, plain
+from penstock.gateway.client.concurrency import map_concurrently
 from penstock.gateway.model.resource import Resource, ResourceView
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.gateway.model.run import Curve, Run
 from penstock.gateway.model.transcript import Transcript
-from penstock.tui.panes.chart import chart, key
-from penstock.tui.panes.steps import Pair, Step, aligned, leaves, steps
-from penstock.tui.panes.words import marked
-from penstock.tui.screens.runs import json_lines, line
-from penstock.tui.view import Pane, Table, View, pane
+from penstock.tui.panes.chart import chart, legend
+from penstock.tui.panes.step_alignment import StepPair, TranscriptStep, align_steps, find_divergence, steps
+from penstock.tui.panes.word_diff import mark_differences
+from penstock.tui.screens.runs import json_lines, terminal_curve
+from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -50,7 +50,7 @@ WIDE: Final = 100
 SIGNS: Final = {"=": "same", "≠": "differs", "<": "only left", ">": "only right"}
 
 
-class CompareView(View[Any, Any]):
+class CompareView(ScreenView[Any, Any]):
     """The base of all comparisons."""
 
     name = "compare"
@@ -63,12 +63,12 @@ class CompareView(View[Any, Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
+class RolloutComparison:
     """Rollouts with the steps of their newest attempts."""
 
     rollouts: Sequence[RolloutSummary]
-    steps: Sequence[Sequence[Step]]
-    pairs: Sequence[Pair]
+    steps: Sequence[Sequence[TranscriptStep]]
+    pairs: Sequence[StepPair]
     """The aligned steps, when there are two rollouts."""
     left_out: int = 0
     """Members of the group that are not compared."""
@@ -88,12 +88,12 @@ class Tries:
         return len(self.pairs) if len(self.rollouts) == 2 else max(map(len, self.steps), default=0)
 
 
-def _said(data: Tries, at: int) -> list[str]:
+def _said(data: RolloutComparison, at: int) -> list[str]:
     """The role and text of each rollout at a step; empty if it has no such step."""
     return [f"{one[at].who} {one[at].text}" if at < len(one) else "" for one in data.steps]
 
 
-class CompareRollouts(CompareView):
+class CompareRolloutsView(CompareView):
     """Compares rollouts, given by their ids or by their group."""
 
     concerns = frozenset({"rollouts"})
@@ -101,7 +101,7 @@ class CompareRollouts(CompareView):
     def __init__(self, ids: Sequence[str] = (), group: str | None = None) -> None:
         self._ids, self._group = ids, group
 
-    async def look(self, client: Client) -> Tries:
+    async def load(self, client: Client) -> RolloutComparison:
         ids, left_out = list(self._ids), 0
         if self._group is not None:
             quoted = self._group.replace("\\", "\\\\").replace('"', '\\"')
@@ -110,19 +110,19 @@ class CompareRollouts(CompareView):
             ended = sorted(members, key=lambda row: (row.ended_ns is None, row.status != RolloutStatus.FAILED))
             ids, left_out = [row.id for row in ended[:MOST]], max(0, len(members) - MOST)
 
-        async def transcript(id: str) -> tuple[RolloutSummary, list[Step]]:
+        async def transcript(id: str) -> tuple[RolloutSummary, list[TranscriptStep]]:
             summary = await client.rollout(id)
             told: Transcript | None = await client.transcript(id) if summary.attempts else None
             return summary, [] if told is None else steps(told)
 
-        found = await each(transcript, ids)
+        found = await map_concurrently(transcript, ids)
         # Alignment takes time in proportion to the product of the lengths.
         said = [one[:STEPS] for _, one in found]
-        pairs = aligned(said[0], said[1]) if len(said) == 2 else []
+        pairs = align_steps(said[0], said[1]) if len(said) == 2 else []
         longest = max((len(one) for _, one in found), default=0)
-        return Tries([row for row, _ in found], said, pairs, left_out, max(0, longest - STEPS))
+        return RolloutComparison([row for row, _ in found], said, pairs, left_out, max(0, longest - STEPS))
 
-    def head(self, data: Tries, now_ns: int) -> Text:
+    def head(self, data: RolloutComparison, now_ns: int) -> Text:
         steps = (
             f"{data.steps_left_out:,} steps after the first {STEPS:,} are not compared" if data.steps_left_out else ""
         )
@@ -133,18 +133,18 @@ class CompareRollouts(CompareView):
         more = f"{data.left_out:,} more tries are not compared" if data.left_out else ""
         return joined(f"{good} of {len(data.rollouts)} succeeded", more, steps)
 
-    def table(self, data: Tries, now_ns: int) -> Table:
+    def table(self, data: RolloutComparison, now_ns: int) -> TableModel:
         ids = [str(at + 1) for at in range(data.rows)]
         none = "None of them has said anything yet." if data.rollouts else "There is no such rollout."
         start = None if data.first is None else ids[data.first]
         if len(data.rollouts) == 2:
             names = [Column(clean(row.id), narrows="cut", least=14) for row in data.rollouts]
             columns = [figure("step"), names[0], Column(" "), names[1], Column("note", optional=True)]
-            return Table(columns, ids, lambda id: _pair_cells(data, int(id) - 1), none, start=start)
+            return TableModel(columns, ids, lambda id: _pair_cells(data, int(id) - 1), none, start=start)
         columns = [figure("step"), Column("who"), *_heads(data), Column("a says", narrows="cut", least=20)]
-        return Table(columns, ids, lambda id: _row_cells(data, int(id) - 1), none, start=start)
+        return TableModel(columns, ids, lambda id: _row_cells(data, int(id) - 1), none, start=start)
 
-    def panes(self, data: Tries, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: RolloutComparison, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         facts = pane("Rollouts", rollouts.rollouts(data.rollouts, now_ns))
         if id is None:
             return [facts]
@@ -178,7 +178,7 @@ def _deltas(left: RolloutSummary, right: RolloutSummary) -> Iterator[str]:
     yield f"{b.calls - a.calls:+,} calls"
 
 
-def _pair_cells(data: Tries, at: int) -> list[Text | str]:
+def _pair_cells(data: RolloutComparison, at: int) -> list[Text | str]:
     pair = data.pairs[at]
     mark = Text("◀ first difference", style="bold yellow") if at == data.first else ""
     return [
@@ -190,13 +190,13 @@ def _pair_cells(data: Tries, at: int) -> list[Text | str]:
     ]
 
 
-def _step(step: Step | None) -> Text:
+def _step(step: TranscriptStep | None) -> Text:
     return (
         Text() if step is None else joined(plain(step.who, rollouts.style(step.who)), clean(abbreviate(step.text, 120)))
     )
 
 
-def _heads(data: Tries) -> list[Column]:
+def _heads(data: RolloutComparison) -> list[Column]:
     """A narrow column for each try, named by the distinct part of its id and a sign for its end."""
     ids = [row.id for row in data.rollouts]
     letters = takewhile(lambda several: len(set(several)) == 1, zip(*ids, strict=False)) if len(ids) > 1 else ()
@@ -205,7 +205,7 @@ def _heads(data: Tries) -> list[Column]:
     return [Column(f"{clean(row.id[shared:] or row.id)}{signs.get(row.status, '?')}") for row in data.rollouts]
 
 
-def _row_cells(data: Tries, at: int) -> list[Text | str]:
+def _row_cells(data: RolloutComparison, at: int) -> list[Text | str]:
     """A letter for each distinct step, `a` for the most frequent; `·` for none."""
     said = _said(data, at)
     often = [text for text, _ in Counter(filter(None, said)).most_common()]
@@ -216,9 +216,9 @@ def _row_cells(data: Tries, at: int) -> list[Text | str]:
     return [str(at + 1), who, *marked, clean(abbreviate(step.text, 200))]
 
 
-def _both(pair: Pair, width: int) -> RenderableType:
+def _both(pair: StepPair, width: int) -> RenderableType:
     """Two steps beside each other, or below each other on a narrow screen."""
-    left, right = marked(pair.left.text if pair.left else "", pair.right.text if pair.right else "")
+    left, right = mark_differences(pair.left.text if pair.left else "", pair.right.text if pair.right else "")
     sides = [(pair.left, left, "left"), (pair.right, right, "right")]
     told = [Group(_said_by(step, side), text) for step, text, side in sides]
     head = Text(SIGNS[pair.sign], style="bold")
@@ -231,11 +231,11 @@ def _both(pair: Pair, width: int) -> RenderableType:
     return Group(head, grid)
 
 
-def _said_by(step: Step | None, side: str) -> Text:
+def _said_by(step: TranscriptStep | None, side: str) -> Text:
     return plain(f"{side}: {step.who}, call #{step.call}" if step else f"{side}: nothing", "dim")
 
 
-def _reasons(data: Tries) -> Iterator[Text]:
+def _reasons(data: RolloutComparison) -> Iterator[Text]:
     """For each rollout that did not succeed, the step at which it left the successful ones."""
     good = [said for row, said in zip(data.rollouts, data.steps, strict=True) if row.status == RolloutStatus.SUCCEEDED]
     if not good:
@@ -244,7 +244,7 @@ def _reasons(data: Tries) -> Iterator[Text]:
     for row, said in zip(data.rollouts, data.steps, strict=True):
         if row.status == RolloutStatus.SUCCEEDED:
             continue
-        at, other = leaves(said, good)
+        at, other = find_divergence(said, good)
         own = _at(said, at)
         theirs = _at(other or (), at)
         where = f"leaves the others at step {at + 1}"
@@ -253,11 +253,11 @@ def _reasons(data: Tries) -> Iterator[Text]:
         yield Text.assemble(("  they: ", "dim"), theirs)
 
 
-def _at(said: Sequence[Step], at: int) -> Text:
+def _at(said: Sequence[TranscriptStep], at: int) -> Text:
     return _step(said[at]) if at < len(said) else Text("said nothing more")
 
 
-def _all_said(data: Tries, at: int) -> Iterator[Text]:
+def _all_said(data: RolloutComparison, at: int) -> Iterator[Text]:
     for row, said in zip(data.rollouts, data.steps, strict=True):
         yield joined(plain(row.id, "bold"), rollouts.status(row.status))
         yield Text(clean(f"{said[at].who}: {said[at].text}") if at < len(said) else "nothing")
@@ -268,7 +268,7 @@ def _all_said(data: Tries, at: int) -> Iterator[Text]:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoVersions:
+class VersionComparison:
     """Two versions of a resource, and rollouts that had them."""
 
     resource: ResourceView
@@ -276,7 +276,7 @@ class TwoVersions:
     rollouts: Sequence[Sequence[RolloutSummary]]
 
 
-class CompareVersions(CompareView):
+class CompareVersionsView(CompareView):
     """Compares two versions of a resource."""
 
     stacked = True
@@ -285,15 +285,15 @@ class CompareVersions(CompareView):
     def __init__(self, resource: str, versions: Sequence[str]) -> None:
         self._resource, self._versions = resource, versions
 
-    async def look(self, client: Client) -> TwoVersions:
+    async def load(self, client: Client) -> VersionComparison:
         async def having(version: str) -> list[RolloutSummary]:
             return (await client.rollout_page(f'version="{self._resource}@{version}"', NEWEST, None)).rollouts
 
-        found, had = await asyncio.gather(client.resource(self._resource), each(having, self._versions))
+        found, had = await asyncio.gather(client.resource(self._resource), map_concurrently(having, self._versions))
         by_name = {version.version: version for version in found.versions}
-        return TwoVersions(found, [by_name[name] for name in self._versions if name in by_name], had)
+        return VersionComparison(found, [by_name[name] for name in self._versions if name in by_name], had)
 
-    def panes(self, data: TwoVersions, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: VersionComparison, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         if len(data.versions) < 2:
             there = ", ".join(clean(one.version) for one in data.resource.versions)
             return [pane("Versions", Text(f"{clean(self._resource)} has no such version; it has {there}."))]
@@ -307,7 +307,7 @@ class CompareVersions(CompareView):
         return f"{self._resource} {' '.join(self._versions)}"
 
 
-def _outcomes(data: TwoVersions) -> RenderableType:
+def _outcomes(data: VersionComparison) -> RenderableType:
     """The outcomes of the newest rollouts of each version."""
     made = Listing(Column("version"), figure("rollouts"), figure("succeeded"), figure("failed"), figure("mean reward"),
                    figure("with reward"), figure("mean tokens"))  # fmt: skip
@@ -316,7 +316,7 @@ def _outcomes(data: TwoVersions) -> RenderableType:
         tokens = [(row.totals.input_tokens or 0) + (row.totals.output_tokens or 0) for row in rows]
         ends = [sum(row.status == one for row in rows) for one in (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED)]
         made.add_row(
-            plain(version.place), f"{len(rows):,}", *(f"{count:,}" for count in ends),
+            plain(version.qualified_name), f"{len(rows):,}", *(f"{count:,}" for count in ends),
             number(round(sum(rewards) / len(rewards), 4)) if rewards else "none", f"{len(rewards):,}",
             f"{sum(tokens) / len(tokens):,.0f}" if tokens else "",
         )  # fmt: skip
@@ -328,14 +328,14 @@ def _outcomes(data: TwoVersions) -> RenderableType:
 
 
 @dataclass(frozen=True, slots=True)
-class TwoRuns:
+class RunComparison:
     """Two training runs with their curves by metric."""
 
     runs: Sequence[Run]
     curves: Sequence[dict[str, Curve]]
 
 
-class CompareRuns(CompareView):
+class CompareRunsView(CompareView):
     """Compares two training runs."""
 
     concerns = frozenset({"runs"})
@@ -343,29 +343,31 @@ class CompareRuns(CompareView):
     def __init__(self, ids: Sequence[str]) -> None:
         self._ids = ids
 
-    async def look(self, client: Client) -> TwoRuns:
-        runs = await each(client.run, self._ids)
-        curves = await each(lambda id: client.curves(id, max_points=200), self._ids)
-        return TwoRuns(runs, [{curve.metric: curve for curve in found} for found in curves])
+    async def load(self, client: Client) -> RunComparison:
+        runs = await map_concurrently(client.run, self._ids)
+        curves = await map_concurrently(lambda id: client.curves(id, max_points=200), self._ids)
+        return RunComparison(runs, [{curve.metric: curve for curve in found} for found in curves])
 
-    def head(self, data: TwoRuns, now_ns: int) -> Text:
+    def head(self, data: RunComparison, now_ns: int) -> Text:
         said = (
             joined(plain(run.id, "bold"), rollouts.status(run.status), f"step {run.step or 0:,}") for run in data.runs
         )
         return Text(" against ", style="dim").join(said)
 
-    def table(self, data: TwoRuns, now_ns: int) -> Table:
+    def table(self, data: RunComparison, now_ns: int) -> TableModel:
         names = list(dict.fromkeys(name for found in data.curves for name in found))
         heads = [column for run in data.runs for column in (figure(clean(run.id)), Column("trend", 2))]
         columns = [Column("metric"), *heads, figure("difference")]
-        return Table(columns, names, lambda id: _metric(data, id), "Neither has reported a point yet.")
+        return TableModel(columns, names, lambda id: _metric(data, id), "Neither has reported a point yet.")
 
-    def panes(self, data: TwoRuns, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: RunComparison, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         config = pane("Config", Group(*_configs(data)))
         if id is None:
             return [config]
-        lines = [line(found[id], run.id) for run, found in zip(data.runs, data.curves, strict=True) if id in found]
-        return [Pane("Curves", lambda width: Group(chart(lines, width, 10), key(lines))), config]
+        lines = [
+            terminal_curve(found[id], run.id) for run, found in zip(data.runs, data.curves, strict=True) if id in found
+        ]
+        return [Pane("Curves", lambda width: Group(chart(lines, width, 10), legend(lines))), config]
 
     def command(self, id: str | None) -> str:
         return f"penstock runs plot {self._ids[0]} --compare {self._ids[1]}"
@@ -374,7 +376,7 @@ class CompareRuns(CompareView):
         return " ".join(self._ids)
 
 
-def _metric(data: TwoRuns, name: str) -> list[Text | str]:
+def _metric(data: RunComparison, name: str) -> list[Text | str]:
     found = [curves.get(name) for curves in data.curves]
     cells: list[Text | str] = [plain(name)]
     for curve in found:
@@ -383,7 +385,7 @@ def _metric(data: TwoRuns, name: str) -> list[Text | str]:
     return [*cells, f"{last[1] - last[0]:+.4g}" if len(last) == 2 else ""]
 
 
-def _configs(data: TwoRuns) -> Iterator[Text]:
+def _configs(data: RunComparison) -> Iterator[Text]:
     """The differences of the configurations."""
     old, new = data.runs
     colours = {"+": "green", "-": "red", "@": "cyan"}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from penstock.gateway.display import rollouts as shown
-from penstock.gateway.display.table import Column, figure
-from penstock.gateway.display.text import age, joined, number, plain
+from penstock.console.views import rollouts as shown
+from penstock.console.views.table import Column, figure
+from penstock.console.views.text import age, joined, number, plain
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.tui.screens.rollouts import RolloutsView
-from penstock.tui.view import Pane, Table, View, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -28,7 +28,7 @@ GROUPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RolloutGroup:
     """The tries at one task."""
 
     name: str
@@ -50,52 +50,52 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class GroupsData:
     """All groups of the newest rollouts."""
 
-    groups: dict[str, Group]
+    groups: dict[str, RolloutGroup]
     looked_at: int
     complete: bool
     """True when these are all rollouts of the tape."""
 
 
-def grouped(rows: Sequence[RolloutSummary]) -> dict[str, Group]:
+def group_rollouts(rows: Sequence[RolloutSummary]) -> dict[str, RolloutGroup]:
     """Rollouts by the task that they repeat, newest first; rollouts without a group are left out."""
     found: dict[str, list[RolloutSummary]] = {}
     for row in rows:
         if row.group is not None:
             found.setdefault(row.group, []).append(row)
-    return {name: Group(name, members) for name, members in found.items()}
+    return {name: RolloutGroup(name, members) for name, members in found.items()}
 
 
-class GroupsView(View[Groups, None]):
+class GroupsView(ScreenView[GroupsData, None]):
     name = "groups"
     title = "Groups"
     help = "the tries at each task together; Enter lists them, c shows where the failed ones leave the others"
     every_s = 5.0
 
-    async def look(self, client: Client) -> Groups:
+    async def load(self, client: Client) -> GroupsData:
         page = await client.rollout_page("", NEWEST, None)
-        return Groups(grouped(page.rollouts), len(page.rollouts), page.next is None)
+        return GroupsData(group_rollouts(page.rollouts), len(page.rollouts), page.next is None)
 
-    def head(self, data: Groups, now_ns: int) -> Text:
+    def head(self, data: GroupsData, now_ns: int) -> Text:
         of = "all rollouts" if data.complete else f"the newest {data.looked_at:,} rollouts"
         return Text(f"{len(data.groups):,} groups in {of}")
 
-    def table(self, data: Groups, now_ns: int) -> Table:
+    def table(self, data: GroupsData, now_ns: int) -> TableModel:
         def cells(id: str) -> Sequence[Text | str]:
             return _cells(data.groups[id], now_ns)
 
-        return Table(GROUPS, list(data.groups), cells, NONE, _orders(data.groups))
+        return TableModel(GROUPS, list(data.groups), cells, NONE, _orders(data.groups))
 
-    def panes(self, data: Groups, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: GroupsData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         group = data.groups.get(id or "")
         return () if group is None else [pane("Rollouts", shown.rollouts(group.rows, now_ns))]
 
     def command(self, id: str | None) -> str:
         return "penstock rollouts" if id is None else RolloutsView(_only(id)).command(None)
 
-    def opens(self, data: Groups, id: str) -> View[Any, Any]:
+    def opens(self, data: GroupsData, id: str) -> ScreenView[Any, Any]:
         return RolloutsView(_only(id))
 
 
@@ -105,7 +105,7 @@ def _only(group: str) -> str:
     return f'group="{quoted}"'
 
 
-def _cells(group: Group, now_ns: int) -> list[Text | str]:
+def _cells(group: RolloutGroup, now_ns: int) -> list[Text | str]:
     good, bad = group.having(RolloutStatus.SUCCEEDED), group.having(RolloutStatus.FAILED)
     calls = sum(row.totals.calls for row in group.rows)
     rewards = (group.mean, min(group.rewards, default=None), max(group.rewards, default=None))
@@ -121,7 +121,7 @@ def _cells(group: Group, now_ns: int) -> list[Text | str]:
     ]
 
 
-def _orders(groups: dict[str, Group]) -> dict[str, Callable[[str], Any]]:
+def _orders(groups: dict[str, RolloutGroup]) -> dict[str, Callable[[str], Any]]:
     return {
         "group": lambda id: id,
         "failed": lambda id: groups[id].having(RolloutStatus.FAILED),

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from penstock.gateway.display import audit, rollouts
-from penstock.gateway.display.table import Column
-from penstock.gateway.display.text import clean, joined
+from penstock.console.views import audit, rollouts
+from penstock.console.views.table import Column
+from penstock.console.views.text import clean, joined
 from penstock.gateway.model.audit import AuditEntry
 from penstock.gateway.model.change import Change
-from penstock.tui.view import Pane, Table, View, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -28,7 +28,7 @@ NONE = "Nothing has happened on this tape yet."
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogData:
     """The newest changes by cursor, newest first."""
 
     changes: dict[str, Change]
@@ -36,7 +36,7 @@ class Log:
     """The audit log, newest first."""
 
 
-class LogView(View[Log, None]):
+class LogView(ScreenView[LogData, None]):
     name = "log"
     title = "Log"
     help = "every change on the tape as it happens, and who changed what"
@@ -50,7 +50,7 @@ class LogView(View[Log, None]):
     def forget(self) -> None:
         self._changes, self._since = {}, None
 
-    async def look(self, client: Client) -> Log:
+    async def load(self, client: Client) -> LogData:
         """Ask for the changes since the last look, and for the audit log."""
 
         async def people() -> list[AuditEntry]:
@@ -64,15 +64,15 @@ class LogView(View[Log, None]):
         self._since = None if len(page.changes) == NEWEST else page.next
         kept = list({**new, **self._changes}.items())[:NEWEST]
         self._changes = dict(kept)
-        return Log(self._changes, entries)
+        return LogData(self._changes, entries)
 
-    def head(self, data: Log, now_ns: int) -> Text:
+    def head(self, data: LogData, now_ns: int) -> Text:
         return Text(f"the newest {len(data.changes):,} changes, newest first")
 
-    def table(self, data: Log, now_ns: int) -> Table:
-        return Table(CHANGES, list(data.changes), lambda id: [rollouts.change(data.changes[id])], NONE)
+    def table(self, data: LogData, now_ns: int) -> TableModel:
+        return TableModel(CHANGES, list(data.changes), lambda id: [rollouts.change(data.changes[id])], NONE)
 
-    def panes(self, data: Log, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: LogData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         none = Text("Nobody has changed anything yet.")
         people = pane("People", audit.entries(data.entries, now_ns) if data.entries else none)
         change = data.changes.get(id or "")

@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from penstock.gateway.client.parallel import each
-from penstock.gateway.display import queue, rollouts
-from penstock.gateway.display.release_summary import deciding, stage_name
-from penstock.gateway.display.releases import bar
-from penstock.gateway.display.runs import sparkline
-from penstock.gateway.display.text import age, clean, compact, duration, joined, number, plain, size
+from penstock.console.views import queue, rollouts
+from penstock.console.views.release_summary import decision_thresholds, stage_name
+from penstock.console.views.releases import bar
+from penstock.console.views.runs import sparkline
+from penstock.console.views.text import age, clean, compact, duration, joined, number, plain, size
+from penstock.gateway.client.concurrency import map_concurrently
 from penstock.gateway.model.answers import Stats
 from penstock.gateway.model.change import Digest
 from penstock.gateway.model.definitions import ServerView
@@ -26,10 +26,10 @@ from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Curve, RunHead
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.model.wording import counted
-from penstock.gateway.policy.questions import Question
-from penstock.tui.traffic import Traffic
-from penstock.tui.view import Pane, View
+from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.reading.policy.questions import Question
+from penstock.tui.traffic import DigestHistory
+from penstock.tui.view import Pane, ScreenView
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -49,7 +49,7 @@ Lines = Sequence[Text]
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class OverviewData:
     """The data of the overview."""
 
     ready: str | None
@@ -66,7 +66,7 @@ class Overview:
     errors: Sequence[Span]
 
 
-class OverviewView(View[Overview, None]):
+class OverviewView(ScreenView[OverviewData, None]):
     name = "overview"
     title = "Overview"
     help = "health, traffic, cost, queue, releases and runs at a glance"
@@ -74,27 +74,27 @@ class OverviewView(View[Overview, None]):
     concerns = frozenset({"rollouts", "releases", "runs", "resources"})
     every_s = 5.0
 
-    async def look(self, client: Client) -> Overview:
+    async def load(self, client: Client) -> OverviewData:
         """Ask for everything at once, so that the delay is that of one answer, not of ten."""
 
         async def failed() -> list[Span]:
             return [span async for span in client.recent_spans("status:error", MOST)]
 
         async def live() -> list[ReleaseView]:
-            return await each(lambda one: client.release(one.id), (await client.releases(live=True))[:MOST])
+            return await map_concurrently(lambda one: client.release(one.id), (await client.releases(live=True))[:MOST])
 
         async def training() -> list[tuple[RunHead, Curve | None]]:
             running = [run async for run in client.runs(status="running", limit=MOST)]
-            return list(zip(running, await each(lambda run: _reward(client, run), running), strict=True))
+            return list(zip(running, await map_concurrently(lambda run: _reward(client, run), running), strict=True))
 
         first, second = await asyncio.gather(
             asyncio.gather(client.readiness(), client.stats(COUNTED), client.queue(), client.workers(), live()),
             asyncio.gather(training(), client.waiting(), client.definitions(), client.upstreams(), failed()),
         )
-        return Overview(*first, *second)
+        return OverviewData(*first, *second)
 
-    def panes(self, data: Overview, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
-        return [Pane("", lambda width: drawn(data, self.traffic, now_ns, width))]
+    def panes(self, data: OverviewData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        return [Pane("", lambda width: draw_blocks(data, self.traffic, now_ns, width))]
 
     def command(self, id: str | None) -> str:
         return "penstock stats"
@@ -105,7 +105,7 @@ async def _reward(client: Client, run: RunHead) -> Curve | None:
     return (await client.curves(run.id, names, max_points=24))[0] if names else None
 
 
-def drawn(data: Overview, traffic: Traffic | None, now_ns: int, width: int) -> RenderableType:
+def draw_blocks(data: OverviewData, traffic: DigestHistory | None, now_ns: int, width: int) -> RenderableType:
     """The blocks: below each other, or in two columns on a wide screen."""
     blocks: list[tuple[str, Lines]] = [
         ("Health", list(_health(data))),
@@ -138,29 +138,29 @@ def _column(blocks: Sequence[tuple[str, Lines]], apart: bool = False) -> Rendera
     return made
 
 
-def _health(data: Overview) -> Iterator[Text]:
+def _health(data: OverviewData) -> Iterator[Text]:
     tape = data.stats.tape
     ready = Text("ready", style="green") if data.ready is None else Text(clean(data.ready), style="bold red")
     used, whole = tape.get("used_bytes", 0), tape.get("map_bytes", 0)
     full = f"tape {size(used)} of {size(whole)}" if whole else ""
-    yield joined(ready, *(counted(tape.get(f"{noun}s", 0), noun) for noun in ("rollout", "attempt")), full)
+    yield joined(ready, *(pluralized(tape.get(f"{noun}s", 0), noun) for noun in ("rollout", "attempt")), full)
     if data.stats.gaps:
-        yield Text(f"{counted(data.stats.gaps, 'call')} could not be recorded", style="bold red")
+        yield Text(f"{pluralized(data.stats.gaps, 'call')} could not be recorded", style="bold red")
     for one in data.upstreams:
         if one.paused:
             since = duration(int((one.paused_s or 0) * 1e9))
-            wait = f"{counted(one.waiting, 'call')} wait{'s' if one.waiting == 1 else ''}"
+            wait = f"{pluralized(one.waiting, 'call')} wait{'s' if one.waiting == 1 else ''}"
             yield Text(f"upstream {clean(one.name)} is paused for {since}; {wait}", style="yellow")
     yield from rollouts.servers(data.stats.servers)
 
 
-def _traffic(data: Overview, traffic: Traffic | None) -> Iterator[Text]:
+def _traffic(data: OverviewData, traffic: DigestHistory | None) -> Iterator[Text]:
     if traffic is None:
         yield Text("is followed in a terminal; below are sums over the newest spans", style="dim")
         return
 
     for name, of in FLOWS.items():
-        flow = traffic.flow(of)
+        flow = traffic.rate_series(of)
         rates = f"{flow.now:>7,.1f} a second, at most {flow.peak:,.1f}"
         yield joined(f"{name:6}", sparkline(flow.rates), rates)
 
@@ -168,9 +168,9 @@ def _traffic(data: Overview, traffic: Traffic | None) -> Iterator[Text]:
 def _models(stats: Stats) -> Iterator[Text]:
     busy = sorted(stats.by_model.items(), key=lambda item: -item[1].calls)
     for name, m in busy[:MOST]:
-        errors = Text(counted(m.errors, "error"), style="red" if m.errors else "")
+        errors = Text(pluralized(m.errors, "error"), style="red" if m.errors else "")
         times = f"median {duration(m.median_ns)}, p95 {duration(m.p95_ns)}" if m.median_ns is not None else ""
-        yield joined(plain(name), counted(m.calls, "call"), errors, times)
+        yield joined(plain(name), pluralized(m.calls, "call"), errors, times)
     if not busy:
         yield Text("no model was called yet: give an agent this gateway's address as its base URL")
 
@@ -182,18 +182,20 @@ def _cost(stats: Stats) -> Iterator[Text]:
         if rewards.mean is not None
         else "no reward yet"
     )
-    yield joined(f"{rollouts.sums(stats.totals)} tokens in the newest {counted(stats.counted_spans, 'span')}", mean)
+    yield joined(f"{rollouts.sums(stats.totals)} tokens in the newest {pluralized(stats.counted_spans, 'span')}", mean)
 
 
-def _queue(data: Overview, now_ns: int) -> Iterator[Text]:
+def _queue(data: OverviewData, now_ns: int) -> Iterator[Text]:
     yield queue.queue(data.queue, now_ns)
     busy = sum(bool(worker.attempts) for worker in data.workers)
     yield Text(
-        f"{counted(len(data.workers), 'worker')}, {busy:,} at work" if data.workers else "no worker was heard of lately"
+        f"{pluralized(len(data.workers), 'worker')}, {busy:,} at work"
+        if data.workers
+        else "no worker was heard of lately"
     )
 
 
-def _asks(data: Overview) -> Iterator[Text]:
+def _asks(data: OverviewData) -> Iterator[Text]:
     found = [f"{one.tool} on {one.server} waits for a yes or no (2)" for one in data.waiting[:MOST]]
     found += [f"{one.server} changed what it says of its tools (2)" for one in data.servers if one.pending("tools")]
     for view in data.releases:
@@ -212,7 +214,7 @@ def _releases(found: Sequence[ReleaseView]) -> Iterator[Text]:
         if not release.assigned:
             yield Text(head)
             continue
-        lead = max(deciding(release, view.figures), key=lambda one: one.value / one.limit)
+        lead = max(decision_thresholds(release, view.figures), key=lambda one: one.value / one.limit)
         yield joined(
             head, clean(lead.name), bar(lead.value, lead.limit, 12), f"{lead.value:.3g} of {lead.limit:g}", lead.follows
         )

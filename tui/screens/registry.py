@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.tui.screens.compare import MOST, CompareRollouts, CompareRuns, CompareVersions, CompareView
+from penstock.tui.screens.compare import MOST, CompareRolloutsView, CompareRunsView, CompareVersionsView, CompareView
 from penstock.tui.screens.groups import GroupsView
 from penstock.tui.screens.log import LogView
 from penstock.tui.screens.overview import OverviewView
@@ -19,62 +19,62 @@ from penstock.tui.screens.runs import RunsView
 from penstock.tui.screens.tools import ToolsView
 from penstock.tui.screens.upstreams import UpstreamsView
 from penstock.tui.screens.workers import WorkersView
-from penstock.tui.view import View
+from penstock.tui.view import ScreenView
 
 
-class Named(NamedTuple):
+class ScreenEntry(NamedTuple):
     """A screen that can be gone to by name."""
 
-    make: Callable[[Sequence[str]], View[Any, Any]]
+    make: Callable[[Sequence[str]], ScreenView[Any, Any]]
     """Makes the screen from the arguments after its name. Raises `ValueError` with a sentence for wrong ones."""
-    view: type[View[Any, Any]]
+    view: type[ScreenView[Any, Any]]
     wants: str
     """The form of its arguments; empty when it takes none."""
     help: str
 
 
-def _plain(view: type[View[Any, Any]]) -> Named:
+def _plain(view: type[ScreenView[Any, Any]]) -> ScreenEntry:
     """A screen that takes no arguments."""
 
-    def make(words: Sequence[str]) -> View[Any, Any]:
+    def make(words: Sequence[str]) -> ScreenView[Any, Any]:
         if words:
             raise ValueError(f"{view.name} takes nothing behind it, not {words[0]!r}")
         return view()
 
-    return Named(make, view, "", view.help)
+    return ScreenEntry(make, view, "", view.help)
 
 
-def _rollout(words: Sequence[str]) -> View[Any, Any]:
+def _rollout(words: Sequence[str]) -> ScreenView[Any, Any]:
     if len(words) != 1 or not re.fullmatch(ID_PATTERN, words[0]):
         raise ValueError(f"rollout wants the id of one rollout behind it, not {' '.join(words)!r}")
     return RolloutView(words[0])
 
 
-def _compare(words: Sequence[str]) -> View[Any, Any]:
+def _compare(words: Sequence[str]) -> ScreenView[Any, Any]:
     match words:
         case "group", group:
-            return CompareRollouts(group=group)
+            return CompareRolloutsView(group=group)
         case "versions", name, old, new:
-            return CompareVersions(name, (old, new))
+            return CompareVersionsView(name, (old, new))
         case "runs", old, new:
-            return CompareRuns((old, new))
+            return CompareRunsView((old, new))
         case "rollouts", *ids if 2 <= len(ids) <= MOST:
-            return CompareRollouts(ids)
+            return CompareRolloutsView(ids)
         case _:
             raise ValueError(f"compare wants {COMPARES}, not {' '.join(words)!r}")
 
 
-def _rollouts(words: Sequence[str]) -> View[Any, Any]:
+def _rollouts(words: Sequence[str]) -> ScreenView[Any, Any]:
     return RolloutsView(" ".join(words))
 
 
 COMPARES: Final = f"rollouts ID ID [ID ...] (up to {MOST}), group NAME, versions RESOURCE OLD NEW, or runs ID ID"
-SCREENS: Final[dict[str, Named]] = {
+SCREENS: Final[dict[str, ScreenEntry]] = {
     "overview": _plain(OverviewView),
-    "rollouts": Named(_rollouts, RolloutsView, "[FILTER]", RolloutsView.help),
+    "rollouts": ScreenEntry(_rollouts, RolloutsView, "[FILTER]", RolloutsView.help),
     "tools": _plain(ToolsView),
-    "rollout": Named(_rollout, RolloutView, "ID", RolloutView.help),
-    "compare": Named(_compare, CompareView, COMPARES, CompareView.help),
+    "rollout": ScreenEntry(_rollout, RolloutView, "ID", RolloutView.help),
+    "compare": ScreenEntry(_compare, CompareView, COMPARES, CompareView.help),
     "releases": _plain(ReleasesView),
     "resources": _plain(ResourcesView),
     "runs": _plain(RunsView),
@@ -89,7 +89,7 @@ STANDING: Final = [(name,) for name, named in SCREENS.items() if named.wants in 
 """The screens that need no arguments, in order."""
 
 
-def made(words: Sequence[str]) -> View[Any, Any]:
+def make_view(words: Sequence[str]) -> ScreenView[Any, Any]:
     """The screen that the first word names, with the others as its arguments. Raises `ValueError` with a sentence."""
     name, *rest = words
     if name not in SCREENS:
@@ -98,7 +98,7 @@ def made(words: Sequence[str]) -> View[Any, Any]:
     return SCREENS[name].make(rest)
 
 
-def compared(view: str, data: Any, marked: Sequence[str], chosen: str | None) -> list[str]:
+def comparison_words(view: str, data: Any, marked: Sequence[str], chosen: str | None) -> list[str]:
     """The words of the screen that compares the marked rows of a screen. Raises `ValueError` with a sentence."""
     if view == "rollouts" and not marked and chosen is not None:
         row = data.rows.get(chosen)

@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from penstock.console.views import releases as shown
+from penstock.console.views.release_series import EvidencePoint, History, series
+from penstock.console.views.release_summary import (
+    audience,
+    left_out,
+    share,
+    stage_name,
+    units,
+    version_changes,
+    wait_conditions,
+)
+from penstock.console.views.table import Column, Listing
+from penstock.console.views.text import ago, clean, compact, joined, plain
 from penstock.gateway.client.release_history import read_history
-from penstock.gateway.display import releases as shown
-from penstock.gateway.display.release_series import History, Point, series
-from penstock.gateway.display.release_summary import audience, left_out, moves, share, stage_name, units, waits
-from penstock.gateway.display.table import Column, Listing
-from penstock.gateway.display.text import ago, clean, compact, joined, plain
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import ARMS, Release, ReleaseView
 from penstock.tui.panes.race import race
-from penstock.tui.view import Action, Pane, Table, View, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -30,19 +38,19 @@ NONE = "There are no releases yet: `penstock release start NAME --candidate VERS
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReleasesData:
     """All releases by name, live ones first."""
 
     releases: dict[str, Release]
 
 
 @dataclass(frozen=True, slots=True)
-class Closer:
+class ReleaseDetails:
     """A release with its evidence and its audit chain."""
 
     view: ReleaseView
     history: History
-    points: Sequence[Point]
+    points: Sequence[EvidencePoint]
     """The growth of the evidence; empty when there is none, or more than `MOST` assignments."""
     awaited: tuple[int, int] | None
     """Assigned rollouts of each arm that are not counted yet; None when they were not read."""
@@ -50,28 +58,28 @@ class Closer:
 
 def _act(
     id: str, verb: str, does: Callable[[Release], str], possible: Callable[[Release], str | None], reason: bool = False
-) -> Action[Found]:
+) -> ViewAction[ReleasesData]:
     """An action that makes a decision. `verb`: its name in the API."""
 
-    def unavailable(data: Found, row: str | None) -> str | None:
+    def unavailable(data: ReleasesData, row: str | None) -> str | None:
         found = data.releases.get(row or "")
         return "no release is chosen" if found is None else possible(found)
 
-    def question(data: Found, row: str | None) -> str:
+    def question(data: ReleasesData, row: str | None) -> str:
         one = data.releases[row or ""]
         only = audience(one.only)
         whom = f"calls of {only}" if only else "all calls"
-        now = f"{share(one.stage, one.split):.0%} of new {one.policy.counts}"
+        now = f"{share(one.stage, one.split):.0%} of new {one.policy.observation_noun}"
         return (
-            f"{one.id}: {one.resource} {moves(one)}, for {whom}. It is {stage_name(one.stage)}; "
+            f"{one.id}: {one.resource} {version_changes(one)}, for {whom}. It is {stage_name(one.stage)}; "
             f"{now} get {one.candidate}, {one.assigned:,} were assigned so far. {does(one)}"
         )
 
-    async def act(client: Client, data: Found, row: str | None, said: Said) -> str:
+    async def act(client: Client, data: ReleasesData, row: str | None, said: ActionRequest) -> str:
         moved = await client.decide(row or "", verb, said)
         return f"{moved.id} is {stage_name(moved.stage)}."
 
-    return Action(id, unavailable, question, act, reason)
+    return ViewAction(id, unavailable, question, act, reason)
 
 
 def _ended(one: Release) -> str | None:
@@ -90,13 +98,13 @@ def _awaits(one: Release) -> str | None:
     return _ended(one) or (None if one.waits == "approval" else f"{one.id} does not wait for approval")
 
 
-class ReleasesView(View[Found, Closer]):
+class ReleasesView(ScreenView[ReleasesData, ReleaseDetails]):
     name = "releases"
     title = "Releases"
     help = "canaries and what decides them; freeze, promote, roll back"
     concerns = frozenset({"releases", "rollouts"})
     every_s = 5.0
-    actions: ClassVar[Sequence[Action[Any]]] = (
+    actions: ClassVar[Sequence[ViewAction[Any]]] = (
         _act("release.promote", "promote",
              lambda one: f"Make {one.candidate} stable now, whatever the evidence says?", _ended, True),
         _act("release.rollback", "rollback",
@@ -112,16 +120,16 @@ class ReleasesView(View[Found, Closer]):
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._grown: tuple[tuple[str, int, int], Sequence[Point]] | None = None
+        self._grown: tuple[tuple[str, int, int], Sequence[EvidencePoint]] | None = None
 
     def forget(self) -> None:
         self._grown = None
 
-    async def look(self, client: Client) -> Found:
+    async def load(self, client: Client) -> ReleasesData:
         found = await client.releases()
-        return Found({one.id: one for one in sorted(found, key=lambda one: not one.live)})
+        return ReleasesData({one.id: one for one in sorted(found, key=lambda one: not one.live)})
 
-    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+    async def load_details(self, client: Client, data: ReleasesData, id: str) -> ReleaseDetails:
         """Ask for the release's evidence, its audit chain and, unless there are too many, its assignments."""
         view = await client.release(id)
         release = view.release
@@ -129,31 +137,31 @@ class ReleasesView(View[Found, Closer]):
         found = await read_history(client, id, 0 if few else release.assigned)
         history = History.of(release, *found, after=0 if few else release.assigned)
         if not few:
-            return Closer(view, history, (), None)
+            return ReleaseDetails(view, history, (), None)
         rest = [one.arm for one in history.assigned[len(history.seen) :]]
         points = await self._points(release, history)
-        return Closer(view, history, points, (rest.count("stable"), rest.count("candidate")))
+        return ReleaseDetails(view, history, points, (rest.count("stable"), rest.count("candidate")))
 
-    async def _points(self, release: Release, history: History) -> Sequence[Point]:
+    async def _points(self, release: Release, history: History) -> Sequence[EvidencePoint]:
         """The growth of the evidence; computed again only when it has grown."""
         state = release.id, release.revision, len(history.seen)
         if self._grown is None or self._grown[0] != state:
             self._grown = state, await asyncio.to_thread(series, release, history, 100)
         return self._grown[1]
 
-    def head(self, data: Found, now_ns: int) -> Text:
+    def head(self, data: ReleasesData, now_ns: int) -> Text:
         live = sum(one.live for one in data.releases.values())
         waiting = sum(one.waits == "approval" or one.stage == "held" for one in data.releases.values() if one.live)
         asks = f"{waiting:,} wait for a person" if waiting else ""
         return joined(f"{live:,} live of {len(data.releases):,}", Text(asks, style="bold yellow"))
 
-    def table(self, data: Found, now_ns: int) -> Table:
+    def table(self, data: ReleasesData, now_ns: int) -> TableModel:
         def cells(id: str) -> Sequence[Text | str]:
             return shown.releases([data.releases[id]], now_ns).rows[0]
 
-        return Table(shown.RELEASES, list(data.releases), cells, NONE)
+        return TableModel(shown.RELEASES, list(data.releases), cells, NONE)
 
-    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: ReleasesData, id: str | None, closer: ReleaseDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
             return ()
         view, chain = closer.view, closer.history.audit
@@ -169,7 +177,7 @@ class ReleasesView(View[Found, Closer]):
         return "penstock release list" if id is None else f"penstock release status {id}"
 
 
-def _coverage(closer: Closer, now_ns: int) -> RenderableType:
+def _coverage(closer: ReleaseDetails, now_ns: int) -> RenderableType:
     """The calls that the release reaches, and the outcomes that are counted."""
     view, release = closer.view, closer.view.release
     only = audience(release.only)
@@ -188,7 +196,7 @@ def _coverage(closer: Closer, now_ns: int) -> RenderableType:
         "oldest": f"{view.oldest}, assigned {ago(view.oldest_ns, now_ns)}" if view.oldest and view.oldest_ns else "",
     }
     told = [joined(Text(f"{name:9}", style="dim"), plain(value)) for name, value in lines.items() if value]
-    return Group(*told, *(joined(Text("waits for", style="dim"), clean(one)) for one in waits(view)))
+    return Group(*told, *(joined(Text("waits for", style="dim"), clean(one)) for one in wait_conditions(view)))
 
 
 def _policy(release: Release) -> RenderableType:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.display import resources as shown
-from penstock.gateway.display.release_summary import audience
-from penstock.gateway.display.table import Column, Listing
-from penstock.gateway.display.text import clean, joined, plain
+from penstock.console.views import resources as shown
+from penstock.console.views.release_summary import audience
+from penstock.console.views.table import Column, Listing
+from penstock.console.views.text import clean, joined, plain
 from penstock.gateway.model.resource import Need, Resource, ResourceView
-from penstock.tui.view import Pane, Table, View, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -32,35 +32,35 @@ USED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResourcesData:
     """All resources by name."""
 
     resources: dict[str, ResourceView]
 
 
-class ResourcesView(View[Found, list[Need]]):
+class ResourcesView(ScreenView[ResourcesData, list[Need]]):
     name = "resources"
     title = "Resources"
     help = "prompts, tool texts and models: versions, differences, and where each is used; c compares two versions"
     concerns = frozenset({"resources", "releases"})
     every_s = 15.0
 
-    async def look(self, client: Client) -> Found:
-        return Found({one.name: one for one in await client.resources()})
+    async def load(self, client: Client) -> ResourcesData:
+        return ResourcesData({one.name: one for one in await client.resources()})
 
-    def head(self, data: Found, now_ns: int) -> Text:
+    def head(self, data: ResourcesData, now_ns: int) -> Text:
         versions = sum(len(one.versions) for one in data.resources.values())
         return Text(f"{len(data.resources):,} resources, {versions:,} versions")
 
-    def table(self, data: Found, now_ns: int) -> Table:
+    def table(self, data: ResourcesData, now_ns: int) -> TableModel:
         made = shown.resources(data.resources.values(), now_ns)
         by_name = dict(zip(data.resources, made.rows, strict=True))
-        return Table(made.columns, list(by_name), by_name.__getitem__, NONE)
+        return TableModel(made.columns, list(by_name), by_name.__getitem__, NONE)
 
-    async def look_closer(self, client: Client, data: Found, id: str) -> list[Need]:
+    async def load_details(self, client: Client, data: ResourcesData, id: str) -> list[Need]:
         return await client.needed_versions(id)
 
-    def panes(self, data: Found, id: str | None, closer: list[Need] | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: ResourcesData, id: str | None, closer: list[Need] | None, now_ns: int) -> Sequence[Pane]:
         one = data.resources.get(id or "")
         if one is None:
             return ()

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.client.parallel import each
-from penstock.gateway.dialects.token_logprobs import read_logprobs
-from penstock.gateway.display import queue, rollout_tree
-from penstock.gateway.display import rollouts as shown
-from penstock.gateway.display.table import Column, figure
-from penstock.gateway.display.text import clean, compact, duration, joined, number, plain, size
-from penstock.gateway.model.answers import Bytes, Diagnosis, SpanDetail
+from penstock.console.views import queue, rollout_tree
+from penstock.console.views import rollouts as shown
+from penstock.console.views.table import Column, figure
+from penstock.console.views.text import clean, compact, duration, joined, number, plain, size
+from penstock.gateway.client.concurrency import map_concurrently
+from penstock.gateway.model.answers import Diagnosis, ExchangeBytes, SpanDetail
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Turn
+from penstock.gateway.wire.dialects.token_logprobs import read_logprobs
 from penstock.tui.panes import raw, waterfall
 from penstock.tui.panes.timing import timing
 from penstock.tui.panes.tokens import tokens
 from penstock.tui.screens.rollout_actions import rollout_actions
-from penstock.tui.view import Action, Pane, Table, View, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -50,7 +50,7 @@ WITH_BYTES = frozenset({"Tokens", "Request", "Response", "Timing"})
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TreeRow:
     """A line of the tree: an attempt, or a span of it."""
 
     attempt: Attempt
@@ -59,13 +59,13 @@ class Row:
 
 
 @dataclass(slots=True)
-class Looked:
+class RolloutData:
     """A rollout and its spans."""
 
     rollout: RolloutSummary
-    rows: dict[str, Row]
+    rows: dict[str, TreeRow]
     """Lines by `ATTEMPT` or `ATTEMPT#SEQUENCE`, from top to bottom."""
-    axes: dict[str, waterfall.Axis]
+    axes: dict[str, waterfall.TimeAxis]
     """The time axis of each attempt."""
     used: dict[str, list[ToolUse]]
     """Tool uses by attempt."""
@@ -74,7 +74,7 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class Closer:
+class TreeRowDetails:
     """The details of a row."""
 
     detail: SpanDetail | None = None
@@ -85,28 +85,28 @@ class Closer:
     """Spans of the output that an attempt's agent printed."""
 
 
-def _shown(data: Looked, id: str | None) -> RolloutSummary:
+def _shown(data: RolloutData, id: str | None) -> RolloutSummary:
     return data.rollout
 
 
-class RolloutView(View[Looked, Closer]):
+class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
     name = "rollout"
     title = "Rollout"
     help = "what one rollout did, call by call"
     concerns = frozenset({"rollouts"})
     every_s = 30.0
-    actions: ClassVar[Sequence[Action[Any]]] = rollout_actions(_shown)
+    actions: ClassVar[Sequence[ViewAction[Any]]] = rollout_actions(_shown)
 
     def __init__(self, rollout: str) -> None:
         self._rollout = rollout
-        self._kept: OrderedDict[tuple[str, Bytes], SpanDetail] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ExchangeBytes], SpanDetail] = OrderedDict()
 
     def forget(self) -> None:
         self._kept.clear()
 
     # Asking -----------------------------------------------------------------------------------------------------------
 
-    async def look(self, client: Client) -> Looked:
+    async def load(self, client: Client) -> RolloutData:
         """Ask for the rollout, the heads of its spans, and its tool uses."""
 
         async def heads() -> list[Span]:
@@ -114,13 +114,15 @@ class RolloutView(View[Looked, Closer]):
 
         rollout, spans = await asyncio.gather(client.rollout(self._rollout), heads())
         names = sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls})
-        used = dict(zip(names, await each(lambda name: client.tools(self._rollout, name), names), strict=True))
-        return looked(rollout, spans, used)
+        used = dict(
+            zip(names, await map_concurrently(lambda name: client.tools(self._rollout, name), names), strict=True)
+        )
+        return build_tree(rollout, spans, used)
 
-    def tell(self, digest: Digest) -> bool:
+    def observe(self, digest: Digest) -> bool:
         return self._rollout in digest.rollouts or digest.more > 0
 
-    async def look_closer(self, client: Client, data: Looked, id: str) -> Closer | None:
+    async def load_details(self, client: Client, data: RolloutData, id: str) -> TreeRowDetails | None:
         """Ask for the selected call with those before it, or for the selected attempt."""
         row = data.rows.get(id)
         if row is None:
@@ -128,21 +130,21 @@ class RolloutView(View[Looked, Closer]):
         diagnosing = self.pane is None or self.pane == "Doctor"
         asked = client.diagnosis(self._rollout) if diagnosing else _nothing()
         if row.span is None:
-            return Closer(diagnosis=await asked, printed=_printed(data, row.attempt))
+            return TreeRowDetails(diagnosis=await asked, printed=_printed(data, row.attempt))
         before = _before(data, row.span) if row.span.kind == "llm" else []
         detail, diagnosis, earlier = await asyncio.gather(
             self._detail(client, row.span, self._bytes(row.span)),
             asked,
             asyncio.gather(*(self._detail(client, span, "none") for span in before)),
         )
-        return Closer(detail, [one.turn for one in earlier if one.turn is not None], diagnosis)
+        return TreeRowDetails(detail, [one.turn for one in earlier if one.turn is not None], diagnosis)
 
-    def _bytes(self, span: Span) -> Bytes:
+    def _bytes(self, span: Span) -> ExchangeBytes:
         """The form of a call's bytes that the panes in sight need."""
         wanted = self.pane is None or self.pane in WITH_BYTES
         return "plain" if wanted and span.request_bytes + span.response_bytes <= LARGEST else "none"
 
-    async def _detail(self, client: Client, span: Span, wanted: Bytes) -> SpanDetail:
+    async def _detail(self, client: Client, span: Span, wanted: ExchangeBytes) -> SpanDetail:
         """A span; an ended one is asked for once."""
         for form in ("plain", wanted):
             if (known := self._kept.get((_id(span), form))) is not None:
@@ -156,10 +158,10 @@ class RolloutView(View[Looked, Closer]):
 
     # Showing ----------------------------------------------------------------------------------------------------------
 
-    def head(self, data: Looked, now_ns: int) -> Text:
+    def head(self, data: RolloutData, now_ns: int) -> Text:
         r, t = data.rollout, data.rollout.totals
         end = r.ended_ns or r.last_seen_ns
-        errors = Text(shown.counted(t.errors, "error"), style="red") if t.errors else ""
+        errors = Text(shown.pluralized(t.errors, "error"), style="red") if t.errors else ""
         versions = dict.fromkeys(
             f"{name}@{version}"
             for row in data.rows.values()
@@ -170,26 +172,26 @@ class RolloutView(View[Looked, Closer]):
         return joined(
             shown.status(r.status), r.mode, f"group {clean(r.group)}" if r.group else "",
             "no reward" if r.reward is None else f"reward {number(r.reward)}",
-            shown.counted(t.calls, "call"), errors, shown.total_tokens(t), shown.gaps(t),
+            shown.pluralized(t.calls, "call"), errors, shown.total_tokens(t), shown.gaps(t),
             duration(end - r.created_ns) if end > r.created_ns else "",
             *(clean(name) for name in versions), *(clean(arm) for arm in arms),
             f"{data.left_out:,} more spans are not shown" if data.left_out else "",
         )  # fmt: skip
 
-    def table(self, data: Looked, now_ns: int) -> Table:
+    def table(self, data: RolloutData, now_ns: int) -> TableModel:
         def bar(id: str, width: int) -> Text:
             if not id:
-                return waterfall.heading(next(iter(data.axes.values()), waterfall.Axis(0, 1)), width)
+                return waterfall.heading(next(iter(data.axes.values()), waterfall.TimeAxis(0, 1)), width)
             row = data.rows[id]
             axis = data.axes[row.attempt.id]
             return waterfall.bar(row.span, axis, width, now_ns) if row.span else waterfall.heading(axis, width)
 
         none = f"{self._rollout} has no attempts yet: it waits for a worker, or for its first call."
-        return Table(
+        return TableModel(
             SPANS, list(data.rows), lambda id: cells(data.rows[id]), none, bar=bar, words=lambda id: _words(data, id)
         )
 
-    def panes(self, data: Looked, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: RolloutData, id: str | None, closer: TreeRowDetails | None, now_ns: int) -> Sequence[Pane]:
         row = data.rows.get(id or "")
         if row is None or closer is None:
             return ()
@@ -236,28 +238,28 @@ def _id(span: Span) -> str:
     return f"{span.attempt}#{span.sequence}"
 
 
-def looked(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[ToolUse]]) -> Looked:
+def build_tree(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[ToolUse]]) -> RolloutData:
     """The tree: spans inside their parents, tools below the call that requested them."""
-    rows: dict[str, Row] = {}
-    axes: dict[str, waterfall.Axis] = {}
+    rows: dict[str, TreeRow] = {}
+    axes: dict[str, waterfall.TimeAxis] = {}
     by_attempt: dict[str, list[Span]] = {}
     for span in spans:
         by_attempt.setdefault(span.attempt, []).append(span)
     for attempt in rollout.attempts:
         own = by_attempt.get(attempt.id, [])
-        rows[attempt.id] = Row(attempt)
-        axes[attempt.id] = waterfall.Axis.of(own, attempt.last_seen_ns)
+        rows[attempt.id] = TreeRow(attempt)
+        axes[attempt.id] = waterfall.TimeAxis.of(own, attempt.last_seen_ns)
         asked = {
             use.span: use.asked_by for use in used.get(attempt.id, ()) if use.span and use.asked_by and not use.run_in
         }
         depths: dict[int | None, int] = {None: 0}
-        for span, parent in rollout_tree.in_place(own, asked):
+        for span, parent in rollout_tree.nested_spans(own, asked):
             depths[span.sequence] = depths[parent] + 1
-            rows[_id(span)] = Row(attempt, span, depths[parent] + 1)
-    return Looked(rollout, rows, axes, used, max(0, sum(one.spans for one in rollout.attempts) - len(spans)))
+            rows[_id(span)] = TreeRow(attempt, span, depths[parent] + 1)
+    return RolloutData(rollout, rows, axes, used, max(0, sum(one.spans for one in rollout.attempts) - len(spans)))
 
 
-def cells(row: Row) -> list[Text | str]:
+def cells(row: TreeRow) -> list[Text | str]:
     """The cells of a line of the tree."""
     span = row.span
     if span is None:
@@ -273,15 +275,15 @@ def cells(row: Row) -> list[Text | str]:
     line = Text("  " * row.depth).append(f"{number} ", "dim").append(" ".join(filter(None, what)))
     if span.kind not in CALLS and (said := shown.content(span)):
         line.append(f"  {clean(said)}", "dim")
-    standing = joined(shown.status(span.status), shown.troubles(span)) if span.kind in CALLS or span.error else ""
+    standing = joined(shown.status(span.status), shown.error_text(span)) if span.kind in CALLS or span.error else ""
     return [line, standing, shown.length(span), shown.tokens(span)]
 
 
-def _words(data: Looked, id: str) -> str:
+def _words(data: RolloutData, id: str) -> str:
     return " ".join(str(cell) for cell in cells(data.rows[id]))
 
 
-def _before(data: Looked, span: Span) -> list[Span]:
+def _before(data: RolloutData, span: Span) -> list[Span]:
     """The nearest model calls of its attempt before it."""
     calls = [r.span for r in data.rows.values() if r.span and r.span.kind == "llm" and r.span.attempt == span.attempt]
     return sorted((one for one in calls if one.sequence < span.sequence), key=lambda one: one.sequence)[-EARLIER:]
@@ -291,7 +293,7 @@ def _messages(detail: SpanDetail, earlier: Sequence[Turn]) -> Pane:
     turn = detail.turn
     if turn is None:
         return pane("Messages", Text("Nothing could be read of it."))
-    return pane("Messages", rollout_tree.added(turn, earlier))
+    return pane("Messages", rollout_tree.added_messages(turn, earlier))
 
 
 def _tokens(detail: SpanDetail) -> RenderableType:
@@ -320,12 +322,12 @@ def _doctor(found: Diagnosis | None) -> RenderableType:
     return Text("asking ...", style="dim") if found is None else queue.diagnosis(found)
 
 
-def _printed(data: Looked, attempt: Attempt) -> list[Span]:
+def _printed(data: RolloutData, attempt: Attempt) -> list[Span]:
     own = (row.span for row in data.rows.values() if row.span is not None and row.attempt.id == attempt.id)
     return [span for span in own if span.name in shown.PRINTED]
 
 
-def _of_attempt(data: Looked, attempt: Attempt, closer: Closer) -> Iterator[Pane]:
+def _of_attempt(data: RolloutData, attempt: Attempt, closer: TreeRowDetails) -> Iterator[Pane]:
     yield pane("Attempt", Group(*_facts(data.rollout, attempt)))
     used = data.used.get(attempt.id, [])
     yield pane("Tools", shown.tools(used) if used else Text("It has used no tools."))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.rollout import RolloutSummary
-from penstock.tui.view import Action
+from penstock.tui.view import ViewAction
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -18,7 +18,7 @@ Find = Callable[[Any, str | None], RolloutSummary | None]
 UNKNOWN = "no rollout is chosen, or it is not loaded yet"
 
 
-def rollout_actions(find: Find) -> Sequence[Action[Any]]:
+def rollout_actions(find: Find) -> Sequence[ViewAction[Any]]:
     """The actions that cancel and requeue a rollout."""
 
     def why_not_cancel(data: Any, id: str | None) -> str | None:
@@ -46,17 +46,17 @@ def rollout_actions(find: Find) -> Sequence[Action[Any]]:
         found = _found(find, data, id)
         return f"Queue rollout {found.id} again, which has {found.status}? A worker makes another attempt at it."
 
-    async def cancel(client: Client, data: Any, id: str | None, said: Said) -> str:
+    async def cancel(client: Client, data: Any, id: str | None, said: ActionRequest) -> str:
         moved = await client.cancel(_found(find, data, id).id, said)
         return f"{moved.id} is {moved.status}."
 
-    async def requeue(client: Client, data: Any, id: str | None, said: Said) -> str:
+    async def requeue(client: Client, data: Any, id: str | None, said: ActionRequest) -> str:
         moved = await client.requeue(_found(find, data, id).id, said)
         return f"{moved.id} is {moved.status}."
 
     return (
-        Action("rollout.cancel", why_not_cancel, ask_cancel, cancel),
-        Action("rollout.requeue", why_not_requeue, ask_requeue, requeue),
+        ViewAction("rollout.cancel", why_not_cancel, ask_cancel, cancel),
+        ViewAction("rollout.requeue", why_not_requeue, ask_requeue, requeue),
     )
 
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from rich.text import Text
 
-from penstock.gateway.display import rollouts as shown
-from penstock.gateway.display.text import compact, joined, plain
+from penstock.console.views import rollouts as shown
+from penstock.console.views.text import compact, joined, plain
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.tui.screens.rollout import RolloutView
 from penstock.tui.screens.rollout_actions import rollout_actions
-from penstock.tui.view import Action, Pane, Table, View, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -45,7 +45,7 @@ NONE = (
 )
 
 
-class Closer(NamedTuple):
+class RolloutDetails(NamedTuple):
     """The selected rollout and its first spans."""
 
     rollout: RolloutSummary
@@ -53,7 +53,7 @@ class Closer(NamedTuple):
 
 
 @dataclass(slots=True)
-class Rollouts:
+class RolloutList:
     """The list: ids, held rows, and changes that are not asked for yet."""
 
     order: list[str] = field(default_factory=list[str])
@@ -102,7 +102,7 @@ class Rollouts:
         held = ((at, self.rows.get(id)) for at, id in enumerate(self.order))
         return next((at for at, row in held if row is not None and row.created_ns <= created_ns), len(self.order))
 
-    def goes_on(self, newer: Rollouts) -> bool:
+    def goes_on(self, newer: RolloutList) -> bool:
         """Merge the first page of a new list into this one; False when rows are missing between the two."""
         if not newer.order or newer.order[-1] not in self.known:
             return False
@@ -139,11 +139,11 @@ class Rollouts:
         return not self.complete and (not self.order or self.order[-1] in visible)
 
 
-def _row(data: Rollouts, id: str | None) -> RolloutSummary | None:
+def _row(data: RolloutList, id: str | None) -> RolloutSummary | None:
     return None if id is None else data.rows.get(id)
 
 
-class RolloutsView(View[Rollouts, Closer]):
+class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
     """All rollouts that match a filter."""
 
     name = "rollouts"
@@ -151,23 +151,23 @@ class RolloutsView(View[Rollouts, Closer]):
     help = "what agents did, newest first; Enter opens one"
     concerns = frozenset({"rollouts"})
     every_s = 60.0
-    actions: ClassVar[Sequence[Action[Any]]] = rollout_actions(_row)
+    actions: ClassVar[Sequence[ViewAction[Any]]] = rollout_actions(_row)
 
     def __init__(self, terms: str = "") -> None:
         self._terms = terms.strip()
-        self._list = Rollouts()
+        self._list = RolloutList()
 
     def forget(self) -> None:
-        self._list = Rollouts()
+        self._list = RolloutList()
 
     # Asking -----------------------------------------------------------------------------------------------------------
 
-    async def look(self, client: Client) -> Rollouts:
+    async def load(self, client: Client) -> RolloutList:
         """Ask for the first page; later for new rollouts only."""
         known = self._list
         # Changes while it asks are noted, and asked for by the next look.
         if not known.pages or known.missed:
-            found = self._list = Rollouts()
+            found = self._list = RolloutList()
             try:
                 page, figures = await asyncio.gather(
                     client.rollout_page(self._terms, FIRST_PAGE, None), client.stats(spans=0)
@@ -192,7 +192,7 @@ class RolloutsView(View[Rollouts, Closer]):
             known.total = figures.tape.get("rollouts", 0)
         return self._list
 
-    def tell(self, digest: Digest) -> bool:
+    def observe(self, digest: Digest) -> bool:
         """Note the changed rollouts; return True if there may be new rows."""
         known = self._list
         for id in digest.rollouts:
@@ -203,10 +203,10 @@ class RolloutsView(View[Rollouts, Closer]):
         known.missed = known.missed or digest.more > 0
         return bool(known.fresh) or known.missed
 
-    def wants(self, data: Rollouts, visible: Sequence[str]) -> bool:
+    def needs_fill(self, data: RolloutList, visible: Sequence[str]) -> bool:
         return bool(data.lacking(visible)) or data.near_end(visible)
 
-    async def fill(self, client: Client, data: Rollouts, visible: Sequence[str]) -> None:
+    async def fill(self, client: Client, data: RolloutList, visible: Sequence[str]) -> None:
         """Ask for rows that are lacking, and for the next page when the end is near."""
         if ids := data.lacking(visible):
             again = data.stale.intersection(ids)
@@ -222,28 +222,28 @@ class RolloutsView(View[Rollouts, Closer]):
             size = min(NEXT_PAGE * data.pages, LONGEST_PAGE)
             data.add_page(await client.rollout_page(self._terms, size, data.cursor))
 
-    async def look_closer(self, client: Client, data: Rollouts, id: str) -> Closer:
+    async def load_details(self, client: Client, data: RolloutList, id: str) -> RolloutDetails:
         async def spans() -> list[Span]:
             return [span async for span in client.spans(id, limit=SPANS)]
 
-        return Closer(*await asyncio.gather(client.rollout(id), spans()))
+        return RolloutDetails(*await asyncio.gather(client.rollout(id), spans()))
 
     # Showing ----------------------------------------------------------------------------------------------------------
 
-    def head(self, data: Rollouts, now_ns: int) -> Text:
+    def head(self, data: RolloutList, now_ns: int) -> Text:
         more = "" if data.complete else "+"
         found = f"{len(data.order):,}{more} found" if self._terms else f"{data.total:,} on the tape"
         return joined(found, plain(self._terms, "bold"), f"the newest {len(data.order):,}" if more else "")
 
-    def table(self, data: Rollouts, now_ns: int) -> Table:
+    def table(self, data: RolloutList, now_ns: int) -> TableModel:
         def cells(id: str) -> Sequence[Text | str]:
             row = data.rows.get(id)
             return [id, *[""] * (len(shown.ROLLOUTS) - 1)] if row is None else shown.rollouts([row], now_ns).rows[0]
 
         none = f"No rollout matches {self._terms}." if self._terms else NONE
-        return Table(shown.ROLLOUTS, data.order, cells, none, orders(data.rows.get))
+        return TableModel(shown.ROLLOUTS, data.order, cells, none, orders(data.rows.get))
 
-    def panes(self, data: Rollouts, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: RolloutList, id: str | None, closer: RolloutDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
             return ()
         task = compact(closer.rollout.input) or "It has no task: it was not queued."
@@ -256,7 +256,7 @@ class RolloutsView(View[Rollouts, Closer]):
     def command(self, id: str | None) -> str:
         return f"penstock rollouts {shlex.quote(self._terms)}" if self._terms else "penstock rollouts"
 
-    def opens(self, data: Rollouts, id: str) -> View[Any, Any]:
+    def opens(self, data: RolloutList, id: str) -> ScreenView[Any, Any]:
         return RolloutView(id)
 
     def filtered(self, terms: str) -> RolloutsView:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.display import runs as shown
-from penstock.gateway.display.candidates import tree
-from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import clean, joined, number, plain
+from penstock.console.views import runs as shown
+from penstock.console.views.candidates import tree
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import clean, joined, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
-from penstock.tui.panes.chart import Line, chart, smoothed
-from penstock.tui.view import Pane, Table, View, pane
+from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
+from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -42,14 +42,14 @@ LEFT_OUT = (Column("metric"), figure("last"), figure("in all"), Column("trend", 
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunsData:
     """Runs by id, newest first."""
 
     runs: dict[str, RunHead]
 
 
 @dataclass(frozen=True, slots=True)
-class Closer:
+class RunDetails:
     """A run with its curves and events."""
 
     run: Run
@@ -60,17 +60,17 @@ class Closer:
     """The previous run of its kind; None when there is none, or it is not needed."""
 
 
-class RunsView(View[Found, Closer]):
+class RunsView(ScreenView[RunsData, RunDetails]):
     name = "runs"
     title = "Runs"
     help = "training: curves, what was left out, events, configuration; c compares two"
     concerns = frozenset({"runs"})
     every_s = 10.0
 
-    async def look(self, client: Client) -> Found:
-        return Found({run.id: run async for run in client.runs(limit=NEWEST)})
+    async def load(self, client: Client) -> RunsData:
+        return RunsData({run.id: run async for run in client.runs(limit=NEWEST)})
 
-    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+    async def load_details(self, client: Client, data: RunsData, id: str) -> RunDetails:
         """Ask for the run with its curves; for the previous run only when the pane Config is in sight."""
 
         async def events() -> list[RunEvent]:
@@ -83,19 +83,19 @@ class RunsView(View[Found, Closer]):
         run, curves, said, earlier = await asyncio.gather(
             client.run(id), client.curves(id, max_points=POINTS), events(), before()
         )
-        return Closer(run, curves, said, earlier)
+        return RunDetails(run, curves, said, earlier)
 
-    def head(self, data: Found, now_ns: int) -> Text:
+    def head(self, data: RunsData, now_ns: int) -> Text:
         running = sum(run.status == "running" for run in data.runs.values())
         more = f"the newest {NEWEST:,}" if len(data.runs) == NEWEST else ""
         return joined(f"{running:,} running of {len(data.runs):,}", more)
 
-    def table(self, data: Found, now_ns: int) -> Table:
+    def table(self, data: RunsData, now_ns: int) -> TableModel:
         made = shown.runs(data.runs.values(), now_ns)
         by_id = dict(zip(data.runs, made.rows, strict=True))
-        return Table(made.columns, list(by_id), by_id.__getitem__, NONE)
+        return TableModel(made.columns, list(by_id), by_id.__getitem__, NONE)
 
-    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: RunsData, id: str | None, closer: RunDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
             return ()
         searches = [] if closer.run.tree is None else [pane("Candidates", tree(closer.run.tree))]
@@ -112,7 +112,7 @@ class RunsView(View[Found, Closer]):
         return "penstock runs list" if id is None else f"penstock runs show {id}"
 
 
-def _before(data: Found, id: str) -> str | None:
+def _before(data: RunsData, id: str) -> str | None:
     """The id of the previous run of the same kind; None when there is none."""
     names = list(data.runs)
     older = names[names.index(id) + 1 :] if id in data.runs else []
@@ -122,13 +122,13 @@ def _before(data: Found, id: str) -> str | None:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def line(curve: Curve, name: str = "") -> Line:
+def terminal_curve(curve: Curve, name: str = "") -> TerminalCurve:
     """A metric as a curve, with a smoothed one if it has many points."""
     points = [(float(step), value) for step, value in zip(curve.first_step, curve.mean, strict=True)]
-    return Line(name or curve.metric, points, smoothed(points) if len(points) > 20 else ())
+    return TerminalCurve(name or curve.metric, points, smooth_points(points) if len(points) > 20 else ())
 
 
-def drawn_first(found: Sequence[Curve]) -> list[Curve]:
+def drawing_order(found: Sequence[Curve]) -> list[Curve]:
     """The metrics in the order in which they are drawn, without those that count samples left out."""
     left = [curve for curve in found if curve.count and not curve.metric.startswith(LEFT)]
 
@@ -140,7 +140,7 @@ def drawn_first(found: Sequence[Curve]) -> list[Curve]:
 
 def curves(found: Sequence[Curve], width: int) -> RenderableType:
     """The main metrics as charts, two beside each other on a wide screen; the others are in the table."""
-    chosen = drawn_first(found)
+    chosen = drawing_order(found)
     if not chosen:
         return Text("It has not reported a point yet.")
     pieces: list[RenderableType] = []
@@ -161,7 +161,7 @@ def _block(curve: Curve, width: int) -> Text:
     missing = f"{curve.nulls:,} not finite" if curve.nulls else ""
     last = f"last {number(curve.last)}" if curve.last is not None else "last: not finite"
     title = joined(Text(clean(curve.metric), style="bold"), last, Text(missing, style="red"))
-    return Text("\n").join([title, chart([line(curve)], width, HEIGHT), Text()])
+    return Text("\n").join([title, chart([terminal_curve(curve)], width, HEIGHT), Text()])
 
 
 def _beside(blocks: Sequence[Text], width: int) -> Text:
@@ -218,7 +218,7 @@ def _events(found: Sequence[RunEvent]) -> RenderableType:
     return Group(*map(shown.event, found))
 
 
-def _config(closer: Closer) -> RenderableType:
+def _config(closer: RunDetails) -> RenderableType:
     own, before = closer.run, closer.before
     pieces: list[RenderableType] = []
     if before is not None:

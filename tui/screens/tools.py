@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.gateway.display import definitions, policy, rollouts
-from penstock.gateway.display.table import Column
-from penstock.gateway.display.text import abbreviate, joined
-from penstock.gateway.model.audit import Said
+from penstock.console.views import definitions, policy, rollouts
+from penstock.console.views.table import Column
+from penstock.console.views.text import abbreviate, joined
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.definitions import ApproveRequest, ServerView
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolStats
-from penstock.gateway.policy.questions import PolicyAnswer, Question
-from penstock.tui.view import Action, Pane, Table, View, pane
+from penstock.gateway.reading.policy.questions import PolicyAnswer, Question
+from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -33,7 +33,7 @@ SAID = Column("definition", narrows="words", least=10)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ToolsData:
     """Tools by `SERVER/TOOL`, the busiest first; those that are listed but were not run come last."""
 
     tools: dict[str, ToolStats]
@@ -52,7 +52,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Closer:
+class ToolDetails:
     """The details of a tool, as far as the pane in sight needs them."""
 
     calls: Sequence[Span] = ()
@@ -64,14 +64,14 @@ class Closer:
 # -- what a person can decide ------------------------------------------------------------------------------------------
 
 
-def _cannot_approve(data: Found, id: str | None) -> str | None:
+def _cannot_approve(data: ToolsData, id: str | None) -> str | None:
     server = data.server(id)
     if server is None:
         return "no tool of a server is chosen"
     return None if server.pending("tools") else f"what {server.server} says of its tools is approved already"
 
 
-def _ask_approve(data: Found, id: str | None) -> str:
+def _ask_approve(data: ToolsData, id: str | None) -> str:
     server = data.server(id)
     assert server is not None
     changed = [name for name in _names(server) if _state(data, server, name)]
@@ -81,7 +81,7 @@ def _ask_approve(data: Found, id: str | None) -> str:
     )
 
 
-async def _approve(client: Client, data: Found, id: str | None, said: Said) -> str:
+async def _approve(client: Client, data: ToolsData, id: str | None, said: ActionRequest) -> str:
     server = data.server(id)
     assert server is not None
     request = ApproveRequest(version=server.newest["tools"], who=said.who, why=said.why)
@@ -89,12 +89,12 @@ async def _approve(client: Client, data: Found, id: str | None, said: Said) -> s
     return f"What {server.server} says of its tools is approved."
 
 
-def _no_question(data: Found, id: str | None) -> str | None:
+def _no_question(data: ToolsData, id: str | None) -> str | None:
     return None if data.question(id) else "no call of this tool waits for a person"
 
 
-def _answer(id: str, verdict: Literal["approve", "refuse"]) -> Action[Found]:
-    def ask(data: Found, row: str | None) -> str:
+def _answer(id: str, verdict: Literal["approve", "refuse"]) -> ViewAction[ToolsData]:
+    def ask(data: ToolsData, row: str | None) -> str:
         one = data.question(row)
         assert one is not None
         does = "run" if verdict == "approve" else "refuse"
@@ -103,42 +103,42 @@ def _answer(id: str, verdict: Literal["approve", "refuse"]) -> Action[Found]:
             f"Rollout {one.rollout} waits for it."
         )
 
-    async def act(client: Client, data: Found, row: str | None, said: Said) -> str:
+    async def act(client: Client, data: ToolsData, row: str | None, said: ActionRequest) -> str:
         one = data.question(row)
         assert one is not None
         answer = PolicyAnswer(verdict=verdict, who=said.who, why=said.why[:1000])
         await client.answer_waiting(one.id, answer)
         return policy.answered(one, verdict).plain
 
-    return Action(id, _no_question, ask, act, reason=verdict == "refuse")
+    return ViewAction(id, _no_question, ask, act, reason=verdict == "refuse")
 
 
-class ToolsView(View[Found, Closer]):
+class ToolsView(ScreenView[ToolsData, ToolDetails]):
     name = "tools"
     title = "Tools"
     help = "calls, errors and latency of each tool, how failed rollouts used it, and changes of its definition"
     concerns = frozenset({"rollouts"})
     every_s = 5.0
-    actions: ClassVar[Sequence[Action[Any]]] = (
-        Action("definitions.approve", _cannot_approve, _ask_approve, _approve, reason=True),
+    actions: ClassVar[Sequence[ViewAction[Any]]] = (
+        ViewAction("definitions.approve", _cannot_approve, _ask_approve, _approve, reason=True),
         _answer("question.allow", "approve"),
         _answer("question.deny", "refuse"),
     )
 
-    async def look(self, client: Client) -> Found:
+    async def load(self, client: Client) -> ToolsData:
         stats, servers, waiting = await asyncio.gather(client.stats(COUNTED), client.definitions(), client.waiting())
         used = {f"{one.server}/{one.tool}": one for one in stats.by_tool}
         listed = {
             f"{one.server}/{name}": ToolStats(server=one.server, tool=name) for one in servers for name in _names(one)
         }
-        return Found({**used, **{id: one for id, one in listed.items() if id not in used}},
+        return ToolsData({**used, **{id: one for id, one in listed.items() if id not in used}},
                      {one.server: one for one in servers}, waiting)  # fmt: skip
 
-    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+    async def load_details(self, client: Client, data: ToolsData, id: str) -> ToolDetails:
         """Ask for the data of the pane in sight."""
         tool = data.tools.get(id)
         if tool is None:
-            return Closer()
+            return ToolDetails()
         terms = f'server="{tool.server}" name="tools/call {tool.tool}"'
 
         async def calls(more: str) -> list[Span]:
@@ -148,21 +148,21 @@ class ToolsView(View[Found, Closer]):
             return await client.server_definitions(tool.server) if tool.server in data.servers else None
 
         wanted = self.pane
-        return Closer(
+        return ToolDetails(
             await calls("") if wanted in (None, "", "Calls") else (),
             await calls("error:policy_violation") if wanted in (None, "Policy") else (),
             await said() if wanted in (None, "Definition") else None,
         )
 
-    def head(self, data: Found, now_ns: int) -> Text:
+    def head(self, data: ToolsData, now_ns: int) -> Text:
         changed = [name for name, server in data.servers.items() if server.pending("tools")]
         words = f"{', '.join(changed)} changed what is said of tools: A approves" if changed else ""
         waiting = len(data.waiting)
         asks = f"{waiting:,} {'call waits' if waiting == 1 else 'calls wait'} for a person" if waiting else ""
         return joined(f"{len(data.tools):,} tools", Text(asks, style="bold yellow"), Text(words, style="bold red"))
 
-    def table(self, data: Found, now_ns: int) -> Table:
-        made = rollouts.used(list(data.tools.values()))
+    def table(self, data: ToolsData, now_ns: int) -> TableModel:
+        made = rollouts.tool_figures(list(data.tools.values()))
         rows = dict(zip(data.tools, made.rows, strict=True))
 
         def cells(id: str) -> Sequence[Text | str]:
@@ -171,9 +171,9 @@ class ToolsView(View[Found, Closer]):
             waits = "asks a person" if data.question(id) else ""
             return [*rows[id], joined(Text(waits, style="yellow"), Text(state, style="bold red"))]
 
-        return Table([*made.columns, SAID], list(data.tools), cells, NONE, _orders(data))
+        return TableModel([*made.columns, SAID], list(data.tools), cells, NONE, _orders(data))
 
-    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: ToolsData, id: str | None, closer: ToolDetails | None, now_ns: int) -> Sequence[Pane]:
         if id not in data.tools or closer is None:
             return ()
         return [
@@ -186,7 +186,7 @@ class ToolsView(View[Found, Closer]):
         return "penstock stats" if id is None else f"penstock mcp definitions {id.partition('/')[0]} --diff"
 
 
-def _orders(data: Found) -> dict[str, Callable[[str], Any]]:
+def _orders(data: ToolsData) -> dict[str, Callable[[str], Any]]:
     return {
         "calls": lambda id: data.tools[id].calls,
         "errors": lambda id: data.tools[id].errors,
@@ -201,7 +201,7 @@ def _names(server: ServerView) -> list[str]:
     return list(dict.fromkeys(name for version in versions if version is not None for name in version.items))
 
 
-def _state(data: Found, server: ServerView, tool: str) -> str:
+def _state(data: ToolsData, server: ServerView, tool: str) -> str:
     """The change of a tool's definition since it was approved: `new`, `removed` or `changed`; empty without one."""
     now, approved = server.version(server.newest.get("tools")), server.version(server.pinned.get("tools"))
     if now is None or approved is None or now is approved:
@@ -213,14 +213,14 @@ def _state(data: Found, server: ServerView, tool: str) -> str:
     return "changed" if now.items[tool] != approved.items[tool] else ""
 
 
-def _definition(data: Found, tool: ToolStats, server: ServerView | None, now_ns: int) -> RenderableType:
+def _definition(data: ToolsData, tool: ToolStats, server: ServerView | None, now_ns: int) -> RenderableType:
     if server is None:
         known = tool.server in data.servers
         return Text("asking ..." if known else "Its server has not said what it is.", style="dim")
     return Group(definitions.difference(server, None, now_ns), Text(), definitions.server(server, now_ns))
 
 
-def _policy(data: Found, id: str, denied: Sequence[Span], now_ns: int) -> RenderableType:
+def _policy(data: ToolsData, id: str, denied: Sequence[Span], now_ns: int) -> RenderableType:
     asked = [one for one in data.waiting if f"{one.server}/{one.tool}" == id]
     pieces: list[RenderableType] = (
         [policy.waiting(asked, now_ns)] if asked else [Text("No call of it waits for a person.")]

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.text import Text
 
-from penstock.gateway.display import rollouts
-from penstock.gateway.display import upstreams as shown
-from penstock.gateway.model.audit import Said
+from penstock.console.views import rollouts
+from penstock.console.views import upstreams as shown
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.model.wording import counted
-from penstock.tui.view import Action, Pane, Table, View, pane
+from penstock.gateway.model.validation_messages import pluralized
+from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -26,31 +26,31 @@ NONE = "No upstream is configured: `[[upstream]]` in penstock.toml names one."
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UpstreamsData:
     """All upstreams by name."""
 
     upstreams: dict[str, UpstreamView]
 
 
 @dataclass(frozen=True, slots=True)
-class Closer:
+class UpstreamDetails:
     """The newest calls of an upstream, and the newest that failed."""
 
     newest: Sequence[Span]
     failed: Sequence[Span]
 
 
-def _cannot_pause(data: Found, id: str | None) -> str | None:
+def _cannot_pause(data: UpstreamsData, id: str | None) -> str | None:
     one = data.upstreams.get(id or "")
     return "no upstream is chosen" if one is None else f"{one.name} is paused already" if one.paused else None
 
 
-def _cannot_open(data: Found, id: str | None) -> str | None:
+def _cannot_open(data: UpstreamsData, id: str | None) -> str | None:
     one = data.upstreams.get(id or "")
     return "no upstream is chosen" if one is None else None if one.paused else f"{one.name} is open already"
 
 
-def _ask_pause(data: Found, id: str | None) -> str:
+def _ask_pause(data: UpstreamsData, id: str | None) -> str:
     one = data.upstreams[id or ""]
     return (
         f"Let all calls to {one.name} wait for {HELD_S:.0f} s at most? {one.running:,} that run go on; calls that have "
@@ -58,35 +58,35 @@ def _ask_pause(data: Found, id: str | None) -> str:
     )
 
 
-def _ask_open(data: Found, id: str | None) -> str:
+def _ask_open(data: UpstreamsData, id: str | None) -> str:
     one = data.upstreams[id or ""]
-    return f"Serve the {counted(one.waiting, 'call')} waiting for {one.name}, and all from now on?"
+    return f"Serve the {pluralized(one.waiting, 'call')} waiting for {one.name}, and all from now on?"
 
 
-async def _pause(client: Client, data: Found, id: str | None, said: Said) -> str:
+async def _pause(client: Client, data: UpstreamsData, id: str | None, said: ActionRequest) -> str:
     found = await client.pause_upstream(id or "", HELD_S, said)
     return f"{found.name} is paused for {HELD_S:.0f} s at most."
 
 
-async def _open(client: Client, data: Found, id: str | None, said: Said) -> str:
+async def _open(client: Client, data: UpstreamsData, id: str | None, said: ActionRequest) -> str:
     return f"{(await client.open_upstream(id or '', said)).name} is open."
 
 
-class UpstreamsView(View[Found, Closer]):
+class UpstreamsView(ScreenView[UpstreamsData, UpstreamDetails]):
     name = "upstreams"
     title = "Upstreams"
     help = "what the gateway calls: open or paused, running and waiting calls, errors"
     concerns = frozenset({"rollouts"})
     every_s = 3.0
-    actions: ClassVar[Sequence[Action[Any]]] = (
-        Action("upstream.pause", _cannot_pause, _ask_pause, _pause),
-        Action("upstream.open", _cannot_open, _ask_open, _open),
+    actions: ClassVar[Sequence[ViewAction[Any]]] = (
+        ViewAction("upstream.pause", _cannot_pause, _ask_pause, _pause),
+        ViewAction("upstream.open", _cannot_open, _ask_open, _open),
     )
 
-    async def look(self, client: Client) -> Found:
-        return Found({one.name: one for one in await client.upstreams()})
+    async def load(self, client: Client) -> UpstreamsData:
+        return UpstreamsData({one.name: one for one in await client.upstreams()})
 
-    async def look_closer(self, client: Client, data: Found, id: str) -> Closer:
+    async def load_details(self, client: Client, data: UpstreamsData, id: str) -> UpstreamDetails:
         """Ask for its newest calls; for failed ones only when their pane is in sight."""
         failed = self.pane is None or self.pane == "Errors"
         terms = f'upstream="{id}" status:error' if failed else f'upstream="{id}"'
@@ -94,19 +94,19 @@ class UpstreamsView(View[Found, Closer]):
         newest = (
             [span async for span in client.recent_spans(f'upstream="{id}"', NEWEST)] if self.pane is None else found
         )
-        return Closer(newest, found if failed else ())
+        return UpstreamDetails(newest, found if failed else ())
 
-    def head(self, data: Found, now_ns: int) -> Text:
+    def head(self, data: UpstreamsData, now_ns: int) -> Text:
         paused = sum(one.paused for one in data.upstreams.values())
         running = sum(one.running for one in data.upstreams.values())
-        return Text(f"{len(data.upstreams):,} upstreams, {paused:,} paused; {counted(running, 'call')} running")
+        return Text(f"{len(data.upstreams):,} upstreams, {paused:,} paused; {pluralized(running, 'call')} running")
 
-    def table(self, data: Found, now_ns: int) -> Table:
+    def table(self, data: UpstreamsData, now_ns: int) -> TableModel:
         made = shown.upstreams(data.upstreams.values())
         by_name = dict(zip(data.upstreams, made.rows, strict=True))
-        return Table(made.columns, list(by_name), by_name.__getitem__, NONE)
+        return TableModel(made.columns, list(by_name), by_name.__getitem__, NONE)
 
-    def panes(self, data: Found, id: str | None, closer: Closer | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: UpstreamsData, id: str | None, closer: UpstreamDetails | None, now_ns: int) -> Sequence[Pane]:
         if id is None or closer is None:
             return ()
         none = Text("No call of it is among the newest spans.")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 
-from penstock.gateway.display import queue as shown
-from penstock.gateway.model.audit import Said
+from penstock.console.views import queue as shown
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import QueueState, QueueStatus
 from penstock.gateway.model.rollout import Worker
-from penstock.tui.view import Action, Pane, Table, View, pane
+from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -24,54 +24,54 @@ NONE = "No worker was heard of lately: `penstock run -- COMMAND` starts one."
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkersData:
     """The queue and its workers."""
 
     queue: QueueStatus
     workers: Sequence[Worker]
 
 
-def _set(state: QueueState, id: str, does: str) -> Action[Work]:
+def _set(state: QueueState, id: str, does: str) -> ViewAction[WorkersData]:
     """An action that sets the state of the queue."""
 
-    def unavailable(data: Work, row: str | None) -> str | None:
+    def unavailable(data: WorkersData, row: str | None) -> str | None:
         return f"the queue is {state} already" if data.queue.state == state else None
 
-    def question(data: Work, row: str | None) -> str:
+    def question(data: WorkersData, row: str | None) -> str:
         return f"The queue is {data.queue.state}. {does}?"
 
-    async def act(client: Client, data: Work, row: str | None, said: Said) -> str:
+    async def act(client: Client, data: WorkersData, row: str | None, said: ActionRequest) -> str:
         found = await client.set_queue(state, said)
         return f"The queue is {found.state}."
 
-    return Action(id, unavailable, question, act)
+    return ViewAction(id, unavailable, question, act)
 
 
-class WorkersView(View[Work, None]):
+class WorkersView(ScreenView[WorkersData, None]):
     name = "workers"
     title = "Workers and queue"
     help = "who runs rollouts, what each is working on, and how much work waits"
     concerns = frozenset({"rollouts"})
     every_s = 5.0
-    actions: ClassVar[Sequence[Action[Any]]] = (
+    actions: ClassVar[Sequence[ViewAction[Any]]] = (
         _set("paused", "queue.pause", "Hand out no work until it is opened; what runs goes on"),
         _set("draining", "queue.drain", "Hand out no work and send workers home; what runs goes on"),
         _set("open", "queue.open", "Hand out work again"),
     )
 
-    async def look(self, client: Client) -> Work:
+    async def load(self, client: Client) -> WorkersData:
         queue, workers = await asyncio.gather(client.queue(), client.workers())
-        return Work(queue, workers)
+        return WorkersData(queue, workers)
 
-    def head(self, data: Work, now_ns: int) -> Text:
+    def head(self, data: WorkersData, now_ns: int) -> Text:
         return shown.queue(data.queue, now_ns)
 
-    def table(self, data: Work, now_ns: int) -> Table:
+    def table(self, data: WorkersData, now_ns: int) -> TableModel:
         made = shown.workers(data.workers, now_ns)
         by_id = dict(zip((worker.id for worker in data.workers), made.rows, strict=True))
-        return Table(made.columns, list(by_id), by_id.__getitem__, NONE)
+        return TableModel(made.columns, list(by_id), by_id.__getitem__, NONE)
 
-    def panes(self, data: Work, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: WorkersData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         worker = next((one for one in data.workers if one.id == id), None)
         if worker is None:
             return ()

@@ -13,9 +13,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from penstock.gateway.display.text import abbreviate, plain
-from penstock.gateway.model.audit import Said
-from penstock.tui.keys import TITLES, Key, name
+from penstock.console.views.text import abbreviate, plain
+from penstock.gateway.model.audit import ActionRequest
+from penstock.tui.keys import TITLES, KeyBinding, name
 
 LONGEST = 600
 """The most characters of a question: the texts of others in it may be long, and the answer has to stay in sight."""
@@ -31,7 +31,7 @@ def person() -> str:
         return ""
 
 
-class Confirm(ModalScreen[Said | None]):
+class Confirm(ModalScreen[ActionRequest | None]):
     """Asks for a confirmation and a reason: Enter confirms, Escape cancels."""
 
     DEFAULT_CSS = """
@@ -63,7 +63,7 @@ class Confirm(ModalScreen[Said | None]):
         if len(why) > MOST_WHY:
             self.query_one("#wrong", Static).update(f"{len(why):,} characters are too many; say it in {MOST_WHY:,}.")
             return
-        self.dismiss(Said(who=person(), why=why))
+        self.dismiss(ActionRequest(who=person(), why=why))
 
     def on_key(self, event: events.Key) -> None:
         """Cancel on Escape."""
@@ -81,13 +81,13 @@ class Help(ModalScreen[None]):
     Help Static { height: auto; }
     """
 
-    def __init__(self, about: str, keys: Sequence[Key]) -> None:
+    def __init__(self, about: str, keys: Sequence[KeyBinding]) -> None:
         super().__init__()
         self._about, self._keys = about, keys
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(listed(self._about, self._keys))
+            yield Static(key_table(self._about, self._keys))
 
     def on_key(self, event: events.Key) -> None:
         """Close on any key that does not scroll."""
@@ -96,7 +96,7 @@ class Help(ModalScreen[None]):
             self.dismiss(None)
 
 
-def listed(about: str, keys: Sequence[Key]) -> Grid:
+def key_table(about: str, keys: Sequence[KeyBinding]) -> Grid:
     """A table of keys and their effects, by group."""
     made = Grid.grid(padding=(0, 2))
     made.add_row("", Text(about, style="bold"))

@@ -18,7 +18,7 @@ Complete = Callable[[str], Sequence[str]]
 """Returns the completions of a text: whole texts, the likeliest first."""
 
 
-class _Suggest(Suggester):
+class _PromptSuggester(Suggester):
     def __init__(self, complete: Complete) -> None:
         super().__init__(use_cache=False, case_sensitive=True)
         self._complete = complete
@@ -27,7 +27,7 @@ class _Suggest(Suggester):
         return next((text for text in self._complete(value) if text.startswith(value) and text != value), None)
 
 
-class Line(Input):
+class PromptInput(Input):
     """A line of text in which Tab accepts the suggestion."""
 
     def on_key(self, event: events.Key) -> None:
@@ -47,17 +47,17 @@ class Prompt(Horizontal):
     Prompt Input { width: 1fr; border: none; padding: 0; height: 1; background: $surface; }
     """
 
-    class Given(Message):
+    class Submitted(Message):
         """Sent when a line was entered."""
 
         def __init__(self, purpose: Purpose, text: str) -> None:
             super().__init__()
             self.purpose, self.text = purpose, text
 
-    class Left(Message):
+    class Cancelled(Message):
         """Sent when the line was left without entering one."""
 
-    class Typed(Message):
+    class Changed(Message):
         """Sent when the line has changed; `likely` has its completions."""
 
         def __init__(self, likely: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ class Prompt(Horizontal):
         super().__init__()
         self._purpose: Purpose = "filter"
         self._complete: Complete = lambda text: ()
-        self._sign, self._line = Static("/"), Line(compact=True, select_on_focus=False)
+        self._sign, self._line = Static("/"), PromptInput(compact=True, select_on_focus=False)
 
     def compose(self) -> ComposeResult:
         yield self._sign
@@ -77,7 +77,7 @@ class Prompt(Horizontal):
     def open(self, purpose: Purpose, text: str, complete: Complete) -> None:
         """Show the line with a text, and focus it."""
         self._purpose, self._complete = purpose, complete
-        self._line.suggester = _Suggest(complete)
+        self._line.suggester = _PromptSuggester(complete)
         self._sign.update(SIGNS[purpose])
         self._line.value = text
         self._line.cursor_position = len(text)
@@ -96,14 +96,14 @@ class Prompt(Horizontal):
         """Send the completions of the line."""
         event.stop()
         if self.is_open:
-            self.post_message(self.Typed(self._complete(event.value)))
+            self.post_message(self.Changed(self._complete(event.value)))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.post_message(self.Given(self._purpose, event.value.strip()))
+        self.post_message(self.Submitted(self._purpose, event.value.strip()))
 
     def on_key(self, event: events.Key) -> None:
         """Leave on Escape."""
         if event.key == "escape":
             event.stop()
-            self.post_message(self.Left())
+            self.post_message(self.Cancelled())

@@ -22,8 +22,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from penstock.gateway.display.table import GAP, Column, Fit, fit
-from penstock.tui.view import Table
+from penstock.console.views.table import GAP, Column, TableLayout, lay_out
+from penstock.tui.view import TableModel
 from penstock.tui.widgets import console_of
 
 CHOSEN, MARKED, BOTH, NEITHER = "▶ ", "● ", "▶●", "  "
@@ -33,7 +33,7 @@ LEAST_BAR: Final = 12
 """The least width of the bar right of the columns; characters."""
 AHEAD: Final = 20
 """The rows above and below those in sight that are asked for with them."""
-NOTHING: Final = Table((), (), lambda id: ())
+NOTHING: Final = TableModel((), (), lambda id: ())
 
 
 class Rows(ScrollView, can_focus=False):
@@ -62,7 +62,7 @@ class Rows(ScrollView, can_focus=False):
         self._ids: Sequence[str] = ()
         self._at: int | None = None
         self._widest: list[int] = []
-        self._fit: Fit | None = None
+        self._fit: TableLayout | None = None
         self._scrollbar = 0
         """The width of the scrollbar that `_fit` allows for: it covers the end of each line."""
         self._lines: dict[str, Strip] = {}
@@ -71,7 +71,7 @@ class Rows(ScrollView, can_focus=False):
 
     # What is shown ----------------------------------------------------------------------------------------------------
 
-    def show(self, table: Table | None, ids: Sequence[str], marked: Collection[str], sorted_by: str) -> None:
+    def show(self, table: TableModel | None, ids: Sequence[str], marked: Collection[str], sorted_by: str) -> None:
         """Show these rows of a table, in this order."""
         table = table or NOTHING
         if table.columns != self._columns:
@@ -195,7 +195,7 @@ class Rows(ScrollView, can_focus=False):
             self._widest, self._scrollbar = widest, scrollbar
             stand_in = [Text("x" * wide) for wide in widest]
             kept = scrollbar if self._table.bar is None else self.size.width // 3
-            self._fit = fit([*self._columns], [stand_in], max(20, self.size.width - GUTTER - kept))
+            self._fit = lay_out([*self._columns], [stand_in], max(20, self.size.width - GUTTER - kept))
             self._lines.clear()
 
     @property

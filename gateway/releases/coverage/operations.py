@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.gateway.canary.coverage import Turn, judged, saw
 from penstock.gateway.model.coverage import Coverage, LastMiss
-from penstock.gateway.store import keys
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.releases.canary.coverage import CoverageChange, detect_change, observe
+from penstock.gateway.tape.store import keys
+from penstock.gateway.tape.store.transaction import Transaction
 
 DATABASE = "coverage"
 
 
 @dataclass(slots=True)
-class Added:
+class CoverageDelta:
     """Additions to the coverage of a resource."""
 
     matched: int = 0
@@ -28,7 +28,7 @@ class Added:
     """The last of these misses."""
 
 
-Changed = Mapping[str, tuple[Coverage, Turn | None]]
+CoverageUpdates = Mapping[str, tuple[Coverage, CoverageChange | None]]
 """The coverage by the resource's name, and its turn if it has just fallen or come back."""
 
 
@@ -38,24 +38,24 @@ class CoverageOperations:
     def __init__(self, transaction: Transaction) -> None:
         self._tape = transaction
 
-    def add(self, added: Mapping[str, Added], now: int) -> Changed:
+    def add(self, added: Mapping[str, CoverageDelta], now: int) -> CoverageUpdates:
         """Add calls to the coverage, rollout by rollout."""
         return {name: self._add(name, one, now) for name, one in added.items() if self._is_there(name)}
 
     def _is_there(self, name: str) -> bool:
         return self._tape.get("stable", name.encode()) is not None
 
-    def _add(self, name: str, added: Added, now: int) -> tuple[Coverage, Turn | None]:
+    def _add(self, name: str, added: CoverageDelta, now: int) -> tuple[Coverage, CoverageChange | None]:
         stored = self._tape.get(DATABASE, name.encode())
         coverage = Coverage(since_ns=now) if stored is None else Coverage.model_validate_json(stored)
         coverage.matched += added.matched
         coverage.missed = dict(Counter(coverage.missed) + added.missed)
         if added.last is not None and not self._forgotten(added.last.rollout):
             coverage.last = added.last
-        turned: Turn | None = None
+        turned: CoverageChange | None = None
         for matched in added.rollouts:
-            saw(coverage, matched)
-            turned = judged(coverage, now) or turned
+            observe(coverage, matched)
+            turned = detect_change(coverage, now) or turned
         self._tape.put(DATABASE, name.encode(), coverage.model_dump_json(exclude_defaults=True).encode())
         if turned is not None:
             self._tape.append(b"v" + keys.rollout_key(name))

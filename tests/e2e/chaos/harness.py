@@ -24,7 +24,7 @@ from e2e.chaos.provider import serving
 from e2e.chaos.verdict import Verdict, judge
 from fakes.process import ROOT, Gateway, command, running, upstreams
 
-from penstock.gateway.cli.check import examine
+from penstock.console.commands.check import examine
 from penstock.gateway.client.client import Client, ClientError
 
 AGENT = Path(__file__).with_name("agent.py")

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from fakes.raw import chunk, events_head, reply
 
-from penstock.gateway.demo.model import sse
+from examples.demo.model import sse
 
 PIECES, PIECE_S, SLOW_PIECE_S = 4, 0.01, 0.2
 

@@ -25,9 +25,9 @@ from e2e.histories.world import AGAIN_S, PATIENCE, World
 from fakes.experiment import policy, prompt
 
 from penstock.gateway.client.client import ClientError
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.change import Change
-from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, HeartbeatRequest, Held, RolloutSpec
+from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, HeartbeatRequest, HeldAttempt, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement, RolloutConfig
 
@@ -166,7 +166,7 @@ async def _work(world: World, actor: str, chance: random.Random, claim: Claim) -
 
 async def _heartbeat(world: World, actor: str, rollout: str, attempt: str) -> bool:
     """False when it was told that the attempt is not its own any more."""
-    held = [Held(rollout=rollout, attempt=attempt, running=True)]
+    held = [HeldAttempt(rollout=rollout, attempt=attempt, running=True)]
     names = [(rollout, attempt)]
     with world.history.doing("heartbeat", actor, lease_s=world.lease_s, names=names) as done:
         request = HeartbeatRequest(attempts=held, lease_s=world.lease_s)
@@ -213,7 +213,7 @@ async def _release(world: World, actor: str, resource: str, version: str) -> Ope
 
 async def _decide(world: World, actor: str, release: str, action: str) -> Operation:
     with world.history.doing("decide", actor, release=release, action=action) as done:
-        _ = await world.client.decide(release, action, Said(who="ann", why="to see what happens"))
+        _ = await world.client.decide(release, action, ActionRequest(who="ann", why="to see what happens"))
     return done
 
 

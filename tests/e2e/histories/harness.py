@@ -28,7 +28,7 @@ from fakes.ports import steady_ports
 from fakes.process import Gateway, upstream, upstreams, write_config
 from fakes.waiting import until
 
-from penstock.gateway.cli.check import examine
+from penstock.console.commands.check import examine
 from penstock.gateway.client.client import Client
 
 MCP = """[mcp.servers.tools]

@@ -7,7 +7,7 @@ from itertools import count
 
 from e2e.histories.world import World
 
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 
 DONE = (("cancel",), ("requeue",), ("requeue",), ("cancel", "requeue"), ("cancel", "cancel"), ("requeue", "cancel"))
 """What is done to one rollout, one after the other."""
@@ -26,5 +26,5 @@ async def operator(world: World, actor: str) -> None:
             why = f"{actor}-{next(numbers)}"
             with world.history.doing(action, actor, rollout=rollout, why=why) as done:
                 asked = world.client.cancel if action == "cancel" else world.client.requeue
-                done.answer["stands"] = (await asked(str(rollout), Said(who=actor, why=why))).status
+                done.answer["stands"] = (await asked(str(rollout), ActionRequest(who=actor, why=why))).status
             await world.pause(chance.choice((0, 0, 0.05, world.lease_s)))

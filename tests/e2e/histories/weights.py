@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from fakes.engine import FakeEngine
 
-from penstock.gateway.demo.model import Answer, Json
+from examples.demo.model import DemoAnswer, Json
 from penstock.gateway.model.resource import NewVersion
 
 RESOURCE = "policy"
@@ -43,7 +43,7 @@ class Weights(FakeEngine):
         self.asked.clear()
         return made
 
-    def answer(self, body: Json) -> Answer:
+    def answer(self, body: Json) -> DemoAnswer:
         """Says who it is."""
         made = super().answer(body)
         if "user" not in body:

@@ -14,14 +14,14 @@ from fakes.shell import Shell
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.sync import SyncClient
-from penstock.gateway.model.audit import AuditEntry, Said
+from penstock.gateway.model.audit import ActionRequest, AuditEntry
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.store.environment import DATABASES
+from penstock.gateway.tape.store.environment import DATABASES
 
 UPSTREAM = upstream("up", "http://127.0.0.1:9/v1", "openai")
-ANN = Said(who="ann", why="a test")
+ANN = ActionRequest(who="ann", why="a test")
 
 
 async def log_of(client: Client) -> list[AuditEntry]:
@@ -37,15 +37,15 @@ async def test_each_change_is_kept_with_who_and_why(start_gateway: StartGateway)
     async with Client(gateway.url) as client:
         _ = await client.enqueue([RolloutSpec(id="r1"), RolloutSpec(id="r2")])
         _ = await client.cancel("r1", ANN)
-        _ = await client.requeue("r1", Said(who="bob"))
+        _ = await client.requeue("r1", ActionRequest(who="bob"))
         _ = await client.cancel("r2")
         for state in ("paused", "draining", "open"):
-            _ = await client.set_queue(state, Said(who="ann", why=state))
+            _ = await client.set_queue(state, ActionRequest(who="ann", why=state))
         assert (await client.pause_upstream("up", 30.0, ANN)).paused
         # A trainer renews its hold all the time.
         assert (await client.pause_upstream("up", 30.0, ANN)).bound_s == 30.0
         assert [(one.name, one.paused) for one in await client.upstreams() if one.paused] == [("up", True)]
-        assert not (await client.open_upstream("up", Said(why="done"))).paused
+        assert not (await client.open_upstream("up", ActionRequest(why="done"))).paused
         _ = await client.open_upstream("up", ANN)
         # What workers do is not a change that somebody asked for.
         assert len((await client.claim(ClaimRequest(worker="w"))).claims) == 1
@@ -100,7 +100,7 @@ async def test_what_was_refused_is_not_in_it(client: Client) -> None:
 async def test_pages_of_it_go_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gateway.client.connection.PAGE", 2)
     for n in range(5):
-        _ = await client.set_queue("paused" if n % 2 else "draining", Said(why=str(n)))
+        _ = await client.set_queue("paused" if n % 2 else "draining", ActionRequest(why=str(n)))
     assert [one.why for one in await log_of(client)] == ["4", "3", "2", "1", "0"]
 
 
@@ -148,7 +148,7 @@ async def test_decisions_about_releases_stand_in_it(client: Client, local: Local
         _ = await client.add_version("travel", NewVersion(kind="prompt", version=version, content=text))
     asked = NewRelease(candidate="v2", policy=policy(0.5), author="ann", why="better")
     release = (await client.start_release("travel", asked)).id
-    _ = await client.decide(release, "abort", Said(who="bob", why="worse"))
+    _ = await client.decide(release, "abort", ActionRequest(who="bob", why="worse"))
     chain = await client.audit(release)
     by_people = [(one.who, f"{one.action}_release", release, one.why) for one in chain if one.who != "gateway"]
     assert told(await log_of(client)) == by_people

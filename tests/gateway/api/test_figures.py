@@ -12,24 +12,24 @@ from fakes.memory_tape import T0, MemoryTape, call
 from fakes.provider import Provider
 from fakes.shell import Shell
 
-from penstock.gateway.api.breakdown import scanned, unread_rows
+from examples.demo.model import DemoAnswer
+from penstock.gateway.api.breakdown import scan_breakdown, unread_rows
 from penstock.gateway.api.stats import gather
 from penstock.gateway.api.tool_stats import failed
-from penstock.gateway.calls.call_log import OTHER, count_unread
-from penstock.gateway.demo.model import Answer
-from penstock.gateway.filters.query import parse
-from penstock.gateway.metrics import Metrics
 from penstock.gateway.model.answers import RewardStats
 from penstock.gateway.model.attributes import REPLAY_OF, SHADOW_OF, UNREAD
 from penstock.gateway.model.breakdown import BreakdownRow
-from penstock.gateway.model.grouping import By
-from penstock.gateway.model.release_calls import own, rehearsed
+from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.release_calls import is_rehearsal, is_release_call
 from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
+from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.traffic.calls.call_log import OTHER, count_unread
 
 
-def asked(tape: MemoryTape, by: By, filter: str = "", most: int = 1000) -> dict[str, BreakdownRow]:
-    return {row.value: row for row in scanned(tape, by, parse(filter, "spans", T0), most).rows}
+def asked(tape: MemoryTape, by: BreakdownDimension, filter: str = "", most: int = 1000) -> dict[str, BreakdownRow]:
+    return {row.value: row for row in scan_breakdown(tape, by, parse(filter, "spans", T0), most).rows}
 
 
 @pytest.fixture
@@ -82,13 +82,13 @@ def test_a_call_that_died_with_its_gateway_counts_and_one_that_runs_does_not() -
 
 
 def test_it_says_how_much_was_looked_at(tape: MemoryTape) -> None:
-    found = scanned(tape, "agent", parse("", "spans"), 3)
+    found = scan_breakdown(tape, "agent", parse("", "spans"), 3)
     assert (found.complete, found.looked_at) == (False, 3)
-    assert scanned(tape, "agent", parse("", "spans"), 5).complete
+    assert scan_breakdown(tape, "agent", parse("", "spans"), 5).complete
 
 
 def test_the_busiest_values_come_first_and_the_others_are_counted(tape: MemoryTape) -> None:
-    found = scanned(tape, "agent", parse("", "spans"), 100, 1)
+    found = scan_breakdown(tape, "agent", parse("", "spans"), 100, 1)
     assert ([row.value for row in found.rows], found.more) == (["a"], 1)
 
 
@@ -151,7 +151,7 @@ async def test_a_person_asks_what_was_not_read(local: Local, provider: Provider,
     shell = Shell(local.url, tmp_path)
     shown = await shell.run("unread")
     assert (shown.code, shown.text, "read" in shown.err) == (0, "", True)
-    provider.script = [Answer("hi"), Answer("hi", extra={"novel": {"answer": "a text that nobody reads"}})]
+    provider.script = [DemoAnswer("hi"), DemoAnswer("hi", extra={"novel": {"answer": "a text that nobody reads"}})]
     async with ClientSession() as http:
         for rollout in ("known", "new"):
             await local.ask(http, rollout)
@@ -273,7 +273,7 @@ async def test_without_tools_no_rollout_is_looked_up() -> None:
     ],
 )
 def test_a_run_of_a_rehearsal_is_known_by_its_name(rollout: str, is_one: bool) -> None:
-    assert rehearsed(rollout) == own(call(1, rollout=rollout)) == is_one
+    assert is_rehearsal(rollout) == is_release_call(call(1, rollout=rollout)) == is_one
 
 
 async def test_dimensions_alone_have_no_mean() -> None:

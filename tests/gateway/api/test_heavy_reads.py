@@ -17,8 +17,8 @@ from fakes.raw import connect, get
 from fakes.tape import Tape
 from fakes.waiting import until
 
-from penstock.gateway.api.heavy import AT_ONCE, HeavyReads
-from penstock.gateway.api.reading import SHORT
+from penstock.gateway.api.heavy_reads import AT_ONCE, HeavyReads
+from penstock.gateway.api.rollouts import SHORT
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
 

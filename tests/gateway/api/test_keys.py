@@ -18,14 +18,14 @@ from fakes.provider import Provider
 from fakes.shell import Shell
 from yarl import URL
 
-from penstock.gateway.api.openapi import EVENTS, Route
+from penstock.gateway.api.openapi import EVENTS, ApiRoute
 from penstock.gateway.api.routes import ROUTES
-from penstock.gateway.calls.auth import Auth, Holder, key_hash, make_key
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.config import Config
+from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.answers import ErrorAnswer
-from penstock.gateway.model.audit import ROLES, Said
+from penstock.gateway.model.audit import ROLES, ActionRequest
 from penstock.gateway.model.release import NewRelease
+from penstock.gateway.traffic.calls.auth import Auth, Holder, key_hash, make_key
 
 ADMIN, READ = "the-key-of-the-owner-1", "the-key-of-a-guest-2"
 OWN = {"PENSTOCK_ADMIN_KEY": ADMIN, "PENSTOCK_READ_KEY": READ}
@@ -52,12 +52,12 @@ async def guest() -> AsyncGenerator[aiohttp.ClientSession]:
         yield made
 
 
-def path_of(route: Route) -> str:
+def path_of(route: ApiRoute) -> str:
     """A path of the route, with some id in every place."""
     return re.sub(r"\{(\w+)\}", lambda found: "1" if found[1] == "sequence" else "x1", route.path)
 
 
-async def asked(session: aiohttp.ClientSession, url: str, route: Route) -> tuple[int, str]:
+async def asked(session: aiohttp.ClientSession, url: str, route: ApiRoute) -> tuple[int, str]:
     """(status, message of a refusal); of a feed only its beginning is read."""
     async with session.request(route.method, url + path_of(route), json=None if route.body is None else {}) as answer:
         if answer.status < 400:
@@ -76,7 +76,10 @@ async def test_it_opens_what_changes_nothing(keyed: Local, guest: aiohttp.Client
             assert status not in (401, 403), (name, message)
             opened.append(name)
         else:
-            assert (status, message) == (403, f"the key 'read' has the role 'read'; {name} needs {NEEDS[route.needs]}")
+            assert (status, message) == (
+                403,
+                f"the key 'read' has the role 'read'; {name} needs {NEEDS[route.required_role]}",
+            )
             closed.append(name)
     assert [name for name in opened if name.startswith("POST")] == ["POST /api/policy/test", "POST /api/sql"]
     assert len(closed) > 20
@@ -184,9 +187,9 @@ async def test_every_route_is_opened_by_its_role_and_those_above(keyed: Local, h
             url = keyed.url + path_of(route)
             # A body of another kind is refused behind the key and changes nothing.
             async with http.post(url, data=b"x", headers={"x-api-key": keys[name]}) as answer:
-                opened = ROLES.index(role) >= ROLES.index(route.needs)
+                opened = ROLES.index(role) >= ROLES.index(route.required_role)
                 assert (answer.status != 403) == opened, (name, route.path, answer.status)
-    assert {route.needs for route in ROUTES} == set(ROLES)
+    assert {route.required_role for route in ROUTES} == set(ROLES)
     for route in ROUTES:
         url = keyed.url + path_of(route)
         async with http.request(route.method, url, data=b"x" if route.method == "POST" else None) as answer:
@@ -207,7 +210,7 @@ async def test_roles_and_the_audit(clients: dict[str, Client], keyed: Local) -> 
     await clients["rita"].add_version("travel", prompt(STABLE, sent=True))
     await clients["rita"].add_version("travel", prompt(CANDIDATE))
     await clients["rita"].start_release("travel", NewRelease(candidate="v2", policy=policy(0.5), author="bob"))
-    await clients["admin"].decide("travel-1", "hold", Said(who="ann", why="lunch"))
+    await clients["admin"].decide("travel-1", "hold", ActionRequest(who="ann", why="lunch"))
     start, *_, hold = [entry for entry in await clients["ron"].audit("travel-1") if entry.who != "gateway"]
     assert [(it.who, it.key) for it in (start, hold)] == [("bob", "rita"), ("ann", "admin")]
     listed = [entry async for entry in clients["ron"].audit_log()]
@@ -250,4 +253,4 @@ def test_named_keys_that_protect_nothing_are_refused() -> None:
 def test_names_and_hashes_differ(names: tuple[str, ...], hashes: tuple[str, ...]) -> None:
     keys = [{"name": name, "role": "read", "sha256": it * 64} for name, it in zip(names, hashes, strict=True)]
     with pytest.raises(ValueError, match=r"another key|same sha256"):
-        Config.model_validate({"key": keys})
+        GatewayConfig.model_validate({"key": keys})

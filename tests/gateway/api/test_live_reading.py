@@ -17,15 +17,15 @@ from fakes.local import Local
 from fakes.process import PATIENCE
 from fakes.provider import Provider
 
-from penstock.gateway.api.compression import LEAST, PackedFeed, accepts_gzip
+from penstock.gateway.api.compression import LEAST, GzipFeed, accepts_gzip
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.sync import SyncClient
-from penstock.gateway.filters.fields import described
-from penstock.gateway.filters.query import Target, parse
 from penstock.gateway.model.answers import RolloutPage
 from penstock.gateway.model.change import Digest
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
+from penstock.gateway.reading.filters.fields import describe_fields
+from penstock.gateway.reading.filters.query import Target, parse
 
 GZIP = {"Accept-Encoding": "gzip"}
 
@@ -276,7 +276,7 @@ async def recorded(client: Client) -> None:
 async def test_the_filter_language_is_what_filters_take(client: Client, target: Target) -> None:
     language = await client.filter_fields()
     fields = language.spans if target == "spans" else language.rollouts
-    assert fields == described(target)
+    assert fields == describe_fields(target)
     assert len(fields) > 20
     for field in fields:
         for value in field.values:
@@ -362,7 +362,7 @@ async def test_every_piece_of_a_packed_feed_is_readable_at_once() -> None:
             self.written += data
 
     kept, sent, reader = Kept(), b"", zlib.decompressobj(16 + zlib.MAX_WBITS)
-    feed, read = PackedFeed(kept), b""
+    feed, read = GzipFeed(kept), b""
     for piece in (b": hello\n\n", b"x" * 100_000, b"data: 1\n\n"):
         at = len(kept.written)
         await feed.write(piece)

@@ -28,10 +28,10 @@ from penstock.gateway.api import html_docs
 from penstock.gateway.api.openapi import document, field_docs
 from penstock.gateway.api.routes import ROUTES
 from penstock.gateway.client.client import Client
-from penstock.gateway.filters.query import FIELDS
 from penstock.gateway.model.answers import SpanPage
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import NewRelease
+from penstock.gateway.reading.filters.query import FIELDS
 
 DOC = document(ROUTES, "1.2.3")
 REGISTRY: Any = Registry[Any]().with_resource("urn:document", DRAFT202012.create_resource(DOC)).crawl()
@@ -126,7 +126,7 @@ async def ready(client: Client, action: str) -> str:
     while (await client.release(release)).release.stage != "canary":  # noqa: ASYNC110 - a few requests
         await asyncio.sleep(0)
     if action == "resume":
-        await client.decide(release, "hold", Said())
+        await client.decide(release, "hold", ActionRequest())
     return release
 
 

@@ -21,6 +21,7 @@ from fakes.waiting import until
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import (
+    LONGEST_WAIT_S,
     MOST_ROLLOUTS,
     Claim,
     ClaimRequest,
@@ -28,18 +29,18 @@ from penstock.gateway.model.queue import (
     FeedbackRequest,
     FinishRequest,
     HeartbeatRequest,
-    Held,
+    HeldAttempt,
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
-    Figures,
     Judgement,
     Outcome,
     Reward,
     RolloutConfig,
     RolloutStatus,
+    WorkerUsage,
 )
 from penstock.gateway.model.span import Span
 
@@ -226,7 +227,7 @@ async def test_wrong_claims_are_named(client: Client, http: aiohttp.ClientSessio
 async def test_a_claim_waits_for_work_and_no_longer(client: Client, local: Local) -> None:
     answer = await client.claim(ClaimRequest(worker="w1", wait_s=0.1))
     assert (answer.claims, answer.queue, answer.waiting) == ([], "open", 0)
-    waiting = await begun(local, take(client, wait_s=PATIENCE))
+    waiting = await begun(local, take(client, wait_s=LONGEST_WAIT_S))
     [rollout] = await queued(client)
     [claim] = await asyncio.wait_for(waiting, PATIENCE)
     assert claim.rollout.id == rollout
@@ -249,14 +250,14 @@ async def test_a_worker_that_hangs_up_while_it_waits_gets_nothing(client: Client
         wires = [await stack.enter_async_context(connect(local.url)) for _ in range(20)]
         for wire in wires:
             wire.send(asked)
-        waiting = asyncio.ensure_future(take(client, "stays", wait_s=PATIENCE))
+        waiting = asyncio.ensure_future(take(client, "stays", wait_s=LONGEST_WAIT_S))
         for wire in wires:
             wire.abort()
         rollouts = await queued(client, 3)
         [claim] = await asyncio.wait_for(waiting, PATIENCE)
-        others = await take(client, "stays", limit=9, wait_s=PATIENCE)
+        others = await take(client, "stays", limit=9, wait_s=LONGEST_WAIT_S)
         while len(others) < 2:
-            others += await take(client, "stays", limit=9, wait_s=PATIENCE)
+            others += await take(client, "stays", limit=9, wait_s=LONGEST_WAIT_S)
         assert {claim.rollout.id, *(one.rollout.id for one in others)} == set(rollouts)
         assert {one.rollout.tries for one in [claim, *others]} == {1}
 
@@ -288,10 +289,10 @@ async def test_what_the_queue_says_of_itself(client: Client) -> None:
 
 async def test_heartbeats_tell_what_is_held_and_by_whom(client: Client) -> None:
     attempt = await taken(client)
-    mine = Held(rollout=attempt.rollout, attempt=attempt.id, running=True)
-    nobodys = Held(rollout=attempt.rollout, attempt="a9")
-    unknown = Held(rollout="nobody", attempt="a1")
-    asked = HeartbeatRequest(attempts=[mine, nobodys, unknown], figures=Figures(cpu_percent=12.5, memory_bytes=7))
+    mine = HeldAttempt(rollout=attempt.rollout, attempt=attempt.id, running=True)
+    nobodys = HeldAttempt(rollout=attempt.rollout, attempt="a9")
+    unknown = HeldAttempt(rollout="nobody", attempt="a1")
+    asked = HeartbeatRequest(attempts=[mine, nobodys, unknown], figures=WorkerUsage(cpu_percent=12.5, memory_bytes=7))
     answer = await client.heartbeat("w1", asked)
     told = [(one.held, one.status) for one in answer.attempts]
     assert told == [(True, AttemptStatus.RUNNING), (False, None), (False, None)]
@@ -327,7 +328,7 @@ async def test_an_end_and_what_it_brings_may_be_said_again_and_no_other(client: 
 
 async def test_a_worker_brings_the_events_of_an_attempt_that_the_clock_has_ended(client: Client) -> None:
     attempt = await taken(client, config=RolloutConfig(timeout_s=0.05))
-    held = Held(rollout=attempt.rollout, attempt=attempt.id, running=True)
+    held = HeldAttempt(rollout=attempt.rollout, attempt=attempt.id, running=True)
     _ = await client.heartbeat("w1", HeartbeatRequest(attempts=[held]))
     async with aclosing(client.changes(0, ["rollout"], [attempt.rollout], [RolloutStatus.FAILED])) as changes:
         _ = await anext(changes)
@@ -513,7 +514,7 @@ async def test_a_queue_outlives_kill_9(start_gateway: StartGateway) -> None:
         await gateway.start(gateway.port)
         found = await client.queue()
         assert (found.state, found.waiting, found.claimed) == ("paused", {"val": 3}, 1)
-        held = Held(rollout=attempt.rollout, attempt=attempt.id, running=True)
+        held = HeldAttempt(rollout=attempt.rollout, attempt=attempt.id, running=True)
         assert (await client.heartbeat("w1", HeartbeatRequest(attempts=[held]))).attempts[0].held
         again = await client.reward(attempt.rollout, attempt.id, Judgement(value=2, key="k"))
         assert (again.reward, again.sequence) == (1, 1)

@@ -12,9 +12,9 @@ import pytest
 from fakes.memory_tape import T0, MemoryTape, Serving, call, chat_exchange, exchange, serving
 from fakes.waiting import PATIENCE_S
 
-from penstock.gateway.api import pages
+from penstock.gateway.api import pagination
 from penstock.gateway.api.guard import HEADERS
-from penstock.gateway.api.pages import encode_cursor
+from penstock.gateway.api.pagination import encode_cursor
 from penstock.gateway.model.answers import RolloutPage, SpanDetail, SpanPage, Stats
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import RolloutSummary
@@ -125,8 +125,8 @@ async def test_recent_spans_come_newest_first(served: Serving, http: aiohttp.Cli
 async def test_a_page_stops_after_a_bounded_number_of_spans(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "SLICE", 7)
-    monkeypatch.setattr("penstock.gateway.api.reading.SCAN", 20)
+    monkeypatch.setattr(pagination, "SLICE", 7)
+    monkeypatch.setattr("penstock.gateway.api.rollouts.SCAN", 20)
     tape = MemoryTape()
     for sequence in range(1, 51):
         tape.add(call(sequence, model="rare" if sequence == 3 else "common"))

@@ -18,7 +18,17 @@ from fakes.waiting import until
 from penstock.gateway.client import connection
 from penstock.gateway.client import runs as runs_client
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.run import Made, NewRun, Point, Run, RunChange, RunEnd, RunEvent, RunHead, seen_at
+from penstock.gateway.model.run import (
+    NewRun,
+    Point,
+    Run,
+    RunChange,
+    RunEnd,
+    RunEvent,
+    RunHead,
+    VersionReference,
+    status_at,
+)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -55,10 +65,10 @@ async def test_a_run_from_its_start_to_its_end(client: Client) -> None:
     assert (kl.nulls, kl.count, kl.mean) == (2, 3, [None, None, 0.125])
     event = RunEvent(time_ns=5, step=2, level="warning", text="dropped 3 groups")
     assert [await client.add_run_events("grpo-7", [event]) for _ in range(2)] == [1, 0]
-    said = RunChange(message="half way", made=[Made(name="policy-prompt", version="v1")])
+    said = RunChange(message="half way", made=[VersionReference(name="policy-prompt", version="v1")])
     assert (await client.change_run("grpo-7", said)).made == (await client.change_run("grpo-7", said)).made == said.made
     with pytest.raises(ClientError, match="made: there is no policy-prompt@v9; register it first"):
-        await client.change_run("grpo-7", RunChange(made=[Made(name="policy-prompt", version="v9")]))
+        await client.change_run("grpo-7", RunChange(made=[VersionReference(name="policy-prompt", version="v9")]))
     ended = await client.finish_run("grpo-7", RunEnd(status="succeeded"))
     assert (ended.status, ended.message) == ("succeeded", "half way")
     assert ended.ended_ns is not None
@@ -114,8 +124,8 @@ async def test_what_changes_is_told(client: Client) -> None:
 
 def test_a_run_falls_silent_when_it_is_read() -> None:
     run = RunHead(id="r", kind="sft", last_seen_ns=10**9, lease_s=2)
-    assert [seen_at(run, second * 10**9) for second in (1, 3, 4)] == ["running", "running", "silent"]
-    assert seen_at(run.model_copy(update={"status": "stopped"}), 10**18) == "stopped"
+    assert [status_at(run, second * 10**9) for second in (1, 3, 4)] == ["running", "running", "silent"]
+    assert status_at(run.model_copy(update={"status": "stopped"}), 10**18) == "stopped"
 
 
 async def test_a_silent_run_speaks_again(client: Client) -> None:

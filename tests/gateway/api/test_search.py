@@ -13,8 +13,8 @@ from fakes.provider import Provider
 from fakes.shell import Shell
 from fakes.waiting import until
 
+from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Call
 from penstock.gateway.model.search import SearchPage, SearchRow
 
 
@@ -33,7 +33,10 @@ async def talk(gateway: Local, http: aiohttp.ClientSession, rollout: str, questi
 async def talked(
     request: pytest.FixtureRequest, provider: Provider, http: aiohttp.ClientSession, tmp_path: Path
 ) -> AsyncGenerator[Local]:
-    calls = [Answer("", (Call("c1", "find_seat", '{"where":"window"}'),)), Answer("Take it: 21C is yours.")]
+    calls = [
+        DemoAnswer("", (DemoToolCall("c1", "find_seat", '{"where":"window"}'),)),
+        DemoAnswer("Take it: 21C is yours."),
+    ]
     provider.script = [*calls, *calls]
     config = upstreams(openai=provider.openai_url) + f'[index]\nwhen = "{request.param}"\n'
     async with locally(tmp_path, config) as gateway, Client(gateway.url) as client:

@@ -16,8 +16,8 @@ from fakes.shell import Shell
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.index.sql import runner
-from penstock.gateway.index.sql.views import VIEWS
+from penstock.gateway.followers.index.sql import runner
+from penstock.gateway.followers.index.sql.views import VIEWS
 from penstock.gateway.model.sql import SqlRequest
 
 pq: Any = import_module("pyarrow.parquet")

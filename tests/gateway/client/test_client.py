@@ -20,15 +20,15 @@ from fakes.web_site import everywhere, site
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.api import pages
-from penstock.gateway.calls.turns import plain_bodies
+from penstock.gateway.api import pagination
 from penstock.gateway.client import client as client_module
 from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.exchanges import RECORDS, Recorded, Unpacker, pack
+from penstock.gateway.client.exchanges import RECORDS, CallBytes, Unpacker, pack
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.reading.turns import plain_bodies
 
 
 def tape_of(rollouts: int, calls: int) -> MemoryTape:
@@ -65,8 +65,8 @@ async def test_lists_turn_their_pages(client: Client, monkeypatch: pytest.Monkey
 
 
 async def test_empty_pages_are_not_the_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "SLICE", 2)
-    monkeypatch.setattr("penstock.gateway.api.reading.SCAN", 2)
+    monkeypatch.setattr(pagination, "SLICE", 2)
+    monkeypatch.setattr("penstock.gateway.api.rollouts.SCAN", 2)
     assert [(s.rollout, s.sequence) async for s in client.recent_spans("rollout:r1 -status:error")] == [
         ("r1", n) for n in (4, 3, 2, 1)
     ]
@@ -289,12 +289,12 @@ async def test_what_a_newer_gateway_says_besides_is_passed_over() -> None:
 # -- many calls in one answer --
 
 CALLS = st.builds(
-    Recorded, st.text(max_size=8), st.integers(1, 2**32 - 1), st.binary(max_size=300), st.binary(max_size=300)
+    CallBytes, st.text(max_size=8), st.integers(1, 2**32 - 1), st.binary(max_size=300), st.binary(max_size=300)
 )
 
 
 @given(st.lists(CALLS, max_size=6), st.lists(st.integers(0, 2000), max_size=12))
-def test_records_are_found_wherever_they_are_cut(made: list[Recorded], cuts: list[int]) -> None:
+def test_records_are_found_wherever_they_are_cut(made: list[CallBytes], cuts: list[int]) -> None:
     data = b"".join(map(pack, made))
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     unpacker = Unpacker(RECORDS)
@@ -303,7 +303,7 @@ def test_records_are_found_wherever_they_are_cut(made: list[Recorded], cuts: lis
 
 
 def test_a_record_that_is_cut_off_is_not_given() -> None:
-    data = pack(Recorded("a1", 1, b"request", b"response"))
+    data = pack(CallBytes("a1", 1, b"request", b"response"))
     assert list(Unpacker(RECORDS).feed(data[:-1])) == []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.client import socket_folder as module
-from penstock.gateway.client.socket_folder import Folder, socket_folder
+from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
 
 
 @pytest.mark.parametrize("depth", [1, 20, 60, 61, 62, 200])
@@ -28,7 +28,8 @@ def test_a_socket_has_an_address(depth: int, tmp_path: Path, monkeypatch: pytest
 
 
 DIES = (
-    "import os, signal, sys; from penstock.gateway.client.socket_folder import Folder; one = Folder('penstock-run-', "
+    "import os, signal, sys; from penstock.gateway.client.socket_folder import LockedFolder; "
+    "one = LockedFolder('penstock-run-', "
     "sys.argv[1]); open(os.path.join(one.name, 'input.json'), 'w').close(); print(one.name, flush=True); "
     "sys.stdin.read() or os.kill(os.getpid(), signal.SIGKILL)"
 )
@@ -47,7 +48,7 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path: Pa
         assert dead.returncode == -9
         left = dead.stdout.strip()
         assert Path(left, "input.json").exists()
-        with Folder("penstock-", folder) as made:
+        with LockedFolder("penstock-", folder) as made:
             assert sorted(map(str, tmp_path.iterdir())) == sorted([f"{folder}/penstock-mine", own, made])
         _ = lives.communicate("go on")
     assert sorted(map(str, tmp_path.iterdir())) == [f"{folder}/penstock-mine"]

@@ -16,7 +16,7 @@ from fakes.process import Gateway
 
 from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.connection import Connection
+from penstock.gateway.client.connection import ApiConnection
 from penstock.gateway.client.sync import SyncClient
 from penstock.gateway.client.tls import CLIENT_CERT
 from penstock.gateway.model.queue import RolloutSpec
@@ -39,8 +39,8 @@ def public(kind: type) -> set[str]:
 
 
 def test_it_has_every_method_with_its_parameters() -> None:
-    assert public(SyncClient) - {"wait", "each"} == public(Client) - public(Connection)
-    for name in public(Client) - public(Connection):
+    assert public(SyncClient) - {"wait", "each"} == public(Client) - public(ApiConnection)
+    for name in public(Client) - public(ApiConnection):
         ours, theirs = getattr(SyncClient, name), getattr(Client, name)
         assert inspect.signature(ours) == inspect.signature(theirs)
         assert ours.__doc__ == theirs.__doc__

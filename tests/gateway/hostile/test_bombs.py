@@ -16,10 +16,10 @@ from fakes.rig import CHAT, Rig
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.calls.turns import MOST_ENCODINGS, MOST_MEMBERS, decode_body
-from penstock.gateway.dialects import items, loose_json
-from penstock.gateway.dialects.items import skim
-from penstock.gateway.dialects.loose_json import Peek, is_bulky, loads, peek
+from penstock.gateway.reading.turns import MOST_ENCODINGS, MOST_MEMBERS, decode_body
+from penstock.gateway.wire.dialects import items, loose_json
+from penstock.gateway.wire.dialects.items import skim
+from penstock.gateway.wire.dialects.loose_json import RequestFields, is_bulky, loads, peek
 
 MEGABYTE = 1 << 20
 GIGABYTES = 10
@@ -185,7 +185,7 @@ def test_what_is_bulky() -> None:
     assert is_bulky(many.decode())
     assert loads(many) is None
     assert (peek(many).model, peek(many).n) == ("m", 3), "what decides where it goes is read all the same"
-    assert peek(many[:-1]) == Peek()
+    assert peek(many[:-1]) == RequestFields()
 
 
 def test_a_large_request_has_a_bounded_number_of_items() -> None:

@@ -15,7 +15,7 @@ from fakes.process import upstreams
 from fakes.raw import chunk, connect, events_head, frame, post, reply
 from fakes.rig import GOOD, Rig, Within
 
-from penstock.gateway.http.websocket import TEXT, Reader
+from penstock.gateway.wire.http.websocket import TEXT, WebSocketReader
 
 MEGABYTE = 1 << 20
 MUCH = 64
@@ -147,7 +147,7 @@ async def test_ten_thousand_idle_connections(start_gateway: StartGateway) -> Non
 @pytest.mark.parametrize("piece", [frame(0), frame(0, b"x"), frame(0x89, b"ping"), frame(0x8A)])
 def test_a_message_comes_in_a_bounded_number_of_frames(piece: bytes) -> None:
     """Empty ones, pings in between: they are held with it, and add nothing to its size."""
-    reader = Reader(1 << 30, None)
+    reader = WebSocketReader(1 << 30, None)
     assert reader.feed(frame(TEXT, b"a")) == []
     for _ in range(100):
         assert all(one.kind != TEXT for one in reader.feed(piece * 1000))
@@ -157,7 +157,7 @@ def test_a_message_comes_in_a_bounded_number_of_frames(piece: bytes) -> None:
 @pytest.mark.parametrize("count", [1, 1000])
 def test_messages_of_frames_may_follow_each_other(count: int) -> None:
     """What is counted is one message's."""
-    reader = Reader(1 << 30, None)
+    reader = WebSocketReader(1 << 30, None)
     message = frame(TEXT, b"a") + frame(0) * count + frame(0x80, b"b")
     for _ in range(100_000 // count):
         assert [one.body for one in reader.feed(message)] == [b"ab"]
@@ -169,5 +169,5 @@ def test_a_large_frame_is_unmasked_piece_by_piece(size: int) -> None:
     plain = bytes(range(256)) * (size // 256 + 1)
     key = b"\x01\x02\x03\x04"
     masked = bytes(a ^ key[at % 4] for at, a in enumerate(plain[:size]))
-    (message,) = Reader(1 << 30, None).feed(b"\x81\xff" + size.to_bytes(8, "big") + key + masked)
+    (message,) = WebSocketReader(1 << 30, None).feed(b"\x81\xff" + size.to_bytes(8, "big") + key + masked)
     assert message.body == plain[:size]

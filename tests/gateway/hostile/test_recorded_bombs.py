@@ -17,7 +17,7 @@ from fakes.raw import chunk, connect, events_head, post
 from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 
-from penstock.gateway.calls.turns import LIMIT
+from penstock.gateway.reading.turns import LIMIT
 
 pytestmark = pytest.mark.slow
 

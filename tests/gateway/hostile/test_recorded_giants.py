@@ -18,16 +18,16 @@ from fakes.shell import Shell
 from fakes.tape import Tape
 from rich.console import Console
 
-from penstock.gateway.client.parallel import LARGE as LARGE_CALL
-from penstock.gateway.client.parallel import PARALLEL, at_once
-from penstock.gateway.dialects import by_name, loose_json
-from penstock.gateway.display import rollout_tree
-from penstock.gateway.display.text import LONG, abbreviate, clean
-from penstock.gateway.mcp_server.tool import Context
-from penstock.gateway.mcp_server.transcripts import ReadCall, read_call
+from penstock.console.mcp_server.tool import ToolContext
+from penstock.console.mcp_server.transcripts import ReadCallArguments, read_call
+from penstock.console.views import rollout_tree
+from penstock.console.views.text import LONG, abbreviate, clean
+from penstock.gateway.client.concurrency import LARGE as LARGE_CALL
+from penstock.gateway.client.concurrency import PARALLEL, concurrency_for
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
+from penstock.gateway.wire.dialects import by_name, loose_json
 from penstock.tui.screens.compare import STEPS
 
 CHAT = "/v1/chat/completions"
@@ -97,8 +97,8 @@ def test_a_large_message_is_found(dialect: str) -> None:
 
 
 def test_large_calls_are_asked_for_one_at_a_time() -> None:
-    assert at_once([]) == at_once([10, LARGE_CALL]) == PARALLEL
-    assert at_once([10, LARGE_CALL + 1]) == 1
+    assert concurrency_for([]) == concurrency_for([10, LARGE_CALL]) == PARALLEL
+    assert concurrency_for([10, LARGE_CALL + 1]) == 1
 
 
 def drawn(turn: Turn, whole: bool) -> str:
@@ -109,7 +109,7 @@ def drawn(turn: Turn, whole: bool) -> str:
             span = Span.model_construct(kind="llm", status="ok", sequence=1)
             console.print(rollout_tree.call_tree(SpanDetail.model_construct(span=span, turn=turn)))
         else:
-            console.print(rollout_tree.added(turn, []))
+            console.print(rollout_tree.added_messages(turn, []))
     return captured.get()
 
 
@@ -119,7 +119,9 @@ async def test_no_control_reaches_a_coding_agent() -> None:
     turn = Turn(dialect="chat", messages=said, choices=[Choice(index=0, message=said[0], finish=EVIL)])
     span = Span.model_construct(kind="llm", status="ok", sequence=1, attempt="a1", rollout="r1", model=EVIL)
     client = OneCall(SpanDetail.model_construct(span=span, turn=turn, exchange=None))
-    told = await read_call(Context(cast("Any", client), "a test"), ReadCall(rollout="r1", attempt="a1", sequence=1))
+    told = await read_call(
+        ToolContext(cast("Any", client), "a test"), ReadCallArguments(rollout="r1", attempt="a1", sequence=1)
+    )
     assert "seen" in told.text
     assert not [one for one in (*CONTROLS, *BIDI) if one in told.text]
 

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.known_secrets import NONE, SLICE, Secrets, is_telling, own_secrets, presented
+from penstock.gateway.model.known_secrets import (
+    NO_SECRETS,
+    SLICE,
+    Secrets,
+    may_be_secret,
+    own_secrets,
+    presented_secrets,
+)
 
 KEY = "sk-proj/9f+Ab3=xYz_0123456789&qq"
 WRITTEN = {
@@ -58,7 +65,7 @@ def test_what_stands_around_it_stays(before: bytes, after: bytes, written: str) 
 def test_a_body_without_it_is_the_same_object(body: bytes) -> None:
     secrets = Secrets([KEY.encode()])
     assert secrets.hide(body) is body
-    assert NONE.hide(body) is body
+    assert NO_SECRETS.hide(body) is body
 
 
 @pytest.mark.parametrize("at", [0, SLICE - 40, SLICE - 1, SLICE, SLICE + 1, 2 * SLICE - 5])
@@ -70,7 +77,7 @@ def test_large_bodies_are_searched_to_their_end(at: int) -> None:
 @pytest.mark.parametrize("size", range(len(KEY)))
 def test_one_that_is_cut_off(size: int) -> None:
     body, secrets = b"the key: " + KEY.encode()[:size], Secrets([KEY.encode()])
-    assert secrets.begun(body) == size
+    assert secrets.partial_match_length(body) == size
     assert secrets.hide(body, ended=False) is body
     shown = size if size < 8 else 0
     assert secrets.hide(body) == b"the key: " + KEY.encode()[:shown] + b"*" * (size - shown)
@@ -93,22 +100,24 @@ KEYS = [
 
 @pytest.mark.parametrize("value", PLACEHOLDERS)
 def test_what_is_sent_where_no_key_is_needed_is_no_secret(value: str) -> None:
-    assert not is_telling(value.encode())
-    assert list(presented(b"authorization", f"Bearer {value}".encode())) == []
-    assert list(presented(b"x-api-key", value.encode())) == []
+    assert not may_be_secret(value.encode())
+    assert list(presented_secrets(b"authorization", f"Bearer {value}".encode())) == []
+    assert list(presented_secrets(b"x-api-key", value.encode())) == []
 
 
 @pytest.mark.parametrize("value", KEYS)
 def test_keys_are_secrets(value: str) -> None:
-    assert is_telling(value.encode())
-    assert list(presented(b"authorization", f"Bearer {value}".encode())) == [value.encode()]
+    assert may_be_secret(value.encode())
+    assert list(presented_secrets(b"authorization", f"Bearer {value}".encode())) == [value.encode()]
 
 
 def test_basic_credentials_cookies_and_own_keys() -> None:
     said = b"user:sk-0123456789abcdef"
     blob = base64.b64encode(said)
-    assert set(presented(b"authorization", b"Basic " + blob)) == {blob, said, said.removeprefix(b"user:")}
-    assert list(presented(b"cookie", b"lang=en; sid=s%3Aabcdef0123456789; theme=dark")) == [b"s%3Aabcdef0123456789"]
+    assert set(presented_secrets(b"authorization", b"Basic " + blob)) == {blob, said, said.removeprefix(b"user:")}
+    assert list(presented_secrets(b"cookie", b"lang=en; sid=s%3Aabcdef0123456789; theme=dark")) == [
+        b"s%3Aabcdef0123456789"
+    ]
     assert own_secrets([None, "dummy", "EMPTY", "sk-1234"]).values == frozenset()
     assert own_secrets(["sk-of-the-gateway", "hunter22"]).values == {b"sk-of-the-gateway", b"hunter22"}
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model import price_lists
-from penstock.gateway.model.model_names import Pattern, names
-from penstock.gateway.model.prices import BUILTIN, Price, PriceFile, Prices, Special, Tokens
+from penstock.gateway.model.model_names import ModelPattern, lookup_names
+from penstock.gateway.model.prices import BUILTIN, Price, PriceFile, Prices, SpecialRates, TokenCounts
 from penstock.gateway.model.toml import ConfigError
 
 ROW = '[[price]]\nmodel = "{}"\nsince = {}\ninput = {}\noutput = {}\n'
 ROWS = [("m*", "2025-01-01", 1.0, 2.0), ("m*", "2025-06-01", 10.0, 20.0), ("M-mini*", "2025-01-01", 0.5, 4.0)]
 LIST = "as_of = 2026-01-01\n" + "".join(ROW.format(*row) for row in ROWS) + "cached = 0.1\ncache_write = 0.6\n"
-MILLION = Tokens(1_000_000, 1_000_000)
+MILLION = TokenCounts(1_000_000, 1_000_000)
 BUILT_IN = Prices()
 
 
@@ -59,16 +59,16 @@ def test_the_longest_pattern_counts_and_its_price_of_that_day(
 @pytest.mark.parametrize(
     ("tokens", "cost"),
     [
-        (Tokens(1_000_000, 0), 0.5),
-        (Tokens(1_000_000, 0, 400_000), 0.6 * 0.5 + 0.4 * 0.1),
-        (Tokens(1_000_000, 0, 400_000, 100_000), 0.5 * 0.5 + 0.4 * 0.1 + 0.1 * 0.6),
-        (Tokens(100, 0, 400_000), 0.4 * 0.1),
-        (Tokens(None, 1_000_000), 4.0),
-        (Tokens(1_000_000, None), 0.5),
-        (Tokens(None, None), None),
+        (TokenCounts(1_000_000, 0), 0.5),
+        (TokenCounts(1_000_000, 0, 400_000), 0.6 * 0.5 + 0.4 * 0.1),
+        (TokenCounts(1_000_000, 0, 400_000, 100_000), 0.5 * 0.5 + 0.4 * 0.1 + 0.1 * 0.6),
+        (TokenCounts(100, 0, 400_000), 0.4 * 0.1),
+        (TokenCounts(None, 1_000_000), 4.0),
+        (TokenCounts(1_000_000, None), 0.5),
+        (TokenCounts(None, None), None),
     ],
 )
-def test_cached_tokens_have_prices_of_their_own(prices: Prices, tokens: Tokens, cost: float | None) -> None:
+def test_cached_tokens_have_prices_of_their_own(prices: Prices, tokens: TokenCounts, cost: float | None) -> None:
     found = prices.cost("m-mini", None, at("2025-07-01"), tokens)
     assert found == (None if cost is None else pytest.approx(cost))
 
@@ -108,7 +108,7 @@ def test_the_list_that_comes_with_penstock_can_be_read_and_prices_what_it_names(
         assert one.input is not None
         assert one.output is not None
         assert one.source
-        assert prices.cost(one.model, None, at("2026-11-29"), Tokens(1000, 1000)) == pytest.approx(
+        assert prices.cost(one.model, None, at("2026-11-29"), TokenCounts(1000, 1000)) == pytest.approx(
             (one.input + one.output + one.tools.get("call", 0.0)) / 1e3
         )
         assert one.cached is None or one.cached <= one.input
@@ -122,42 +122,50 @@ PARTS = [[*used, None, None, None] for used in USED]
 @pytest.mark.parametrize(
     ("model", "tokens", "cost"),
     [
-        ("claude-sonnet-4-5-20250929", Tokens(K, 0, None, K), 0.375),
-        ("claude-sonnet-4-5-20250929", Tokens(K, 0, None, K, None, {"cache_write_long": K}), 0.6),
-        ("claude-opus-4-5-20251101", Tokens(K, K), 3.0),
-        ("claude-opus-5-5", Tokens(K, K, None, None, None, {"geo": "us"}), 2.64),
-        ("claude-opus-5-5", Tokens(K, K, None, None, None, {"speed": "fast"}), 4.8),
-        ("claude-opus-5-5", Tokens(K, K, K, None, None, {"tier": "batch"}), 1.01),
-        ("claude-opus-5-5", Tokens(K, 0, None, K, None, {"tier": "batch", "cache_write_long": K}), 0.4),
-        ("claude-sonnet-4-20250514", Tokens(2 * K, 1000), 0.615),
-        ("claude-sonnet-4-20250514", Tokens(3 * K, 1000), 1.8225),
-        ("claude-sonnet-4-5", Tokens(1000, 0, None, None, None, {"calls": {"web_search": 10, "web_fetch": 3}}), 0.103),
-        ("claude-sonnet-4", Tokens(5 * K, K, None, None, None, {"parts": PARTS}), 1.8 + 0.1 + 0.5 + 0.3),
-        ("gpt-5-2025-08-07", Tokens(K, K, None, None, None, {"tier": "flex"}), 0.5625),
-        ("gpt-5-2025-08-07", Tokens(K, K, None, None, K, {"tier": "priority"}), 2.25),
-        ("gpt-5-pro-2025-10-06", Tokens(K, K), 13.5),
-        ("gpt-6.1-sol", Tokens(3 * K, K), 2.7),
-        ("gpt-6.1-sol", Tokens(3 * K, K, None, None, None, {"tier": "ultrafast"}), 16.2),
-        ("gpt-6.1-sol", Tokens(K, 0, None, K, None, {"cache_write_long": K}), 0.5),
-        ("gpt-4o-audio-preview", Tokens(K, K, None, None, None, {"input_audio": K, "output_audio": K // 2}), 4.0 + 4.5),
-        ("gemini-2.5-flash", Tokens(K, 0, K // 2, None, None, {"input_audio": K, "cached_audio": K // 2}), 0.055),
-        ("gemini-2.5-pro", Tokens(3 * K, K), 2.25),
-        ("gemini-2.5-flash", Tokens(0, 0, None, None, None, {"calls": {"grounding": 1, "web_search": 3}}), 0.035),
-        ("gemini-3.8-flash", Tokens(0, 0, None, None, None, {"calls": {"grounding": 1, "web_search": 3}}), 0.042),
-        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", Tokens(K, K), 1.98),
-        ("us-gov.anthropic.claude-opus-5-5-v1:0", Tokens(K, K), 2.88),
-        ("us-gov.anthropic.claude-haiku-4-5-20251001-v1:0", Tokens(K, K), 0.72),
-        ("us.openai.gpt-6.1-sol-v1:0", Tokens(K, K), 1.32),
-        ("global.openai.gpt-6.1-sol-v1:0", Tokens(K, K), 1.2),
-        ("grok-4.7", Tokens(0, 0, None, None, None, {"calls": {"web_search": 4, "live_search": 2}}), 0.07),
-        ("anthropic/claude-sonnet-4.5", Tokens(K, K), 1.8),
-        ("anthropic/claude-sonnet-4.5", Tokens(K, K, None, None, None, {"cost": 0.315}), 0.315),
-        ("nobody-knows", Tokens(K, K, None, None, None, {"cost": 0.0}), 0.0),
-        ("nobody-knows", Tokens(K, K), None),
-        ("claude-sonnet-4", Tokens(K, K, None, None, None, {"parts": [["nobody-knows", 1, 1, 0, 0, 0]]}), None),
+        ("claude-sonnet-4-5-20250929", TokenCounts(K, 0, None, K), 0.375),
+        ("claude-sonnet-4-5-20250929", TokenCounts(K, 0, None, K, None, {"cache_write_long": K}), 0.6),
+        ("claude-opus-4-5-20251101", TokenCounts(K, K), 3.0),
+        ("claude-opus-5-5", TokenCounts(K, K, None, None, None, {"geo": "us"}), 2.64),
+        ("claude-opus-5-5", TokenCounts(K, K, None, None, None, {"speed": "fast"}), 4.8),
+        ("claude-opus-5-5", TokenCounts(K, K, K, None, None, {"tier": "batch"}), 1.01),
+        ("claude-opus-5-5", TokenCounts(K, 0, None, K, None, {"tier": "batch", "cache_write_long": K}), 0.4),
+        ("claude-sonnet-4-20250514", TokenCounts(2 * K, 1000), 0.615),
+        ("claude-sonnet-4-20250514", TokenCounts(3 * K, 1000), 1.8225),
+        (
+            "claude-sonnet-4-5",
+            TokenCounts(1000, 0, None, None, None, {"calls": {"web_search": 10, "web_fetch": 3}}),
+            0.103,
+        ),
+        ("claude-sonnet-4", TokenCounts(5 * K, K, None, None, None, {"parts": PARTS}), 1.8 + 0.1 + 0.5 + 0.3),
+        ("gpt-5-2025-08-07", TokenCounts(K, K, None, None, None, {"tier": "flex"}), 0.5625),
+        ("gpt-5-2025-08-07", TokenCounts(K, K, None, None, K, {"tier": "priority"}), 2.25),
+        ("gpt-5-pro-2025-10-06", TokenCounts(K, K), 13.5),
+        ("gpt-6.1-sol", TokenCounts(3 * K, K), 2.7),
+        ("gpt-6.1-sol", TokenCounts(3 * K, K, None, None, None, {"tier": "ultrafast"}), 16.2),
+        ("gpt-6.1-sol", TokenCounts(K, 0, None, K, None, {"cache_write_long": K}), 0.5),
+        (
+            "gpt-4o-audio-preview",
+            TokenCounts(K, K, None, None, None, {"input_audio": K, "output_audio": K // 2}),
+            4.0 + 4.5,
+        ),
+        ("gemini-2.5-flash", TokenCounts(K, 0, K // 2, None, None, {"input_audio": K, "cached_audio": K // 2}), 0.055),
+        ("gemini-2.5-pro", TokenCounts(3 * K, K), 2.25),
+        ("gemini-2.5-flash", TokenCounts(0, 0, None, None, None, {"calls": {"grounding": 1, "web_search": 3}}), 0.035),
+        ("gemini-3.8-flash", TokenCounts(0, 0, None, None, None, {"calls": {"grounding": 1, "web_search": 3}}), 0.042),
+        ("us.anthropic.claude-sonnet-4-5-20250929-v1:0", TokenCounts(K, K), 1.98),
+        ("us-gov.anthropic.claude-opus-5-5-v1:0", TokenCounts(K, K), 2.88),
+        ("us-gov.anthropic.claude-haiku-4-5-20251001-v1:0", TokenCounts(K, K), 0.72),
+        ("us.openai.gpt-6.1-sol-v1:0", TokenCounts(K, K), 1.32),
+        ("global.openai.gpt-6.1-sol-v1:0", TokenCounts(K, K), 1.2),
+        ("grok-4.7", TokenCounts(0, 0, None, None, None, {"calls": {"web_search": 4, "live_search": 2}}), 0.07),
+        ("anthropic/claude-sonnet-4.5", TokenCounts(K, K), 1.8),
+        ("anthropic/claude-sonnet-4.5", TokenCounts(K, K, None, None, None, {"cost": 0.315}), 0.315),
+        ("nobody-knows", TokenCounts(K, K, None, None, None, {"cost": 0.0}), 0.0),
+        ("nobody-knows", TokenCounts(K, K), None),
+        ("claude-sonnet-4", TokenCounts(K, K, None, None, None, {"parts": [["nobody-knows", 1, 1, 0, 0, 0]]}), None),
     ],
 )
-def test_bills(model: str, tokens: Tokens, cost: float | None) -> None:
+def test_bills(model: str, tokens: TokenCounts, cost: float | None) -> None:
     found = BUILT_IN.cost(model, None, at("2026-11-29"), tokens)
     assert found == (None if cost is None else pytest.approx(cost))
 
@@ -204,7 +212,7 @@ def test_a_price_ends_at_the_version(tmp_path: Path, listed: str) -> None:
     ],
 )
 def test_where_a_pattern_ends(pattern: str, name: str, matches: bool) -> None:
-    assert any(map(Pattern(pattern).matches, names(name))) is matches
+    assert any(map(ModelPattern(pattern).matches, lookup_names(name))) is matches
 
 
 def test_ones_own_row_goes_before_a_listed_one_and_a_model_without_a_price_is_told_of_once(
@@ -234,7 +242,7 @@ def test_no_call_costs_more_than_is_reserved_for_it(
 ) -> None:
     price = BUILT_IN.price(model, at("2026-11-29"))
     cached = min(cached, read)
-    tokens = Tokens(read, made, cached, min(written, read - cached), min(made, 100), billed)
+    tokens = TokenCounts(read, made, cached, min(written, read - cached), min(made, 100), billed)
     assert price is not None
     assert 0 <= price.cost(tokens) <= price.most(read, made, EVERYTHING) * (1 + 1e-9)
     plain = tokens._replace(billed=None)
@@ -243,7 +251,7 @@ def test_no_call_costs_more_than_is_reserved_for_it(
 
 @given(st.text(max_size=20), st.integers(0, 2**62), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_no_cost_is_below_zero(model: str, start: int, read: int, made: int, cached: int) -> None:
-    cost = BUILT_IN.cost(model, "gpt-4o", start, Tokens(read, made, cached, cached))
+    cost = BUILT_IN.cost(model, "gpt-4o", start, TokenCounts(read, made, cached, cached))
     assert cost is None or cost >= 0
 
 
@@ -253,7 +261,7 @@ def test_no_cost_is_below_zero(model: str, start: int, read: int, made: int, cac
 DAY = date(2026, 11, 29)
 BOTH = {"input_cost_per_token": 2e-6, "output_cost_per_token": "1e-5", "litellm_provider": "openai", "mode": "chat"}
 
-LONG = Special(tier="priority", above=200_000, input=4.0)
+LONG = SpecialRates(tier="priority", above=200_000, input=4.0)
 XAI = {"litellm_provider": "xai"}
 RANGES = [(0, 1e-6), (32e3, 3e-6)]
 
@@ -273,8 +281,8 @@ KEYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"cache_creation_input_token_cost_above_1hr": 5e-6}, {"cache_write_long": 5.0}),
     ({"input_cost_per_token_priority_above_200k_tokens": 4e-6}, {"rates": [LONG]}),
     ({"input_cost_per_token_above_200k_tokens_priority": 4e-6}, {"rates": [LONG]}),
-    ({TWELVE_HOURS: 5e-6}, {"rates": [Special(tier="batch", above=272_000, cache_write_long=5.0)]}),
-    ({"output_cost_per_token_above_128k_tokens": 2e-5} | XAI, {"rates": [Special(above=127_999, output=20.0)]}),
+    ({TWELVE_HOURS: 5e-6}, {"rates": [SpecialRates(tier="batch", above=272_000, cache_write_long=5.0)]}),
+    ({"output_cost_per_token_above_128k_tokens": 2e-5} | XAI, {"rates": [SpecialRates(above=127_999, output=20.0)]}),
     ({"output_cost_per_reasoning_token": 1e-5}, {"reasoning": None}),
     ({"output_cost_per_reasoning_token": 3e-6}, {"reasoning": 3.0}),
     (AUDIO, {"input_audio": 40.0, "output_image": 30.0}),
@@ -283,11 +291,11 @@ KEYS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"provider_specific_entry": {"us": 1.1, "fast": 2, "other": "x"}}, {"factors": {"us": 1.1, "fast": 2.0}}),
     (
         {"tiered_pricing": TIERS},
-        {"input": 1.0, "rates": [Special(above=32_000, input=3.0, cached=3.0, cache_write=3.0)]},
+        {"input": 1.0, "rates": [SpecialRates(above=32_000, input=3.0, cached=3.0, cache_write=3.0)]},
     ),
     (
         WRITES | {"cache_creation_input_token_cost_batches": 2.5e-6},
-        {"rates": [Special(tier="batch", cache_write=2.5, cache_write_long=4.0)]},
+        {"rates": [SpecialRates(tier="batch", cache_write=2.5, cache_write_long=4.0)]},
     ),
     ({"input_cost_per_second": 1e-4, "cache_read_input_token_cost": None}, {"rates": [], "tools": {}}),
 ]
@@ -347,23 +355,23 @@ def price(model: str, output: float, source: str | None = "s", since: date | Non
 def test_ones_own_rows_stay_and_old_prices_price_older_calls(tmp_path: Path) -> None:
     own = PriceFile(as_of=date(2026, 1, 1), price=[price("a*", 9.0, None), price("b", 2.0), price("c", 3.0)])
     new = PriceFile(as_of=DAY, price=[price("a-2026-02-02", 1.0), price("b", 4.0), price("c", 3.0), price("d", 5.0)])
-    file, differences = price_lists.updated(own, new)
+    file, differences = price_lists.merge_price_lists(own, new)
     assert [(one.model, one.what) for one in differences] == [("a-2026-02-02", "kept"), ("b", "changed"), ("d", "new")]
     path = tmp_path / "prices.toml"
-    path.write_text(price_lists.written(file))
-    prices, tokens = Prices(path), Tokens(0, 1_000_000)
+    path.write_text(price_lists.render_toml(file))
+    prices, tokens = Prices(path), TokenCounts(0, 1_000_000)
     before, after = 1_767_225_600 * 10**9, 1_796_000_000 * 10**9
     costs = {name: [prices.cost(name, None, at, tokens) for at in (before, after)] for name in "abcd"}
     assert costs == {"a": [9.0, 9.0], "b": [2.0, 4.0], "c": [3.0, 3.0], "d": [5.0, 5.0]}
-    assert price_lists.updated(file, new).file == file
+    assert price_lists.merge_price_lists(file, new).file == file
 
 
 def test_a_row_of_ones_own_stands_beside_the_one_that_it_goes_before(tmp_path: Path) -> None:
     file = PriceFile(as_of=date(2026, 1, 1), price=[price("b", 2.0), price("b", 7.0, None)])
-    file, differences = price_lists.updated(file, PriceFile(as_of=DAY, price=[price("b", 4.0)]))
+    file, differences = price_lists.merge_price_lists(file, PriceFile(as_of=DAY, price=[price("b", 4.0)]))
     assert [one.what for one in differences] == ["kept"]
-    (tmp_path / "prices.toml").write_text(price_lists.written(file))
-    assert Prices(tmp_path / "prices.toml").cost("b-2026-02-02", None, 1, Tokens(0, 1_000_000)) == 7.0
+    (tmp_path / "prices.toml").write_text(price_lists.render_toml(file))
+    assert Prices(tmp_path / "prices.toml").cost("b-2026-02-02", None, 1, TokenCounts(0, 1_000_000)) == 7.0
     with pytest.raises(ValueError, match="two prices of 'B'"):
         PriceFile(as_of=DAY, price=[price("b", 2.0, None), price("B", 7.0, None)])
 
@@ -371,7 +379,7 @@ def test_a_row_of_ones_own_stands_beside_the_one_that_it_goes_before(tmp_path: P
 def test_the_list_that_comes_with_penstock_is_written_as_it_is() -> None:
     file = BUILT_IN.file
     head = BUILTIN.read_text().partition("as_of")[0]
-    assert price_lists.written(file, head) == BUILTIN.read_text()
+    assert price_lists.render_toml(file, head) == BUILTIN.read_text()
 
 
 RATES = st.fixed_dictionaries({}, optional={name: st.floats(0, 1e4) for name in ("input", "cached", "output_audio")})
@@ -390,5 +398,5 @@ def priced(draw: st.DrawFn) -> Price:
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Price]) -> None:
     path = tmp_path_factory.mktemp("lists") / "prices.toml"
     file = PriceFile(as_of=DAY, price=rows)
-    path.write_text(price_lists.written(file), encoding="utf-8")
+    path.write_text(price_lists.render_toml(file), encoding="utf-8")
     assert price_lists.load(path) == file

@@ -15,14 +15,14 @@ from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned
 
 from penstock.gateway.model.weights import ModelVersion, Residency
 from penstock.gateway.releases import adapter_server
-from penstock.gateway.releases.adapter_server import Engine, ServingError, settle
+from penstock.gateway.releases.adapter_server import ServingError, VllmClient, settle
 
 V1 = ("policy@v1", "/a/v1")
 
 
 @pytest.fixture
-def client(vllm: FakeEngine, http: aiohttp.ClientSession) -> Engine:
-    return Engine(http, vllm.openai_url)
+def client(vllm: FakeEngine, http: aiohttp.ClientSession) -> VllmClient:
+    return VllmClient(http, vllm.openai_url)
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def asked(vllm: FakeEngine, path: str) -> int:
     return sum(one == path for one, _ in vllm.asked)
 
 
-async def test_a_version_is_loaded_once_and_unloaded_once(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_version_is_loaded_once_and_unloaded_once(vllm: FakeEngine, client: VllmClient) -> None:
     assert await client.load(*V1)
     assert not await client.load(*V1)
     assert await client.adapters() == {"base": None, "policy@v1": "/a/v1"}
@@ -47,13 +47,13 @@ async def test_a_version_is_loaded_once_and_unloaded_once(vllm: FakeEngine, clie
     assert await client.adapters() == {"base": None}
 
 
-async def test_a_restarted_server_gets_its_versions_again(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_restarted_server_gets_its_versions_again(vllm: FakeEngine, client: VllmClient) -> None:
     await client.load(*V1)
     vllm.restart()
     assert await client.load(*V1)
 
 
-async def test_two_that_load_at_once_both_succeed(vllm: FakeEngine, client: Engine) -> None:
+async def test_two_that_load_at_once_both_succeed(vllm: FakeEngine, client: VllmClient) -> None:
     """Both have seen that it is not there."""
     go = asyncio.Event()
     vllm.plan(LOAD, Planned(before=go), Planned(before=go))
@@ -63,7 +63,7 @@ async def test_two_that_load_at_once_both_succeed(vllm: FakeEngine, client: Engi
     assert sorted(await both) == [False, True]
 
 
-async def test_a_name_is_never_given_to_other_weights(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_name_is_never_given_to_other_weights(vllm: FakeEngine, client: VllmClient) -> None:
     await client.load(*V1)
     with refused("mismatch", "policy@v1' from the adapter in /a/v1, not the one in /a/other"):
         await client.load("policy@v1", "/a/other")
@@ -73,7 +73,7 @@ async def test_a_name_is_never_given_to_other_weights(vllm: FakeEngine, client: 
     assert all("load_inplace" not in body for _, body in vllm.asked)
 
 
-async def test_an_adapter_is_not_put_on_another_base(vllm: FakeEngine, client: Engine) -> None:
+async def test_an_adapter_is_not_put_on_another_base(vllm: FakeEngine, client: VllmClient) -> None:
     assert await client.load(*V1, base="base")
     for name, path in (V1, ("policy@v2", "/a/v2")):
         with refused("mismatch", f"serves base, not 'other', for which adapter '{name}' was made"):
@@ -84,7 +84,7 @@ async def test_an_adapter_is_not_put_on_another_base(vllm: FakeEngine, client: E
     assert "policy@v2" not in vllm.adapters
 
 
-async def test_other_weights_that_came_first_are_a_mismatch(vllm: FakeEngine, client: Engine) -> None:
+async def test_other_weights_that_came_first_are_a_mismatch(vllm: FakeEngine, client: VllmClient) -> None:
     """Between our look and our load."""
     go = asyncio.Event()
     vllm.plan(LOAD, Planned(before=go))
@@ -96,20 +96,20 @@ async def test_other_weights_that_came_first_are_a_mismatch(vllm: FakeEngine, cl
         await late
 
 
-async def test_a_path_that_the_server_does_not_have(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_path_that_the_server_does_not_have(vllm: FakeEngine, client: VllmClient) -> None:
     vllm.files = set()
     with refused("not_found", r"'policy@v1' from /a/v1: .*No adapter found.*; the path must exist on the server"):
         await client.load(*V1)
 
 
-async def test_a_server_that_does_not_load_at_run_time(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_server_that_does_not_load_at_run_time(vllm: FakeEngine, client: VllmClient) -> None:
     vllm.updates = False
     for attempt in (client.load(*V1), client.unload("policy@v1")):
         with refused("refused", r"policy@v1.*--enable-lora and VLLM_ALLOW_RUNTIME_LORA_U"):
             await attempt
 
 
-async def test_a_server_that_says_no(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_server_that_says_no(vllm: FakeEngine, client: VllmClient) -> None:
     vllm.plan(LOAD, Planned(500, '{"error": {"message": "LoRA rank 64 is greater than max_lora_rank 8."}}'))
     with refused("refused", r"load adapter 'policy@v1' from /a/v1: LoRA rank 64 .* 8\. \(500\)"):
         await client.load(*V1)
@@ -123,21 +123,23 @@ async def test_a_server_that_says_no(vllm: FakeEngine, client: Engine) -> None:
 
 async def test_a_key_is_sent_as_a_bearer_and_never_shown(vllm: FakeEngine, http: aiohttp.ClientSession) -> None:
     vllm.key = "sesame"
-    assert await Engine(http, vllm.url, "sesame").load(*V1)
+    assert await VllmClient(http, vllm.url, "sesame").load(*V1)
     for key in (None, "wrong-secret"):
         with refused("refused", r"Unauthorized \(401\); set key_env of the upstream"):
-            await Engine(http, vllm.url, key).adapters()
+            await VllmClient(http, vllm.url, key).adapters()
 
 
-async def test_nobody_answers(http: aiohttp.ClientSession, client: Engine, vllm: FakeEngine) -> None:
+async def test_nobody_answers(http: aiohttp.ClientSession, client: VllmClient, vllm: FakeEngine) -> None:
     vllm.plan(MODELS, Planned(hang_up=True), Planned(hang_up=True))
     with refused("unreachable", f"the server at {vllm.url} could not be asked"):
         await client.load(*V1)
     with refused("unreachable", r"could not be asked \(GET /v1/models\)"):
-        await Engine(http, "http://127.0.0.1:1/v1").load(*V1)
+        await VllmClient(http, "http://127.0.0.1:1/v1").load(*V1)
 
 
-async def test_an_answer_that_takes_too_long(vllm: FakeEngine, client: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_takes_too_long(
+    vllm: FakeEngine, client: VllmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may still be loaded afterwards: the next load finds it."""
     monkeypatch.setattr(adapter_server, "LOAD_S", 0.05)
     go = asyncio.Event()
@@ -149,13 +151,13 @@ async def test_an_answer_that_takes_too_long(vllm: FakeEngine, client: Engine, m
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", '{"data": [1]}', '{"data": [{"id": "x", "parent": "y"}]}'])
-async def test_something_else_listens_there(vllm: FakeEngine, client: Engine, text: str) -> None:
+async def test_something_else_listens_there(vllm: FakeEngine, client: VllmClient, text: str) -> None:
     vllm.plan(MODELS, Planned(200, text))
     with pytest.raises(ServingError, match=r"list its models"):
         await client.adapters()
 
 
-async def test_a_version_that_answers(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_version_that_answers(vllm: FakeEngine, client: VllmClient) -> None:
     await client.load(*V1)
     check = await client.check("policy@v1")
     assert check.text == "I am policy@v1."
@@ -164,7 +166,7 @@ async def test_a_version_that_answers(vllm: FakeEngine, client: Engine) -> None:
     assert (path, body["temperature"], body["messages"][0]["content"]) == (CHAT, 0, "Say hello.")
 
 
-async def test_a_version_of_damaged_weights(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_version_of_damaged_weights(vllm: FakeEngine, client: VllmClient) -> None:
     await client.load(*V1)
     vllm.damaged = {"policy@v1"}
     with refused("unusable", "as 'policy@v1' with log-probabilities that are not numbers"):
@@ -188,20 +190,20 @@ def chat_with(logprobs: str) -> str:
         ("[1]", "as a chat model does"),
     ],
 )
-async def test_an_answer_that_is_none(vllm: FakeEngine, client: Engine, answer: str, said: str) -> None:
+async def test_an_answer_that_is_none(vllm: FakeEngine, client: VllmClient, answer: str, said: str) -> None:
     vllm.plan(CHAT, Planned(200, answer))
     with pytest.raises(ServingError, match=said) as raised:
         await client.check("base")
     assert raised.value.kind == "unusable"
 
 
-async def test_special_tokens_alone_are_an_answer(vllm: FakeEngine, client: Engine) -> None:
+async def test_special_tokens_alone_are_an_answer(vllm: FakeEngine, client: VllmClient) -> None:
     vllm.plan(CHAT, Planned(200, chat_with('{"content": [{"logprob": -1}]}')))
     assert (await client.check("base")).text == ""
 
 
 async def test_a_version_that_is_not_there_or_too_slow(
-    vllm: FakeEngine, client: Engine, monkeypatch: pytest.MonkeyPatch
+    vllm: FakeEngine, client: VllmClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with refused("not_found", "would not answer as 'policy@v1': The model `policy@v1` does not exist"):
         await client.check("policy@v1")
@@ -211,7 +213,7 @@ async def test_a_version_that_is_not_there_or_too_slow(
         await client.check("base")
 
 
-async def test_warming_asks_many_times_at_once(vllm: FakeEngine, client: Engine) -> None:
+async def test_warming_asks_many_times_at_once(vllm: FakeEngine, client: VllmClient) -> None:
     go = asyncio.Event()
     vllm.plan(CHAT, *[Planned(before=go)] * 5)
     warming = asyncio.ensure_future(client.warm("base", 5))
@@ -222,7 +224,7 @@ async def test_warming_asks_many_times_at_once(vllm: FakeEngine, client: Engine)
         await client.warm("policy@v1", 2)
 
 
-async def test_a_server_is_settled(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_server_is_settled(vllm: FakeEngine, client: VllmClient) -> None:
     """One version that will not load does not stop the others."""
     known = {f"policy@v{n}": ModelVersion(upstream="vllm", base="base", adapter=f"/a/v{n}") for n in range(4)}
     vllm.adapters = {"policy@v0": "/a/v0", "theirs@v1": "/b/v1"}
@@ -237,13 +239,13 @@ async def test_a_server_is_settled(vllm: FakeEngine, client: Engine) -> None:
     assert (again.done, again.failed) == (["policy@v1", "policy@v2"], {})
 
 
-async def test_a_server_that_cannot_be_asked_is_not_settled(vllm: FakeEngine, client: Engine) -> None:
+async def test_a_server_that_cannot_be_asked_is_not_settled(vllm: FakeEngine, client: VllmClient) -> None:
     vllm.plan(MODELS, Planned(500))
     with pytest.raises(ServingError, match="would not list its models"):
         await settle(client, Residency({}), [])
 
 
-async def test_slots(vllm: FakeEngine, client: Engine) -> None:
+async def test_slots(vllm: FakeEngine, client: VllmClient) -> None:
     assert await client.slots() == 4
     vllm.plan("/metrics", Planned(404, "no"))
     assert await client.slots() is None

@@ -20,24 +20,24 @@ from fakes.shell import Shell
 from fakes.some import some
 from fakes.waiting import until
 
+from penstock.console.commands.check import examine
 from penstock.gateway.app import open_store
-from penstock.gateway.cli.check import examine
 from penstock.gateway.client.client import Client
-from penstock.gateway.metrics import Metrics
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.coverage import Coverage, LastMiss
-from penstock.gateway.model.known_secrets import NONE
+from penstock.gateway.model.known_secrets import NO_SECRETS
+from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.queue.operations import QueueOperations
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.adding import Adding
-from penstock.gateway.releases.coverage.noting import Call, Missed
-from penstock.gateway.releases.coverage.operations import Added, CoverageOperations
-from penstock.gateway.releases.coverage.watch import Watch
+from penstock.gateway.releases.coverage.counter import CoverageCounter
+from penstock.gateway.releases.coverage.monitor import CoverageMonitor
+from penstock.gateway.releases.coverage.notes import CallNote, MissNote
+from penstock.gateway.releases.coverage.operations import CoverageDelta, CoverageOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.retention.operations import RetentionOperations
-from penstock.gateway.store.directory import TapeError
-from penstock.gateway.store.operation import Task
+from penstock.gateway.tape.retention.operations import RetentionOperations
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.work.queue.operations import QueueOperations
 
 FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund a basic fare."
 """As discovery took it on one day, when all messages agreed on the date."""
@@ -83,9 +83,9 @@ async def fell(resource: str, coverage: Coverage) -> None:
     raise AssertionError(resource)
 
 
-def watched(made: Bench, fell: Callable[[str, Coverage], Awaitable[None]] = fell) -> Watch:
+def watched(made: Bench, fell: Callable[[str, Coverage], Awaitable[None]] = fell) -> CoverageMonitor:
     context = made.context
-    return Watch(context.pins, context.recorder, Metrics(), context.now_ns, fell, NONE)
+    return CoverageMonitor(context.pins, context.recorder, Metrics(), context.now_ns, fell, NO_SECRETS)
 
 
 async def test_calls_that_match_and_miss_are_counted_with_why(traffic: Traffic, client: Client) -> None:
@@ -148,7 +148,7 @@ async def test_a_person_may_go_on_and_a_text_that_matches_again_ends_the_alarm(
     await calls(traffic, "day-", 10)
     await calls(traffic, "next-", 8, NEXT_DAY)
     await traffic.when(release.id, lambda view: view.release.stage == "held")
-    await client.decide(release.id, "resume", Said(who="ann"))
+    await client.decide(release.id, "resume", ActionRequest(who="ann"))
     await gateway.restart()
     await calls(traffic, "more-", 4, NEXT_DAY)
     await reach(client, lambda it: sum(it.missed.values()) == 12)
@@ -195,7 +195,7 @@ async def test_a_packed_request_is_read_and_rewritten(
     traffic: Traffic, provider: Provider, gateway: Gateway, http: aiohttp.ClientSession
 ) -> None:
     release = await traffic.start("travel", "v2", policy(0.5))
-    await traffic.client.decide(release.id, "promote", Said(who="ann"))
+    await traffic.client.decide(release.id, "promote", ActionRequest(who="ann"))
     url = f"{gateway.url}/rollout/r1/v1/chat/completions"
     async with http.post(url, data=gzip.compress(BODY), headers={"content-encoding": "gzip"}) as answer:
         assert answer.status == 200
@@ -208,17 +208,17 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
     """And what calls had meanwhile."""
     loop, began, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
-    class Slow(Adding):
-        def added(self, calls: Iterable[Call], catalog: Catalog, now: int) -> dict[str, Added]:
+    class Slow(CoverageCounter):
+        def count(self, calls: Iterable[CallNote], catalog: Catalog, now: int) -> dict[str, CoverageDelta]:
             loop.call_soon_threadsafe(began.set)
             assert go.wait(PATIENCE)
-            return super().added(calls, catalog, now)
+            return super().count(calls, catalog, now)
 
-    monkeypatch.setattr("penstock.gateway.releases.coverage.watch.Adding", Slow)
+    monkeypatch.setattr("penstock.gateway.releases.coverage.monitor.CoverageCounter", Slow)
 
     async with counting() as provider, bench(tmp_path, provider) as made:
         context, figures = made.context, Metrics()
-        watch = Watch(context.pins, context.recorder, figures, context.now_ns, fell, NONE)
+        watch = CoverageMonitor(context.pins, context.recorder, figures, context.now_ns, fell, NO_SECRETS)
         watch.start()
         context.pins.notes.add("r1", ("travel",), ())
         async with asyncio.timeout(PATIENCE):
@@ -235,11 +235,11 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
 async def test_what_cannot_be_added_up_does_not_keep_a_gateway_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing(Adding):
-        def added(self, calls: Iterable[Call], catalog: Catalog, now: int) -> dict[str, Added]:
+    class Failing(CoverageCounter):
+        def count(self, calls: Iterable[CallNote], catalog: Catalog, now: int) -> dict[str, CoverageDelta]:
             raise TapeError("cannot read the tape")
 
-    monkeypatch.setattr("penstock.gateway.releases.coverage.watch.Adding", Failing)
+    monkeypatch.setattr("penstock.gateway.releases.coverage.monitor.CoverageCounter", Failing)
 
     async with counting() as provider, bench(tmp_path, provider) as made:
         watch = watched(made)
@@ -265,8 +265,8 @@ async def test_a_canary_is_held_although_that_failed_at_first(tmp_path: Path, ca
         for number in range(20):
             context.pins.notes.add(f"day-{number}", both, ())
         for number in range(12):
-            missed = [Missed("miss", name) for name in both]
-            context.pins.notes.calls.append(Call(f"next-{number}", (), missed))
+            missed = [MissNote("miss", name) for name in both]
+            context.pins.notes.calls.append(CallNote(f"next-{number}", (), missed))
         watch.start()
         await until(lambda: held == ["other", "travel"])
         await watch.stop()
@@ -281,8 +281,8 @@ async def test_a_coverage_that_cannot_be_told_stops_no_gateway(tmp_path: Path) -
     async with counting() as provider, bench(tmp_path, provider) as made:
         watch = watched(made, fell)
         for number in range(32):
-            missed = [] if number < 20 else [Missed("miss", "travel")]
-            made.context.pins.notes.calls.append(Call(f"r{number}", () if missed else ("travel",), missed))
+            missed = [] if number < 20 else [MissNote("miss", "travel")]
+            made.context.pins.notes.calls.append(CallNote(f"r{number}", () if missed else ("travel",), missed))
         await watch.stop()
 
 
@@ -292,15 +292,17 @@ def shell(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 
 def test_a_miss_of_a_forgotten_rollout_does_not_come_back(tmp_path: Path) -> None:
-    misses = {name: Added(last=LastMiss(rollout=name, at_ns=1, why="miss")) for name in ("gone", "kept")}
+    misses = {name: CoverageDelta(last=LastMiss(rollout=name, at_ns=1, why="miss")) for name in ("gone", "kept")}
     with open_store(tmp_path) as store:
-        store.write([Task(lambda tape: [tape.put("stable", name.encode(), b"v1") for name in misses])])
+        store.write([QueuedOperation(lambda tape: [tape.put("stable", name.encode(), b"v1") for name in misses])])
         specs = [(name, RolloutSpec()) for name in misses]
-        store.write([Task(lambda tape: QueueOperations(tape).enqueue(specs, 1))])
-        store.write([Task(lambda tape: [QueueOperations(tape).cancel(name, None, 2) for name in misses])])
-        store.write([Task(lambda tape: RetentionOperations(tape).forget("gone", Said(who="ann"), 3))])
+        store.write([QueuedOperation(lambda tape: QueueOperations(tape).enqueue(specs, 1))])
+        store.write([QueuedOperation(lambda tape: [QueueOperations(tape).cancel(name, None, 2) for name in misses])])
+        store.write(
+            [QueuedOperation(lambda tape: RetentionOperations(tape).forget("gone", ActionRequest(who="ann"), 3))]
+        )
         # What calls had is added up a second after they were made.
-        adding = Task(lambda tape: CoverageOperations(tape).add(misses, 4))
+        adding = QueuedOperation(lambda tape: CoverageOperations(tape).add(misses, 4))
         store.write([adding])
     assert adding.result is not None
     assert {name: coverage.last and coverage.last.rollout for name, (coverage, _) in adding.result.items()} == {

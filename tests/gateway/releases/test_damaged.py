@@ -9,7 +9,7 @@ from fakes.process import Gateway
 from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 
 
 async def harm(gateway: Gateway, database: bytes, key: bytes) -> None:
@@ -36,7 +36,7 @@ async def test_a_damaged_release_keeps_no_gateway_from_starting(
 
     assert await client.releases() == []
     with pytest.raises(ClientError, match="its record cannot be read; run `penstock check`"):
-        _ = await client.decide(release.id, "abort", Said(who="ann", why="it is damaged"))
+        _ = await client.decide(release.id, "abort", ActionRequest(who="ann", why="it is damaged"))
     other = await traffic.start("travel", "v2", policy(0.999))
     assert other.id != release.id
     assert await traffic.rollout("r3", lambda _: None, calls=1) == "candidate"

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -21,36 +20,35 @@ from fakes.some import some
 from fakes.transactions import begun, done
 
 from penstock.gateway.app import open_store
-from penstock.gateway.canary.assignment import Asker
-from penstock.gateway.canary.verify import verify
-from penstock.gateway.model.audit import Said
-from penstock.gateway.model.release import Release, Seen
+from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.queue.span_operations import SpanOperations
-from penstock.gateway.releases.adapter_keeper import AdapterKeeper
+from penstock.gateway.releases.canary.assignment import Requester
+from penstock.gateway.releases.canary.verification import verify
 from penstock.gateway.releases.count_operations import CountOperations
-from penstock.gateway.releases.driver import Driver
-from penstock.gateway.releases.jobs import Jobs, Progress, Report
+from penstock.gateway.releases.driver import Driver, DriverCallbacks
+from penstock.gateway.releases.jobs import JobProgress, JobReport, StageJobs
 from penstock.gateway.releases.needs import QUIET_NS
-from penstock.gateway.releases.operations import ReleaseOperations, Wanted
+from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.rehearsal.live import Rehearsals
 from penstock.gateway.releases.transitions import entry
-from penstock.gateway.store import Store
-from penstock.gateway.store.feed import Feed
-from penstock.gateway.store.operation import Refused
-from penstock.gateway.store.recorder import Recorder
-from penstock.gateway.store.records import Entry
-from penstock.gateway.store.transaction import Transaction
-from penstock.gateway.upstream_settings import Upstream
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
+from penstock.gateway.upstream_settings import UpstreamSettings
+from penstock.gateway.work.queue.span_operations import SpanOperations
 
 T = TypeVar("T")
-ANN = Said(who="ann")
+ANN = ActionRequest(who="ann")
 MINUTE = 60 * 10**9
 FIRST = {"stage": "canary", "split": 0.05}
 
 
-async def never(release: Release, progress: Progress) -> Report:
+async def never(release: Release, progress: JobProgress) -> JobReport:
     """A job that is not over."""
     await asyncio.Event().wait()
     raise AssertionError
@@ -75,10 +73,11 @@ class Submitting:
 
 def driver(made: Bench, recorder: Submitting | None = None) -> Driver:
     context = made.context
-    feed = Feed(context.tape.cursor())
-    jobs = Jobs(never, never, never)
-    given = replace(context, recorder=cast(Recorder, recorder or context.recorder))
-    return Driver(given, feed, jobs, Rehearsals(context), [], lambda: None, _nobody_else)
+    feed = ChangeFeed(context.tape.cursor())
+    jobs = StageJobs(never, never, never)
+    callbacks = DriverCallbacks(context.pins.reload, _nobody_else, lambda: None)
+    given = cast(Recorder, recorder or context.recorder)
+    return Driver(context.tape, given, context.now_ns, feed, jobs, [], callbacks)
 
 
 async def _nobody_else() -> None:
@@ -117,11 +116,15 @@ async def test_what_was_counted_in_the_meantime_is_in_the_evidence(tmp_path: Pat
                 ReleaseOperations(transaction).change(release.id, None, {"stage": stage}, entry("x", "gateway", ""), 3)
             moved = ReleaseOperations(transaction).change(release.id, None, FIRST, entry("canary", "gateway", ""), 4)
             for number in range(8):
-                ReleaseOperations(transaction).pin(Wanted(f"r{number}", Asker("", "m", "online", {}), ["travel"]), 5)
+                ReleaseOperations(transaction).pin(
+                    PinRequest(f"r{number}", Requester("", "m", "online", {}), ["travel"]), 5
+                )
             return moved
 
         moved = await made.do(begin)
-        seen = [Seen(number=at, rollout=f"r{at - 1}", seen_ns=6, reward=0.5, guards={}) for at in range(1, 9)]
+        seen = [
+            AssignmentEvidence(number=at, rollout=f"r{at - 1}", seen_ns=6, reward=0.5, guards={}) for at in range(1, 9)
+        ]
         await made.do(lambda transaction: CountOperations(transaction).count(release.id, moved.revision, seen[:3]))
         recorder = Submitting(made.context.recorder)
         drives = driver(made, recorder)
@@ -153,7 +156,7 @@ async def test_two_people_who_decide_at_once_are_both_heard(tmp_path: Path) -> N
         found = some(ReleaseReader(made.context.tape).release(release.id))
         assert found.stage == "aborted"
         told = [one.action for one in ReleaseReader(made.context.tape).audit(release.id)]
-        if isinstance(held, Refused):
+        if isinstance(held, OperationRefusedError):
             # The other was quicker: what has ended cannot be held, and who asked is told.
             assert told == ["start", "abort"]
         else:
@@ -172,11 +175,11 @@ def tried(store: Store, candidate: str, rollout: str, heard: int) -> None:
 
     def operation(transaction: Transaction) -> None:
         release = begun(transaction, new, 1.0)
-        ReleaseOperations(transaction).pin(Wanted(rollout, Asker("", "policy", "online", {}), ["policy"]), 4)
+        ReleaseOperations(transaction).pin(PinRequest(rollout, Requester("", "policy", "online", {}), ["policy"]), 4)
         ReleaseOperations(transaction).change(
             release.id, None, {"stage": "aborted", "split": 0.0}, entry("abort", "ann", ""), 5
         )
-        SpanOperations(transaction).add([Entry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
+        SpanOperations(transaction).add([SpanEntry(rollout, "a1", start_ns=heard, end_ns=heard, status="ok")], heard)
 
     done(store, operation)
     assert [pin.version for pin in ReleaseReader(store).pins(rollout)] == [candidate]
@@ -193,7 +196,7 @@ async def test_a_rollout_that_never_ends_needs_its_adapter_for_an_hour_after_its
         tried(store, "v3", "old", now - QUIET_NS - MINUTE)
         async with engine() as vllm, aiohttp.ClientSession() as session:
             vllm.adapters = {f"policy@v{number}": f"/adapters/{number}" for number in (1, 2, 3)}
-            upstream = Upstream(name="u", base_url=vllm.openai_url)
+            upstream = UpstreamSettings(name="u", base_url=vllm.openai_url)
             adapter_keeper = AdapterKeeper(store, {"u": upstream}, lambda: session, lambda: now)
             await adapter_keeper.settle()
             assert [body["lora_name"] for path, body in vllm.asked if path == UNLOAD] == ["policy@v3"]
@@ -215,18 +218,18 @@ async def keeper(tmp_path: Path) -> AsyncGenerator[AdapterKeeper]:
 
 async def test_who_waits_may_leave(keeper: AdapterKeeper) -> None:
     """A worker that has asked dies: what it waits for is cancelled."""
-    assert keeper.repaired().cancel()
+    assert keeper.repair().cancel()
     async with asyncio.timeout(PATIENCE):
-        await keeper.repaired()
-        await keeper.repaired()
+        await keeper.repair()
+        await keeper.repair()
 
 
 async def test_nobody_waits_when_it_has_stopped(keeper: AdapterKeeper) -> None:
     """Calls that are served to their end by a process that has handed over."""
-    queued = keeper.repaired()
+    queued = keeper.repair()
     await keeper.stop()
     assert queued.done()
-    assert keeper.repaired().done()
+    assert keeper.repair().done()
 
 
 async def test_who_waits_while_servers_are_looked_at_goes_on_too(
@@ -239,7 +242,7 @@ async def test_who_waits_while_servers_are_looked_at_goes_on_too(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(keeper, "settle", settle)
-    waiting = keeper.repaired()
+    waiting = keeper.repair()
     async with asyncio.timeout(PATIENCE):
         await looking.wait()
     await keeper.stop()
@@ -255,7 +258,7 @@ async def test_a_fault_does_not_end_it(
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "penstock.releases"):
         patch.setattr(keeper, "settle", settle)
         async with asyncio.timeout(PATIENCE):
-            await keeper.repaired()
+            await keeper.repair()
     assert "adapters are not looked after for now" in caplog.text
     async with asyncio.timeout(PATIENCE):
-        await keeper.repaired()
+        await keeper.repair()

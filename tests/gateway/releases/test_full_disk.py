@@ -15,15 +15,15 @@ from fakes.releasing import bench, counting
 from fakes.tape import Tape
 from fakes.waiting import until
 
+from examples.demo.model import DemoAnswer
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.release import NewRelease, Pin
 from penstock.gateway.model.rollout import RolloutConfig
+from penstock.gateway.releases.pending_pins import PendingPins
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.unwritten import Unwritten
-from penstock.gateway.store import keys
+from penstock.gateway.tape.store import keys
 
 FULL = 16_384
 """The first pages of a tape: what is written comes after them."""
@@ -46,7 +46,7 @@ async def fallen_back(gateway: Gateway, client: Client, traffic: Traffic) -> str
     name = "r"
     while await traffic.rollout(name, lambda _: None, calls=1) != "candidate":
         name += "r"
-    _ = await client.decide(release.id, "rollback", Said(who="ann", why="it is worse"))
+    _ = await client.decide(release.id, "rollback", ActionRequest(who="ann", why="it is worse"))
     with full_disk(gateway):
         _ = await traffic.call(name)
         _ = await traffic.call("late")
@@ -175,7 +175,7 @@ async def test_a_replay_asks_nothing_twice_while_the_disk_is_full(tmp_path: Path
         running(tmp_path, upstreams(openai=provider.openai_url)) as gateway,
         Client(gateway.url) as client,
     ):
-        provider.script = lambda asked: Answer("Hello")
+        provider.script = lambda asked: DemoAnswer("Hello")
         _ = await client.add_version("travel", prompt(STABLE, sent=True))
         _ = await client.add_version("travel", prompt(CANDIDATE))
         traffic = Traffic(gateway.url, http, client)
@@ -199,7 +199,7 @@ async def test_a_pin_that_cannot_be_written_takes_no_other_with_it(tmp_path: Pat
     given = (Pin(resource="travel", version="v1"),)
     async with counting() as provider, bench(tmp_path, provider) as made:
         await made.do(lambda tape: tape.put("pins", keys.rollout_key("r1"), b"damaged"))
-        unwritten = Unwritten(made.context.recorder)
+        unwritten = PendingPins(made.context.recorder)
         for name in ("r0", "r1", "r2", "r3"):
             unwritten.add(name, given)
         reader = ReleaseReader(made.context.tape)

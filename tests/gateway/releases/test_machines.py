@@ -17,19 +17,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
-from penstock.gateway.canary.assignment import Asker, share, speaks_to
-from penstock.gateway.canary.stages import NEXT
-from penstock.gateway.canary.unit import MOST, hashed
-from penstock.gateway.cli.check import problems
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.unit import Unit
-from penstock.gateway.releases.operations import ReleaseOperations, Wanted
+from penstock.gateway.releases.canary.assignment import Requester, audience_includes, share
+from penstock.gateway.releases.canary.stages import NEXT
+from penstock.gateway.releases.canary.unit import MOST, unit_hash
+from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.releases.unit_operations import DATABASE
-from penstock.gateway.store.operation import Refused
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.transaction import Transaction
 
 T = TypeVar("T")
 S = 10**9
@@ -107,7 +107,7 @@ class Pinning(Machine):
         )
         try:
             self.do(lambda transaction: ReleaseOperations(transaction).start(made, link("start"), self.now))
-        except Refused as refusal:
+        except OperationRefusedError as refusal:
             assert refusal.kind == "conflict"  # noqa: PT017 - the only way in which this may fail
 
     @precondition(lambda self: self.live())
@@ -131,7 +131,7 @@ class Pinning(Machine):
                     release.id, release.revision, update, link(what), self.now
                 )
             )
-        except Refused as refusal:
+        except OperationRefusedError as refusal:
             unseen = what == "promote" and release.stage == "held" and release.held_in != "canary"
             assert ("was held in" if unseen else "cannot become") in str(refusal)  # noqa: PT017 - no other way to fail
 
@@ -141,7 +141,7 @@ class Pinning(Machine):
         names=st.sets(st.sampled_from(RESOURCES), min_size=1),
     )
     def call(self, rollout: str, agent: str, names: set[str]) -> None:
-        wanted = Wanted(rollout, Asker(agent, "m", "online", {}), tuple(sorted(names)))
+        wanted = PinRequest(rollout, Requester(agent, "m", "online", {}), tuple(sorted(names)))
         pins = self.do(lambda transaction: ReleaseOperations(transaction).pin(wanted, self.now))
         assert pins == self.reader.pins(rollout)
         for pin in pins:
@@ -156,7 +156,7 @@ class Pinning(Machine):
             if now.mixed:
                 assert first.release is not None
                 assert releases[first.release].stage == "rolled_back"
-                assert now.version == releases[first.release].given("stable")[resource]
+                assert now.version == releases[first.release].arm_versions("stable")[resource]
             else:
                 assert now == first
 
@@ -178,10 +178,10 @@ class Pinning(Machine):
                 mine = [pin for pin in pins if pin.release == release.id]
                 for pin in mine:
                     assert pin.arm is not None
-                    given = release.given("stable" if pin.mixed else pin.arm)
+                    given = release.arm_versions("stable" if pin.mixed else pin.arm)
                     assert pin.version == given[pin.resource]
                 if release.companions and mine:
-                    heard = [p for p in pins if speaks_to(release.only, Asker(p.agent, "m", "online", {}))]
+                    heard = [p for p in pins if audience_includes(release.only, Requester(p.agent, "m", "online", {}))]
                     assert all(p in mine for p in heard if p.resource in release.resources)
 
     @invariant()
@@ -226,9 +226,9 @@ class Units(Machine):
     @rule(rollout=st.sampled_from(ROLLOUTS), person=st.sampled_from([None, *PEOPLE]), agent=st.sampled_from(["", "b"]))
     def call(self, rollout: str, person: str | None, agent: str) -> None:
         baggage = "color=blue" if person is None else f"color=blue, user.id={person};p=1"
-        asker = Asker(agent, "m", "online", {}, baggage)
+        asker = Requester(agent, "m", "online", {}, baggage)
         pins = self.do(
-            lambda transaction: ReleaseOperations(transaction).pin(Wanted(rollout, asker, ("travel",)), self.now)
+            lambda transaction: ReleaseOperations(transaction).pin(PinRequest(rollout, asker, ("travel",)), self.now)
         )
         if rollout not in self.of:
             self.of[rollout] = person
@@ -264,7 +264,7 @@ class Units(Machine):
             pins: list[Pin] = reader.pins(rollout)
             for pin in pins:
                 if person is not None and pin.release is not None:
-                    assert pin.unit == hashed("s", person)
+                    assert pin.unit == unit_hash("s", person)
                     arms[person].add((pin.arm, pin.number, pin.probability, pin.version))
         assert {person: found for person, found in arms.items() if len(found) > 1} == {}
 
@@ -291,7 +291,7 @@ class Units(Machine):
 
     def teardown(self) -> None:
         for database in ("units", "pins", "assigned", "releases", "audit"):
-            for key, value in self.store.slices(database):
+            for key, value in self.store.records(database):
                 assert not any(person.encode() in key + value for person in PEOPLE)
         super().teardown()
 
@@ -303,11 +303,11 @@ TestUnits.settings = settings(max_examples=10, stateful_step_count=40, deadline=
 def test_a_unit_counts_a_bounded_number_of_rollouts_and_pins_all() -> None:
     machine = Units()
     for number in range(MOST + 5):
-        asker = Asker("", "m", "online", {}, "user.id=tenant-7")
-        wanted = Wanted(f"r{number}", asker, ("travel",))
+        asker = Requester("", "m", "online", {}, "user.id=tenant-7")
+        wanted = PinRequest(f"r{number}", asker, ("travel",))
         (pin,) = machine.do(lambda transaction, wanted=wanted: ReleaseOperations(transaction).pin(wanted, machine.now))
-        assert (pin.number, pin.unit) == (1, hashed("s", "tenant-7"))
-    ((_, record),) = machine.store.slices(DATABASE)
+        assert (pin.number, pin.unit) == (1, unit_hash("s", "tenant-7"))
+    ((_, record),) = machine.store.records(DATABASE)
     assert [one.rollout for one in Unit.model_validate_json(record).members] == [f"r{at}" for at in range(MOST)]
     assert (machine.release.assigned, machine.release.joined) == (1, MOST + 4)
     machine.teardown()

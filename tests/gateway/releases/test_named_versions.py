@@ -15,13 +15,13 @@ from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus
 
 TEXTS = {"v1": STABLE, "v2": CANDIDATE, "mine": "You are mine. {date}."}
 RULES = "Be kind and short to everybody."
-ANN = Said(who="ann")
+ANN = ActionRequest(who="ann")
 
 
 @pytest.fixture

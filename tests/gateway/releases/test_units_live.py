@@ -11,15 +11,15 @@ from fakes.process import Gateway
 from fakes.provider import Provider
 from fakes.tape import Tape
 
-from penstock.gateway.cli.check import examine
-from penstock.gateway.cli.verify import checked
+from penstock.console.commands.check import examine
+from penstock.console.commands.verify import verify_release
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import Event
-from penstock.gateway.model.release import Assignment, Seen
+from penstock.gateway.model.release import Assignment, AssignmentEvidence
 from penstock.gateway.model.rollout import Judgement
 
-ANN = Said(who="ann")
+ANN = ActionRequest(who="ann")
 WINDOW_S = 10.0
 """The rollouts of a person begin within it, also where the machine stands still for some seconds."""
 
@@ -30,7 +30,7 @@ async def call(traffic: Traffic, rollout: str, user: str | None) -> None:
     await traffic.call(rollout, STABLE.replace("{date}", rollout), **baggage)
 
 
-async def taking_part(client: Client, release: str) -> tuple[list[Assignment], list[Seen]]:
+async def taking_part(client: Client, release: str) -> tuple[list[Assignment], list[AssignmentEvidence]]:
     rows = [row async for row in client.assignments(release)]
     return [one for one, _ in rows], [one for _, one in rows if one is not None]
 
@@ -77,7 +77,7 @@ async def test_a_person_sees_one_version_through_ramp_restart_and_hold(
     assert set().union(*seen.values()) == {"v1", "v2"}, "both arms were used"
     now = (await client.release(release.id)).release
     assert (now.assigned, now.unnamed, now.assigned + now.joined) == (31, 1, len(order) + 1)
-    assert (await checked(client, release.id)).problems == []
+    assert (await verify_release(client, release.id)).problems == []
 
 
 async def test_a_person_is_one_observation_and_every_reward_of_it_is_verified(traffic: Traffic, client: Client) -> None:
@@ -95,7 +95,7 @@ async def test_a_person_is_one_observation_and_every_reward_of_it_is_verified(tr
     assert (view.figures["seen"], view.release.joined) == (2, 2)
     await call(traffic, "ada-later", "ada")
     assert (await client.pins("ada-later"))[0].number == 1, "it is on the arm, and not counted"
-    done = await checked(client, release.id)
+    done = await verify_release(client, release.id)
     assert (done.problems, done.observations, done.rewards, done.calls) == ([], 2, 4, 4)
 
 

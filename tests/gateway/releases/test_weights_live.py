@@ -19,18 +19,18 @@ from fakes.process import Gateway, upstream
 from fakes.tape import Tape
 from fakes.waiting import until
 
+from penstock.console.views import releases as display
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.display import releases as display
 from penstock.gateway.model.attributes import TRIES
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement, RolloutConfig
 from penstock.gateway.model.upstream import PauseRequest, UpstreamView
 
-ANN = Said(who="ann")
+ANN = ActionRequest(who="ann")
 UPSTREAM = "fake-openai"
 
 

@@ -22,7 +22,7 @@ from fakes.shell import Shell
 
 import penstock
 from penstock.gateway.client.client import Client
-from penstock.gateway.model import nesting
+from penstock.gateway.model import span_tree
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Reward, RolloutConfig
 from penstock.gateway.model.span import Span
@@ -91,7 +91,7 @@ def inside(found: list[Span]) -> dict[str, str | None]:
     by_sequence = {span.sequence: label(span) for span in found}
     return {
         label(span): None if above is None else by_sequence[above]
-        for above, below in nesting.tree(found).items()
+        for above, below in span_tree.tree(found).items()
         for span in below
     }
 
@@ -335,7 +335,7 @@ async def test_a_gateway_that_is_away_never_breaks_the_agent(
 def test_there_is_a_bound_to_what_waits(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(helper_sender, "MOST_WAITING", 2)
     monkeypatch.setattr(helper_sender, "_said", set[str]())
-    sender = helper_sender.Sender()
+    sender = helper_sender.ReportSender()
     monkeypatch.setattr(sender, "_start", lambda: True)
     for _ in range(4):
         sender.put(("http://127.0.0.1:9", "t"), helper_sender.EVENTS, {})

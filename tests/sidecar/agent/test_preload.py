@@ -16,9 +16,9 @@ from fakes.runs import PATIENCE
 from fakes.waiting import until
 
 from penstock.sidecar.agent import fork_client
-from penstock.sidecar.agent.environment import NOWHERE, imported
-from penstock.sidecar.agent.fork_client import Preloaded
-from penstock.sidecar.agent.process import Command, Ending
+from penstock.sidecar.agent.environment import UNREACHABLE_URL, import_environment
+from penstock.sidecar.agent.fork_client import ForkServerClient
+from penstock.sidecar.agent.process import ExitStatus, LaunchCommand
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def crashes(task):
 def at_exit(task):
     import atexit
     atexit.register(lambda: print("bye", flush=True))
-    threading.Thread(target=lambda: (time.sleep(0.05), print("thread", flush=True))).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread", flush=True))).start()
 
 def family(task):
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
@@ -71,19 +71,19 @@ class Rig:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{home}", "OPENAI_BASE_URL": "http://at.run.time"}
-        self.made: list[Preloaded] = []
+        self.made: list[ForkServerClient] = []
 
-    def preloaded(self, function: str) -> Preloaded:
+    def preloaded(self, function: str) -> ForkServerClient:
         """Its function, ready to be started."""
-        made = Preloaded(
-            f"prepared:{function}", imported(self.env | {"PENSTOCK_ADMIN_KEY": "secret"}, "secret"), self.home
+        made = ForkServerClient(
+            f"prepared:{function}", import_environment(self.env | {"PENSTOCK_ADMIN_KEY": "secret"}, "secret"), self.home
         )
         self.made.append(made)
         return made
 
-    def command(self, task: str = "null", stdin: bytes | None = None) -> Command:
+    def command(self, task: str = "null", stdin: bytes | None = None) -> LaunchCommand:
         """One attempt."""
-        return Command((), self.env | {"PENSTOCK_INPUT": task}, stdin, self.home)
+        return LaunchCommand((), self.env | {"PENSTOCK_INPUT": task}, stdin, self.home)
 
 
 @pytest.fixture
@@ -95,7 +95,9 @@ async def rig(tmp_path: Path) -> AsyncGenerator[Rig]:
         await made.close()
 
 
-async def ran(rig: Rig, preloaded: Preloaded, task: str = "null", stdin: bytes | None = None) -> tuple[Ending, Output]:
+async def ran(
+    rig: Rig, preloaded: ForkServerClient, task: str = "null", stdin: bytes | None = None
+) -> tuple[ExitStatus, Output]:
     """One attempt from its start to its end."""
     output = Output()
     process = await preloaded.start(rig.command(task, stdin), 5.0, output)
@@ -158,7 +160,7 @@ async def test_a_fork_server_that_still_imports_can_be_closed(rig: Rig, monkeypa
 async def test_what_is_made_at_import_can_reach_nobody_and_has_no_key(rig: Rig) -> None:
     _, output = await ran(rig, rig.preloaded("facts"))
     at_import = said(output)["at_import"]
-    assert (at_import["url"], at_import["key"]) == (NOWHERE, None)
+    assert (at_import["url"], at_import["key"]) == (UNREACHABLE_URL, None)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ async def test_a_function_that_is_not_there_fails_each_attempt_with_the_reason(r
 
 async def test_a_directory_that_is_not_there_is_an_error(rig: Rig) -> None:
     preloaded = rig.preloaded("facts")
-    process = await preloaded.start(Command((), rig.env, None, rig.home / "none"), 5.0, Output())
+    process = await preloaded.start(LaunchCommand((), rig.env, None, rig.home / "none"), 5.0, Output())
     ending = await process.wait()
     assert ending.error == f"cannot start in {str(rig.home / 'none')!r}: No such file or directory"
 

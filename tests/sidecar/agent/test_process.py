@@ -14,7 +14,7 @@ from fakes.runs import AGENTS, PYTHON, spawned_late, written
 from fakes.waiting import until
 
 from penstock.sidecar.agent import supervisor
-from penstock.sidecar.agent.process import Command, Ending, Process, start
+from penstock.sidecar.agent.process import AgentProcess, ExitStatus, LaunchCommand, start
 
 FAMILY = str(AGENTS / "family.py")
 
@@ -29,9 +29,11 @@ class Output:
         self.streams[stream] += data
 
 
-async def begin(*argv: str, grace_s: float = 5.0, stdin: bytes | None = None, output: Output | None = None) -> Process:
+async def begin(
+    *argv: str, grace_s: float = 5.0, stdin: bytes | None = None, output: Output | None = None
+) -> AgentProcess:
     """Start an agent."""
-    return await start(Command(argv, dict(os.environ), stdin), grace_s, output or Output())
+    return await start(LaunchCommand(argv, dict(os.environ), stdin), grace_s, output or Output())
 
 
 @pytest.mark.slow
@@ -40,7 +42,7 @@ async def test_an_agent_reads_writes_and_ends() -> None:
     process = await begin("sh", "-c", "cat; echo oops >&2; exit 3", stdin=b"hello", output=output)
     ending = await process.wait()
     assert output.streams == {"stdout": b"hello", "stderr": b"oops\n"}
-    assert ending == Ending(exit_code=3, duration_ns=ending.duration_ns)
+    assert ending == ExitStatus(exit_code=3, duration_ns=ending.duration_ns)
     assert 0 < ending.duration_ns < 10**10
 
 
@@ -108,12 +110,12 @@ async def test_an_agent_that_reads_nothing_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (("sh", "-c", "kill -SEGV $$"), Ending(signal="SIGSEGV")),
-        (("/no/such/agent",), Ending(error="cannot start '/no/such/agent': No such file or directory")),
-        ((str(AGENTS),), Ending(error=f"cannot start {str(AGENTS)!r}: Permission denied")),
+        (("sh", "-c", "kill -SEGV $$"), ExitStatus(signal="SIGSEGV")),
+        (("/no/such/agent",), ExitStatus(error="cannot start '/no/such/agent': No such file or directory")),
+        ((str(AGENTS),), ExitStatus(error=f"cannot start {str(AGENTS)!r}: Permission denied")),
     ],
 )
-async def test_how_an_agent_ended_is_told(argv: tuple[str, ...], expected: Ending) -> None:
+async def test_how_an_agent_ended_is_told(argv: tuple[str, ...], expected: ExitStatus) -> None:
     ending = await (await begin(*argv)).wait()
     assert (ending.exit_code, ending.signal, ending.error) == (expected.exit_code, expected.signal, expected.error)
 
@@ -155,7 +157,7 @@ async def test_nothing_survives_a_warden_that_is_killed(tmp_path: Path, which: s
     pids = await written(tmp_path / "pids")
     outer = process.pid
     assert outer is not None
-    inner = next(pid for pid, row in supervisor.table().items() if row.parent == outer)
+    inner = next(pid for pid, row in supervisor.process_table().items() if row.parent == outer)
     os.kill(outer if which == "outer" else inner, signal.SIGKILL)
     ending = await process.wait()
     for pid in (outer, inner, *pids):
@@ -178,7 +180,7 @@ async def test_leaving_ends_an_agent(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_what_cleans_up_runs_at_the_very_end(tmp_path: Path) -> None:
     done = tmp_path / "done"
-    command = Command(("sleep", "600"), os.environ, after=("touch", str(done)))
+    command = LaunchCommand(("sleep", "600"), os.environ, after=("touch", str(done)))
     process = await start(command, 0.1, Output())
     process.close()
     _ = await process.wait()
@@ -187,6 +189,6 @@ async def test_what_cleans_up_runs_at_the_very_end(tmp_path: Path) -> None:
 
 def test_the_descendants_of_a_process() -> None:
     rows = {1: 0, 5: 1, 6: 5, 7: 6, 8: 1, 9: 8, 10: 5}
-    table = {pid: supervisor.Row(parent, 0, 0) for pid, parent in rows.items()}
-    assert supervisor.below(5, table) == [6, 10, 7]
-    assert supervisor.below(7, table) == []
+    table = {pid: supervisor.ProcStat(parent, 0, 0) for pid, parent in rows.items()}
+    assert supervisor.descendants(5, table) == [6, 10, 7]
+    assert supervisor.descendants(7, table) == []

@@ -15,9 +15,9 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
-from penstock.sidecar.agent.environment import plan
+from penstock.sidecar.agent.environment import launch_plan
 from penstock.sidecar.engines import containers
-from penstock.sidecar.settings import Agents, Settings
+from penstock.sidecar.settings import AgentSettings, RunnerSettings
 
 CLAIM = Claim(rollout=Rollout(id="r", input={"q": 1}), attempt=Attempt(rollout="r", id="a1"), address="/r", token="t")
 
@@ -112,9 +112,9 @@ async def test_an_image_is_pulled_once_before_all_attempts(client: Client, start
     [("http://127.0.0.1:1", True), ("http://localhost:1", True), ("http://[::1]:1", True), ("https://g:1", False)],
 )
 def test_the_machines_network_is_for_a_gateway_on_it(gateway: str, host: bool) -> None:
-    agents = Agents(image="x", cwd=Path("/app"))
-    settings = Settings(gateway=gateway, name="w", agents=agents)
-    made = containers.command("docker", settings, CLAIM, plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
+    agents = AgentSettings(image="x", cwd=Path("/app"))
+    settings = RunnerSettings(gateway=gateway, name="w", agents=agents)
+    made = containers.command("docker", settings, CLAIM, launch_plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
     assert ("--network=host" in made.argv) == host
     assert "--workdir=/app" in made.argv
     assert made.after == ("docker", "rm", "--force", containers.container("w", CLAIM))

@@ -17,13 +17,13 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
-from penstock.sidecar.agent.environment import plan
+from penstock.sidecar.agent.environment import launch_plan
 from penstock.sidecar.agent.output import Stream
-from penstock.sidecar.agent.process import Ending
+from penstock.sidecar.agent.process import ExitStatus
 from penstock.sidecar.engines import kubernetes as engine
 from penstock.sidecar.engines import kubernetes_job
 from penstock.sidecar.engines.kubernetes_api import connect
-from penstock.sidecar.settings import Agents, Settings, UsageError
+from penstock.sidecar.settings import AgentSettings, RunnerSettings, UsageError
 
 CLAIM = Claim(
     rollout=Rollout(id="Task_1.a", mode="train", input={"question": "why?"}),
@@ -57,14 +57,18 @@ async def kubernetes() -> AsyncGenerator[Kubernetes]:
         yield made
 
 
-def made(agents: Agents, template: kubernetes_job.Json = kubernetes_job.TEMPLATE) -> kubernetes_job.Json:
+def made(agents: AgentSettings, template: kubernetes_job.Json = kubernetes_job.TEMPLATE) -> kubernetes_job.Json:
     """The Job of the claim."""
-    settings = Settings(gateway="http://gateway:4747", name="w_1", agents=agents)
-    return kubernetes_job.job(template, settings, CLAIM, plan(CLAIM, settings.gateway, agents, Path("input.json")))
+    settings = RunnerSettings(gateway="http://gateway:4747", name="w_1", agents=agents)
+    return kubernetes_job.job(
+        template, settings, CLAIM, launch_plan(CLAIM, settings.gateway, agents, Path("input.json"))
+    )
 
 
 def test_a_job_is_what_the_schema_says() -> None:
-    agents = Agents(command=("python", "agent.py"), args=("{question}",), image="example/agent:2", cwd=Path("/app"))
+    agents = AgentSettings(
+        command=("python", "agent.py"), args=("{question}",), image="example/agent:2", cwd=Path("/app")
+    )
     job = made(agents)
     validate.validate(job, SCHEMA, strict=True)
     (container,) = job["spec"]["template"]["spec"]["containers"]
@@ -76,7 +80,7 @@ def test_a_job_is_what_the_schema_says() -> None:
 
 
 def test_the_schema_is_not_fooled() -> None:
-    job = made(Agents(command=("true",), image="x"))
+    job = made(AgentSettings(command=("true",), image="x"))
     job["spec"]["template"]["spec"]["containers"][0]["commnad"] = ["x"]
     with pytest.raises(validate.ValidationError):
         validate.validate(job, SCHEMA, strict=True)
@@ -100,7 +104,7 @@ def test_names_are_labels_and_no_attempt_shares_one() -> None:
 )
 def test_templates_that_cannot_be_used(template: kubernetes_job.Json, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _ = kubernetes_job.checked(template, None)
+        _ = kubernetes_job.validate_template(template, None)
 
 
 def test_what_a_pod_says() -> None:
@@ -108,18 +112,20 @@ def test_what_a_pod_says() -> None:
         return {"status": {"containerStatuses": [{"name": "proxy", "state": {}}, {"name": "agent", "state": state}]}}
 
     times = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-21T10:00:05Z"}
-    assert kubernetes_job.ending({}, "agent") is None
-    assert kubernetes_job.ending(pod(running=times), "agent") is None
-    assert kubernetes_job.ending(pod(terminated=times | {"exitCode": 3}), "agent") == Ending(
+    assert kubernetes_job.exit_status({}, "agent") is None
+    assert kubernetes_job.exit_status(pod(running=times), "agent") is None
+    assert kubernetes_job.exit_status(pod(terminated=times | {"exitCode": 3}), "agent") == ExitStatus(
         exit_code=3, duration_ns=5 * 10**9
     )
-    assert kubernetes_job.ending(pod(terminated=times | {"exitCode": 137}), "agent") == Ending(
+    assert kubernetes_job.exit_status(pod(terminated=times | {"exitCode": 137}), "agent") == ExitStatus(
         None, "SIGKILL", 5 * 10**9
     )
-    stuck = kubernetes_job.ending(pod(waiting={"reason": "ImagePullBackOff", "message": "no"}), "agent")
-    assert stuck == Ending(error="ImagePullBackOff: no")
-    evicted = kubernetes_job.ending({"status": {"phase": "Failed", "reason": "Evicted", "message": "memory"}}, "agent")
-    assert evicted == Ending(error="the pod failed: Evicted memory")
+    stuck = kubernetes_job.exit_status(pod(waiting={"reason": "ImagePullBackOff", "message": "no"}), "agent")
+    assert stuck == ExitStatus(error="ImagePullBackOff: no")
+    evicted = kubernetes_job.exit_status(
+        {"status": {"phase": "Failed", "reason": "Evicted", "message": "memory"}}, "agent"
+    )
+    assert evicted == ExitStatus(error="the pod failed: Evicted memory")
 
 
 async def test_attempts_are_jobs(kubernetes: Kubernetes, client: Client, start_run: StartRun, tmp_path: Path) -> None:
@@ -216,19 +222,19 @@ async def test_no_cluster_is_told_before_anything_is_claimed(
 
 async def ran(
     kubernetes: Kubernetes, home: Path, monkeypatch: pytest.MonkeyPatch, program: str, lease_s: float = 30.0
-) -> tuple[Ending, dict[str, str]]:
+) -> tuple[ExitStatus, dict[str, str]]:
     """A Job that was waited for: how it ended, and what it said."""
     monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig(home)))
     monkeypatch.setattr(engine, "PAUSE_S", 0.05)
-    agents = Agents(command=(PYTHON, "-c", program), image="example/agent")
-    settings = Settings(gateway="http://gateway:4747", name="w_1", agents=agents, lease_s=lease_s)
+    agents = AgentSettings(command=(PYTHON, "-c", program), image="example/agent")
+    settings = RunnerSettings(gateway="http://gateway:4747", name="w_1", agents=agents, lease_s=lease_s)
     said: dict[str, bytes] = {"stdout": b"", "stderr": b""}
 
     def sink(stream: Stream, data: bytes) -> None:
         said[stream] += data
 
     async with connect() as cluster:
-        jobs = engine.Jobs(settings, kubernetes_job.TEMPLATE, cluster)
+        jobs = engine.KubernetesEngine(settings, kubernetes_job.TEMPLATE, cluster)
         async with jobs.running(CLAIM, sink) as job:
             ending = await job.wait()
             job.terminate()

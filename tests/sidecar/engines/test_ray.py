@@ -15,10 +15,10 @@ from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, only_
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
 from penstock.gateway.model.rollout import AttemptStatus, Outcome, RolloutStatus
-from penstock.sidecar.breaker import EQUAL, Breaker
-from penstock.sidecar.progress import Lines, Tally
-from penstock.sidecar.result import Result
-from penstock.sidecar.settings import Agents, RunnerError, Settings
+from penstock.sidecar.breaker import EQUAL, FailureBreaker
+from penstock.sidecar.progress import AttemptTally, LineProgress
+from penstock.sidecar.result import AttemptResult
+from penstock.sidecar.settings import AgentSettings, RunnerError, RunnerSettings
 
 # A cluster starts a dozen processes, a machine of two cores that tests elsewhere takes its time.
 pytestmark = pytest.mark.timeout(300)
@@ -93,11 +93,11 @@ async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client
 
     names = await enqueue(client, *range(EQUAL + 1))
     claims = (await client.claim(ClaimRequest(worker="w-1", limit=len(names)))).claims
-    outcome, results = Outcome(exit_code=1, duration_ns=10**8), list[Result]()
+    outcome, results = Outcome(exit_code=1, duration_ns=10**8), list[AttemptResult]()
     for claim in claims:
         key = claim.rollout.id, claim.attempt.id
         _ = await client.finish(*key, FinishRequest(worker="w-1", status="failed", outcome=outcome))
-        results.append(Result(*key, "w-1", "failed", 0.1, None, "exit code 1: no module", outcome))
+        results.append(AttemptResult(*key, "w-1", "failed", 0.1, None, "exit code 1: no module", outcome))
 
     class Actors:
         """Takes note of what actors are told."""
@@ -108,11 +108,11 @@ async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client
         def tell(self, order: str) -> None:
             self.told.append(order)
 
-    actors, tally, settings = Actors(), Tally(), Settings(gateway=gateway.url, name="w")
-    breaker, shown = Breaker(), Lines(echo=False)
-    fleet = cast("on_ray.Fleet", actors)
+    actors, tally, settings = Actors(), AttemptTally(), RunnerSettings(gateway=gateway.url, name="w")
+    breaker, shown = FailureBreaker(), LineProgress(echo=False)
+    fleet = cast("on_ray.ActorGroup", actors)
 
-    def look(ended: list[Result]) -> None:
+    def look(ended: list[AttemptResult]) -> None:
         """As the driver does, which has no loop of its own."""
         on_ray._mind(fleet, on_ray._tell(ended, tally, shown), breaker, settings, tally, shown)
 
@@ -173,4 +173,4 @@ def test_why_there_is_no_cluster_is_told_in_a_sentence(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine.ray, "init", init)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(RunnerError, match=f"cannot reach the Ray cluster at this machine: {problem}"):
-        _ = engine.run(Settings(gateway="http://127.0.0.1:1", name="w", agents=Agents()), None)
+        _ = engine.run(RunnerSettings(gateway="http://127.0.0.1:1", name="w", agents=AgentSettings()), None)

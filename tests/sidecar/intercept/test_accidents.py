@@ -19,28 +19,28 @@ from fakes.runs import PATIENCE
 from fakes.shell import PENSTOCK, Shell
 from fakes.waiting import until
 
-from penstock.sidecar.intercept import mitm, redirected, serving, trust
-from penstock.sidecar.intercept.asking import NotReached, ask
-from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.front import Front
-from penstock.sidecar.intercept.policy import Policy
-from penstock.sidecar.intercept.visit import Passed
-from penstock.sidecar.intercept.ways import Binding, Limits, Ways
+from penstock.sidecar.intercept import mitm, sidecar_process, transparent_connection, trust
+from penstock.sidecar.intercept.agent_connection import ConnectionRecord
+from penstock.sidecar.intercept.agent_proxy import AgentProxy
+from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
+from penstock.sidecar.intercept.policy import InterceptPolicy
+from penstock.sidecar.intercept.reachability import SidecarUnreachable, query_sidecar
 
 FAR = ("192.0.2.9", 443)
 
 
 @pytest.fixture
-async def passed() -> list[Passed]:
+async def passed() -> list[ConnectionRecord]:
     """Connections that are over."""
     return []
 
 
 @pytest.fixture
-async def front(passed: list[Passed]) -> AsyncGenerator[Front]:
+async def front(passed: list[ConnectionRecord]) -> AsyncGenerator[AgentProxy]:
     """A front in this process, which must come to its end."""
-    policy = Policy(frozenset({("api.openai.com", 443)}))
-    made = Front("http://127.0.0.1:1", policy, await Authority.made(policy.names), passed.append)
+    policy = InterceptPolicy(frozenset({("api.openai.com", 443)}))
+    made = AgentProxy("http://127.0.0.1:1", policy, await CertificateStore.create(policy.names), passed.append)
     yield made
     async with asyncio.timeout(PATIENCE):
         await made.stop()
@@ -48,7 +48,7 @@ async def front(passed: list[Passed]) -> AsyncGenerator[Front]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["a..b:80", f"{'a' * 64}.example:443", "127.0.0.1:99999"])
-async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) -> None:
+async def test_a_host_that_cannot_be_one_is_refused(front: AgentProxy, where: str) -> None:
     port = await front.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     async with asyncio.timeout(PATIENCE):
@@ -59,7 +59,7 @@ async def test_a_host_that_cannot_be_one_is_refused(front: Front, where: str) ->
 
 
 @pytest.mark.slow
-async def test_hundreds_of_connections_at_once_are_not_made_to_try_again(front: Front, tmp_path: Path) -> None:
+async def test_hundreds_of_connections_at_once_are_not_made_to_try_again(front: AgentProxy, tmp_path: Path) -> None:
     port = await front.start()
     await front.start_socket(tmp_path / "front.sock", "api.openai.com")
     with ExitStack() as stack:
@@ -81,10 +81,10 @@ def no(accepted: socket.socket) -> bool:
 
 @pytest.mark.slow
 async def test_a_redirected_connection_that_is_reset_before_it_has_spoken_is_over(
-    front: Front, passed: list[Passed], monkeypatch: pytest.MonkeyPatch
+    front: AgentProxy, passed: list[ConnectionRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redirected, "wanted", far)
-    monkeypatch.setattr(redirected, "is_own", no)
+    monkeypatch.setattr(transparent_connection, "original_destination", far)
+    monkeypatch.setattr(transparent_connection, "is_own", no)
     port = front.start_redirected()
     client = socket.create_connection(("127.0.0.1", port))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -95,7 +95,7 @@ async def test_a_redirected_connection_that_is_reset_before_it_has_spoken_is_ove
 
 @pytest.mark.slow
 async def test_redirected_connections_are_taken_again_when_there_were_too_many_files(
-    front: Front, passed: list[Passed], monkeypatch: pytest.MonkeyPatch
+    front: AgentProxy, passed: list[ConnectionRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed, accept, loop = list[OSError](), asyncio.get_running_loop().sock_accept, asyncio.get_running_loop()
 
@@ -106,7 +106,7 @@ async def test_redirected_connections_are_taken_again_when_there_were_too_many_f
             failed.append(error)
             raise
 
-    monkeypatch.setattr(redirected, "_AGAIN", 0.01)
+    monkeypatch.setattr(transparent_connection, "_AGAIN", 0.01)
     monkeypatch.setattr(loop, "sock_accept", accepted)
     port = front.start_redirected()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -130,11 +130,11 @@ async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @pytest.mark.parametrize(("tls", "why"), [(True, "its certificate is not trusted here ("), (False, "WRONG_VERSION")])
 async def test_a_gateway_whose_tls_fails_is_named_with_the_reason(tls: bool, why: str) -> None:
-    context = Authority.here(["localhost"]).context("localhost") if tls else None
+    context = CertificateStore.create_in_process(["localhost"]).context("localhost") if tls else None
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=context) as server:
         port = server.sockets[0].getsockname()[1]
-        ways = Ways(f"https://localhost:{port}", Limits(), set())
-        ways.bind(Binding(()))
+        ways = EgressConnector(f"https://localhost:{port}", ProxyTimeouts(), set())
+        ways.bind(RolloutBinding(()))
         said = await ways.problem("api.openai.com", 443)
     assert said is not None
     assert said.startswith(f"the gateway could not be reached: localhost:{port} could not be reached: ")
@@ -149,10 +149,10 @@ async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def test_a_proxy_that_is_no_sidecar_is_named_with_the_reason() -> None:
     async with await asyncio.start_server(agree, "127.0.0.1", 0) as server:
-        with pytest.raises(NotReached, match="WRONG_VERSION_NUMBER"):
-            _ = await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
-    with pytest.raises(NotReached, match=r"the proxy http://nobody\.invalid:1: .*[Nn]ame"):
-        _ = await ask("http://nobody.invalid:1", None)
+        with pytest.raises(SidecarUnreachable, match="WRONG_VERSION_NUMBER"):
+            _ = await query_sidecar(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
+    with pytest.raises(SidecarUnreachable, match=r"the proxy http://nobody\.invalid:1: .*[Nn]ame"):
+        _ = await query_sidecar("http://nobody.invalid:1", None)
 
 
 def refusing(body: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
@@ -166,12 +166,14 @@ def refusing(body: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWrite
     return refuse
 
 
-async def test_a_refusal_that_nobody_can_be_sent_is_told_as_far_as_it_can_be(passed: list[Passed]) -> None:
+async def test_a_refusal_that_nobody_can_be_sent_is_told_as_far_as_it_can_be(passed: list[ConnectionRecord]) -> None:
     body = b'{"error":{"message":"nothing for \\ud800"}}'
     async with await asyncio.start_server(refusing(body), "127.0.0.1", 0) as server:
         gateway = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        made = Front(gateway, Policy(frozenset({("llm.test", 80)})), Authority("", {}), passed.append)
-        made.bind(Binding(()))
+        made = AgentProxy(
+            gateway, InterceptPolicy(frozenset({("llm.test", 80)})), CertificateStore("", {}), passed.append
+        )
+        made.bind(RolloutBinding(()))
         reader, writer = await asyncio.open_connection("127.0.0.1", await made.start())
         async with asyncio.timeout(PATIENCE):
             writer.write(b"GET http://llm.test/ HTTP/1.1\r\nHost: llm.test\r\n\r\n")
@@ -198,7 +200,7 @@ async def test_an_agent_keeps_its_exit_code_where_the_answer_to_its_events_is_no
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [b"Content-Length: 0\r\n", b"content-length:0\r\nX: y\r\n"])
 async def test_a_proxy_that_refuses_without_a_word_is_not_waited_for(
-    front: Front, monkeypatch: pytest.MonkeyPatch, length: bytes
+    front: AgentProxy, monkeypatch: pytest.MonkeyPatch, length: bytes
 ) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _ = await reader.readuntil(b"\r\n\r\n")
@@ -219,10 +221,10 @@ async def test_a_proxy_that_refuses_without_a_word_is_not_waited_for(
 
 
 async def test_a_sidecar_that_does_not_answer_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_SECONDS", 0.1)
+    monkeypatch.setattr(sidecar_process, "_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         admin = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = await serving.ask("DELETE", "/agents/1", admin, None)
+        said = await sidecar_process.request_admin("DELETE", "/agents/1", admin, None)
     assert said == (0, f"the sidecar at {admin} cannot be reached: it did not answer")
 
 
@@ -230,7 +232,9 @@ async def test_certificates_of_the_machine_may_have_comments_of_any_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trusted = tmp_path / "trusted.pem"
-    trusted.write_bytes("# für uns\n".encode("latin-1") + Authority.here(["localhost"]).pem.encode())
+    trusted.write_bytes(
+        "# für uns\n".encode("latin-1") + CertificateStore.create_in_process(["localhost"]).pem.encode()
+    )
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
     bundle, own = trust.write(tmp_path, "ours\n")
     assert bundle.read_bytes() == trusted.read_bytes() + b"\nours\n"
@@ -262,7 +266,7 @@ async def test_odd_lines_of_mitmproxy_do_not_stop_it(
     monkeypatch.setenv(mitm.PROGRAM, str(program))
     trusted = tmp_path / "trusted.pem"
     trusted.touch()
-    policy = Policy(frozenset({("api.openai.com", 443)}))
-    async with asyncio.timeout(PATIENCE), mitm.standing(policy, tmp_path, 1, trusted, lambda _: None) as engine:
+    policy = InterceptPolicy(frozenset({("api.openai.com", 443)}))
+    async with asyncio.timeout(PATIENCE), mitm.run_mitmproxy(policy, tmp_path, 1, trusted, lambda _: None) as engine:
         await until(written.exists)
     assert engine.port == 1

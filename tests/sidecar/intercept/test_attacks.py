@@ -13,11 +13,11 @@ from fakes.process import PATIENCE, Gateway
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.front import Front
-from penstock.sidecar.intercept.policy import Policy
-from penstock.sidecar.intercept.visit import Passed
-from penstock.sidecar.intercept.ways import Binding, Limits
+from penstock.sidecar.intercept.agent_connection import ConnectionRecord
+from penstock.sidecar.intercept.agent_proxy import AgentProxy
+from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.egress import ProxyTimeouts, RolloutBinding
+from penstock.sidecar.intercept.policy import InterceptPolicy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,10 +27,10 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Rig:
     """A front and its host."""
 
-    def __init__(self, front: Front, port: int, host: TlsHost, gateway: Gateway) -> None:
+    def __init__(self, front: AgentProxy, port: int, host: TlsHost, gateway: Gateway) -> None:
         self.front, self.port, self.host, self.gateway = front, port, host, gateway
         self.rollout = f"r-{uuid4().hex[:8]}"
-        self.passed: list[Passed] = []
+        self.passed: list[ConnectionRecord] = []
 
     async def open(self) -> Streams:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -53,24 +53,24 @@ class Rig:
 
 
 @pytest.fixture
-def limits() -> Limits:
+def limits() -> ProxyTimeouts:
     """What nobody exceeds here who means it, on a busy machine either. Tests that wait for the end have others."""
-    return Limits()
+    return ProxyTimeouts()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def rig(gateway: Gateway, host: TlsHost, limits: Limits) -> AsyncGenerator[Rig]:
-    policy = Policy(frozenset({("localhost", host.port)}))
-    passed: list[Passed] = []
-    front = Front(gateway.url, policy, Authority.here(["localhost"]), passed.append, limits)
+async def rig(gateway: Gateway, host: TlsHost, limits: ProxyTimeouts) -> AsyncGenerator[Rig]:
+    policy = InterceptPolicy(frozenset({("localhost", host.port)}))
+    passed: list[ConnectionRecord] = []
+    front = AgentProxy(gateway.url, policy, CertificateStore.create_in_process(["localhost"]), passed.append, limits)
     rig = Rig(front, await front.start(), host, gateway)
     rig.passed = passed
-    front.bind(Binding((("x-rollout-id", rig.rollout),)))
+    front.bind(RolloutBinding((("x-rollout-id", rig.rollout),)))
     yield rig
     await front.stop()
 
 
-@pytest.mark.parametrize("limits", [Limits(head=0.3)])
+@pytest.mark.parametrize("limits", [ProxyTimeouts(head=0.3)])
 @pytest.mark.parametrize("start", [b"", b"CONNECT ", b"CONNECT localhost:443 HTTP/1.1\r\nX: y\r\n"])
 async def test_one_that_says_too_little_is_closed(rig: Rig, start: bytes) -> None:
     reader, writer = await rig.open()
@@ -79,7 +79,7 @@ async def test_one_that_says_too_little_is_closed(rig: Rig, start: bytes) -> Non
     writer.close()
 
 
-@pytest.mark.parametrize("limits", [Limits(handshake=0.3)])
+@pytest.mark.parametrize("limits", [ProxyTimeouts(handshake=0.3)])
 async def test_one_that_never_begins_its_tls_is_closed(rig: Rig) -> None:
     reader, writer = await rig.open()
     writer.write(f"CONNECT {rig.host.name} HTTP/1.1\r\n\r\n".encode())
@@ -153,7 +153,12 @@ async def test_nor_does_a_later_head_or_a_trailer_fill_its_memory(rig: Rig, rest
 
 
 async def test_nor_does_what_is_asked_of_the_sidecar_itself(rig: Rig) -> None:
-    front = Front(rig.gateway.url, Policy(frozenset()), Authority.here(["192.0.2.1"]), rig.passed.append)
+    front = AgentProxy(
+        rig.gateway.url,
+        InterceptPolicy(frozenset()),
+        CertificateStore.create_in_process(["192.0.2.1"]),
+        rig.passed.append,
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", await front.start())
     writer.write(b"CONNECT 192.0.2.1:443 HTTP/1.1\r\n\r\n")
     _ = await reader.readuntil(b"\r\n\r\n")
@@ -164,7 +169,7 @@ async def test_nor_does_what_is_asked_of_the_sidecar_itself(rig: Rig) -> None:
     await front.stop()
 
 
-@pytest.mark.parametrize("limits", [Limits(head=5.0)])
+@pytest.mark.parametrize("limits", [ProxyTimeouts(head=5.0)])
 async def test_five_hundred_that_say_nothing_keep_nobody_out(rig: Rig) -> None:
     idle = [await rig.open() for _ in range(500)]
     await rig.call()
@@ -190,9 +195,14 @@ async def test_inside_a_connection_nothing_leads_to_another_host_or_rollout(rig:
 
 
 async def test_the_address_of_checks_says_nothing_secret_and_leads_nowhere(rig: Rig) -> None:
-    front = Front(rig.gateway.url, Policy(frozenset()), Authority.here(["192.0.2.1"]), rig.passed.append)
+    front = AgentProxy(
+        rig.gateway.url,
+        InterceptPolicy(frozenset()),
+        CertificateStore.create_in_process(["192.0.2.1"]),
+        rig.passed.append,
+    )
     port = await front.start()
-    front.bind(Binding((("x-rollout-id", "r1"), ("Proxy-Authorization", "Bearer pst_secret"))))
+    front.bind(RolloutBinding((("x-rollout-id", "r1"), ("Proxy-Authorization", "Bearer pst_secret"))))
     for target, said in ((b"/", b'"rollout": "r1"'), (b"/hosts", b'"hosts": {}'), (b"/../../api", b'"penstock"')):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"CONNECT 192.0.2.1:443 HTTP/1.1\r\n\r\n")

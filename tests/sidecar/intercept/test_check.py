@@ -12,7 +12,7 @@ from fakes.process import Gateway, running
 from fakes.shell import PENSTOCK, Shell
 
 from penstock.sidecar.intercept import trust
-from penstock.sidecar.intercept.families import FAMILIES
+from penstock.sidecar.intercept.environment_check import FAMILIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -24,7 +24,7 @@ from fakes.tape import Tape
 from fakes.tls_host import TlsHost, tls_host
 from fakes.websocket_agent import WEBSOCKET_AGENT
 
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 MITMDUMP = environments.folder("mitmproxy") / "bin" / "mitmdump"
 pytestmark = pytest.mark.skipif(
@@ -202,7 +202,7 @@ for host in ("HOST", "OTHER"):
 async def test_the_first_event_of_a_stream_does_not_wait_for_the_next(
     start_gateway: StartGateway, tmp_path: Path
 ) -> None:
-    authority, trust, go = Authority.here(["localhost"]), tmp_path / "host.pem", asyncio.Event()
+    authority, trust, go = CertificateStore.create_in_process(["localhost"]), tmp_path / "host.pem", asyncio.Event()
     trust.write_text(authority.pem)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -227,7 +227,7 @@ async def test_the_first_event_of_a_stream_does_not_wait_for_the_next(
 
 
 async def test_a_websocket_passes(start_gateway: StartGateway, tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    authority, trust = Authority.here(["localhost"]), tmp_path / "host.pem"
+    authority, trust = CertificateStore.create_in_process(["localhost"]), tmp_path / "host.pem"
     trust.write_text(authority.pem)
     async with websocket_host(authority.context("localhost")) as host:
         text = f'[[upstream]]\nname = "host"\nbase_url = "{host.url}/v1"\nca_file = "{trust}"\n'
@@ -250,7 +250,7 @@ async def test_what_may_not_be_reached_is_closed(rig: Rig, http: aiohttp.ClientS
 
 
 async def test_other_hosts_keep_their_certificates(rig: Rig, tmp_path: Path) -> None:
-    authority = Authority.here(["localhost"])
+    authority = CertificateStore.create_in_process(["localhost"])
     context, other, certificate = authority.context("localhost"), TlsHost(), tmp_path / "other.pem"
     async with await asyncio.start_server(other.serve, "127.0.0.1", 0, ssl=context) as server:
         other.port = server.sockets[0].getsockname()[1]

@@ -12,12 +12,12 @@ import pytest
 from fakes.process import PATIENCE
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept import redirected
-from penstock.sidecar.intercept.authority import Authority
-from penstock.sidecar.intercept.front import Front
-from penstock.sidecar.intercept.policy import Policy
-from penstock.sidecar.intercept.visit import Passed
-from penstock.sidecar.intercept.ways import Binding
+from penstock.sidecar.intercept import transparent_connection
+from penstock.sidecar.intercept.agent_connection import ConnectionRecord
+from penstock.sidecar.intercept.agent_proxy import AgentProxy
+from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.egress import RolloutBinding
+from penstock.sidecar.intercept.policy import InterceptPolicy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,10 +41,10 @@ async def listening(port: int) -> AsyncGenerator[list[tuple[str, int]]]:
 
 
 @asynccontextmanager
-async def standing(port: int, passed: list[Passed]) -> AsyncGenerator[Front]:
-    policy = Policy(frozenset({("localhost", port)}), unknown="deny", fail="open")
-    front = Front(AWAY, policy, Authority.here(["localhost"]), passed.append)
-    front.bind(Binding((("x-rollout-id", "r1"),)))
+async def standing(port: int, passed: list[ConnectionRecord]) -> AsyncGenerator[AgentProxy]:
+    policy = InterceptPolicy(frozenset({("localhost", port)}), unknown="deny", fail="open")
+    front = AgentProxy(AWAY, policy, CertificateStore.create_in_process(["localhost"]), passed.append)
+    front.bind(RolloutBinding((("x-rollout-id", "r1"),)))
     try:
         yield front
     finally:
@@ -92,9 +92,9 @@ async def test_the_name_of_a_model_host_leads_to_no_other_address(
     def no(accepted: socket.socket) -> bool:
         return False
 
-    monkeypatch.setattr(redirected, "wanted", elsewhere)
-    monkeypatch.setattr(redirected, "is_own", no)
-    passed: list[Passed] = []
+    monkeypatch.setattr(transparent_connection, "original_destination", elsewhere)
+    monkeypatch.setattr(transparent_connection, "is_own", no)
+    passed: list[ConnectionRecord] = []
     async with listening(host.port) as came, standing(host.port, passed) as front:
         context = ssl.create_default_context(cafile=str(host.trust))
         async with asyncio.timeout(PATIENCE):
@@ -107,4 +107,4 @@ async def test_the_name_of_a_model_host_leads_to_no_other_address(
         assert host.asked == [ASK]
         assert came == []
     (one,) = passed
-    assert (one.host, one.fate, one.address) == ("localhost", "unrecorded", None)
+    assert (one.host, one.action, one.address) == ("localhost", "unrecorded", None)

@@ -18,7 +18,7 @@ from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 from fakes.websocket_agent import WEBSOCKET_AGENT
 
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -145,7 +145,7 @@ def opened(host: Host) -> list[tuple[str, list[tuple[str, str]]]]:
 
 async def test_a_websocket_passes(tmp_path: Path) -> None:
     """And each answer is a call."""
-    authority, trust = Authority.here(["localhost"]), tmp_path / "host.pem"
+    authority, trust = CertificateStore.create_in_process(["localhost"]), tmp_path / "host.pem"
     trust.write_text(authority.pem)
     async with websocket_host(authority.context("localhost")) as host:
         name = host.url.partition("://")[2]

@@ -17,7 +17,7 @@ from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept.authority import Authority
+from penstock.sidecar.intercept.authority import CertificateStore
 
 HOST = "api.anthropic.com"
 KEYS = """
@@ -51,7 +51,7 @@ class Rig:
 @pytest.fixture
 async def rig(start_gateway: StartGateway, tmp_path: Path) -> AsyncGenerator[Rig]:
     """The host is behind a proxy, which leads there whatever its name."""
-    authority, host = Authority.here([HOST]), TlsHost()
+    authority, host = CertificateStore.create_in_process([HOST]), TlsHost()
     trust = tmp_path / "host.pem"
     _ = await asyncio.to_thread(trust.write_text, authority.pem)
 

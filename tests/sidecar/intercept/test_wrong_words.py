@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes.shell import Refused
 
-from penstock.gateway.__main__ import main
+from penstock.console.main import main
 
 SECRET = "a-secret-of-the-runner"
 NO_GATEWAY = "is not the URL of a gateway"

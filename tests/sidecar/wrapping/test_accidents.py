@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from fakes.process import PATIENCE
 
-from penstock.gateway.model.passed import CLIENT
+from penstock.gateway.model.stdio_frames import CLIENT
 from penstock.sidecar.agent import helper_sender
-from penstock.sidecar.wrapping.lines import Piece
-from penstock.sidecar.wrapping.sending import Away, Home, Refused, post, send_left
+from penstock.sidecar.wrapping.delivery import DeliveryRefusal, Destination, GatewayUnavailable, post, send_leftover
+from penstock.sidecar.wrapping.lines import LinePiece
 from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool
 
 BROKEN_OFF = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 100\r\n\r\n{"
@@ -44,13 +44,15 @@ def answering() -> Generator[Callable[..., str]]:
 
 
 def test_a_gateway_that_breaks_off_its_refusal_is_away(answering: Callable[..., str]) -> None:
-    with pytest.raises(Away, match="503"):
-        _ = post(Home(answering(BROKEN_OFF), None), b"{}\n")
+    with pytest.raises(GatewayUnavailable, match="503"):
+        _ = post(Destination(answering(BROKEN_OFF), None), b"{}\n")
 
 
 def test_what_is_no_address_of_a_gateway_is_not_asked_for_ever() -> None:
-    with pytest.raises(Refused, match=r"unix:/run/g\.sock is not the address of a gateway: it begins with neither"):
-        _ = post(Home("unix:/run/g.sock", None), b"{}\n")
+    with pytest.raises(
+        DeliveryRefusal, match=r"unix:/run/g\.sock is not the address of a gateway: it begins with neither"
+    ):
+        _ = post(Destination("unix:/run/g.sock", None), b"{}\n")
 
 
 @pytest.mark.parametrize(
@@ -66,18 +68,18 @@ def test_what_is_no_address_of_a_gateway_is_not_asked_for_ever() -> None:
 )
 def test_what_answers_like_no_gateway_is_none(answering: Callable[..., str], answer: bytes) -> None:
     whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer)
-    with pytest.raises(Refused, match=r"^http://127\.0\.0\.1:\d+ is not the address of a gateway: "):
-        _ = post(Home(answering(whole), None), b"{}\n")
+    with pytest.raises(DeliveryRefusal, match=r"^http://127\.0\.0\.1:\d+ is not the address of a gateway: "):
+        _ = post(Destination(answering(whole), None), b"{}\n")
 
 
 @pytest.mark.parametrize("key", ["pst_secret\n", "pst_\x1bsecret", "pst_\u201csecret\u201d"])
 def test_a_key_that_cannot_be_sent_is_not_told(
     key: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(Refused, match=r"^the key for the gateway has a character that") as refused:
-        _ = post(Home("http://127.0.0.1:1", key), b"{}\n")
+    with pytest.raises(DeliveryRefusal, match=r"^the key for the gateway has a character that") as refused:
+        _ = post(Destination("http://127.0.0.1:1", key), b"{}\n")
     monkeypatch.setattr(helper_sender, "_said", set[str]())
-    sender = helper_sender.Sender()
+    sender = helper_sender.ReportSender()
     sender.put(("http://127.0.0.1:1", key), helper_sender.EVENTS, {"name": "said"})
     assert sender.wait(PATIENCE)
     said = capfd.readouterr().err
@@ -88,7 +90,7 @@ def test_a_key_that_cannot_be_sent_is_not_told(
 def test_an_agent_asks_a_gateway_again_that_breaks_off_its_refusal(
     answering: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sender = helper_sender.Sender()
+    sender = helper_sender.ReportSender()
     sender.put((answering(BROKEN_OFF, GOOD), "pst_x"), helper_sender.EVENTS, {"name": "said"})
     assert sender.wait(PATIENCE)
     assert capfd.readouterr().err == ""
@@ -107,11 +109,11 @@ def test_an_agent_asks_a_gateway_again_that_breaks_off_its_refusal(
 def test_a_damaged_folder_keeps_nobody_from_sending(tmp_path: Path, about: Any) -> None:
     folder = tmp_path / "0-1"
     spool = Spool(folder, SPOOL_BYTES)
-    spool.put(CLIENT, [Piece(b"{}\n", 3, True)], 1)
+    spool.put(CLIENT, [LinePiece(b"{}\n", 3, True)], 1)
     spool.close()
     (folder / "about.json").write_text(json.dumps(about))
     (folder / "copy of 1.frames").write_bytes(b"x")
-    assert not send_left(folder, Home("http://127.0.0.1:1", None), lambda: False)
+    assert not send_leftover(folder, Destination("http://127.0.0.1:1", None), lambda: False)
 
 
 @pytest.mark.parametrize(("days", "kept"), [(29, True), (31, False)])
@@ -120,12 +122,12 @@ def test_a_damaged_folder_takes_room_for_a_month_at_most(
 ) -> None:
     folder = tmp_path / "0-1"
     spool = Spool(folder, SPOOL_BYTES)
-    spool.put(CLIENT, [Piece(b"{}\n", 3, True)], 1)
+    spool.put(CLIENT, [LinePiece(b"{}\n", 3, True)], 1)
     spool.close()
     (folder / "about.json").touch()  # the power was cut
     then = time.time() - days * 86400
     os.utime(folder, (then, then))
-    assert not send_left(folder, Home("http://127.0.0.1:1", None), lambda: False)
+    assert not send_leftover(folder, Destination("http://127.0.0.1:1", None), lambda: False)
     assert folder.exists() == kept
     assert ("a month (about.json is damaged" in capfd.readouterr().err) != kept
 
@@ -133,11 +135,11 @@ def test_a_damaged_folder_takes_room_for_a_month_at_most(
 def test_files_of_others_in_a_folder_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "0-1"
     spool = Spool(folder, SPOOL_BYTES)
-    spool.put(CLIENT, [Piece(b"{}\n", 3, True)], 1)
+    spool.put(CLIENT, [LinePiece(b"{}\n", 3, True)], 1)
     spool.close()
     (folder / "copy of 1.frames").write_bytes(b"x")
     found = Spool(folder, 0)
     found.recover(2)
     assert found.last == 2
-    assert found.over
+    assert found.ended
     found.close()

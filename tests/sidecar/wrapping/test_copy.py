@@ -128,9 +128,9 @@ async def test_a_server_that_does_not_listen_is_killed(wrapping: Wrapping) -> No
 
 WHILE_IT_WAITS = """
 import os, signal, sys, threading
-from penstock.sidecar.wrapping.server import FORWARDED, Server
+from penstock.sidecar.wrapping.server import FORWARDED, ToolServerProcess
 
-server, main = Server(["sleep", "600"]), threading.main_thread().ident
+server, main = ToolServerProcess(["sleep", "600"]), threading.main_thread().ident
 for number in FORWARDED:
     signal.signal(number, lambda number, _: server.forward(number))
 assert server.started()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.passed import CLIENT, TAIL, Frame, frames, packed
+from penstock.gateway.model.stdio_frames import CLIENT, TAIL, StdioFrame, pack_frame, parse_frames
 from penstock.sidecar.wrapping import lines as module
-from penstock.sidecar.wrapping.lines import Lines, Piece
+from penstock.sidecar.wrapping.lines import LinePiece, LineSplitter
 
 STREAMS = st.lists(st.sampled_from([b"", b"\n", b"\r\n", b"\xff\xfe\0", b'{"id":1}', b"x" * 40]), max_size=30).map(
     b"".join
@@ -24,11 +24,11 @@ def reads(stream: bytes, cuts: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(places)]
 
 
-def fed(lines: Lines, stream: bytes, cuts: list[int]) -> list[Piece]:
+def fed(lines: LineSplitter, stream: bytes, cuts: list[int]) -> list[LinePiece]:
     return [piece for data in reads(stream, cuts) for piece in lines.feed(data)] + lines.close()
 
 
-def put_together(pieces: list[Piece]) -> list[tuple[bytes, int]]:
+def put_together(pieces: list[LinePiece]) -> list[tuple[bytes, int]]:
     """(what is kept of it, bytes that passed) of each line."""
     made: list[tuple[bytes, int]] = []
     kept, size = b"", 0
@@ -45,7 +45,7 @@ def put_together(pieces: list[Piece]) -> list[tuple[bytes, int]]:
 def test_the_lines_are_those_of_the_stream(stream: bytes, cuts: list[int], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", piece)
-        found = put_together(fed(Lines(), stream, cuts))
+        found = put_together(fed(LineSplitter(), stream, cuts))
     assert [kept for kept, _ in found] == stream.splitlines(keepends=True) if b"\r" not in stream else True
     assert b"".join(kept for kept, _ in found) == stream
     assert all(kept.count(b"\n") <= 1 and len(kept) == size for kept, size in found)
@@ -56,12 +56,12 @@ def test_the_lines_are_those_of_the_stream(stream: bytes, cuts: list[int], piece
 def test_a_line_that_is_too_long_keeps_its_beginning_and_says_how_long_it_was(
     stream: bytes, cuts: list[int], piece: int, limit: int
 ) -> None:
-    lines = Lines()
+    lines = LineSplitter()
     lines.limit = limit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", piece)
         pieces = fed(lines, stream, cuts)
-    whole = put_together(fed(Lines(), stream, []))
+    whole = put_together(fed(LineSplitter(), stream, []))
     kept = put_together(pieces)
     assert [size for _, size in kept] == [size for _, size in whole]
     for (part, size), (line, _) in zip(kept, whole, strict=True):
@@ -71,7 +71,7 @@ def test_a_line_that_is_too_long_keeps_its_beginning_and_says_how_long_it_was(
 
 
 def test_a_long_line_is_not_kept_in_memory() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     lines.limit = 1 << 20
     made = [piece for _ in range(1000) for piece in lines.feed(b"x" * 65536)]
     assert sum(len(piece.data) for piece in made) <= 1 << 20
@@ -80,22 +80,22 @@ def test_a_long_line_is_not_kept_in_memory() -> None:
     assert sum(piece.size for piece in [*made, last]) == 1000 * 65536 + 8
 
 
-def frame(data: bytes, more: int, last: bool, sequence: int) -> Frame:
-    return Frame(CLIENT, sequence, 5, len(data) + more, data, last)
+def frame(data: bytes, more: int, last: bool, sequence: int) -> StdioFrame:
+    return StdioFrame(CLIENT, sequence, 5, len(data) + more, data, last)
 
 
 FRAMES = st.builds(frame, st.binary(max_size=30), st.integers(0, 9), st.booleans(), st.integers(1, 1 << 40))
 
 
 @given(st.lists(FRAMES, max_size=8))
-def test_frames_are_what_was_packed(some: list[Frame]) -> None:
-    assert list(frames(b"".join(map(packed, some)))) == some
+def test_frames_are_what_was_packed(some: list[StdioFrame]) -> None:
+    assert list(parse_frames(b"".join(map(pack_frame, some)))) == some
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=4), st.data())
-def test_what_is_no_whole_frame_is_refused(some: list[Frame], data: st.DataObject) -> None:
-    body = b"".join(map(packed, some))
-    ends = {len(b"".join(map(packed, some[:number]))) for number in range(len(some) + 1)}
+def test_what_is_no_whole_frame_is_refused(some: list[StdioFrame], data: st.DataObject) -> None:
+    body = b"".join(map(pack_frame, some))
+    ends = {len(b"".join(map(pack_frame, some[:number]))) for number in range(len(some) + 1)}
     cut = data.draw(st.integers(0, len(body)).filter(lambda at: at not in ends))
     with pytest.raises(ValueError, match="no whole frame"):
-        list(frames(body[:cut]))
+        list(parse_frames(body[:cut]))

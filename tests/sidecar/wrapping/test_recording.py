@@ -21,8 +21,8 @@ from fakes.wrapping import ANSWERING, NOWHERE, SDK_SERVER, Wrapping, answering
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from penstock.gateway.model.passed import heads
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.stdio_frames import frame_bounds
 from penstock.sidecar.wrapping import spool
 
 KEY = "an-admin-key-of-this-test-0123"
@@ -119,7 +119,7 @@ async def test_a_gateway_that_is_killed_gets_everything_once(wrapping: Wrapping,
 
 def on_disk(wrapping: Wrapping) -> int:
     """Lines that wait."""
-    return sum(len(list(heads(path.read_bytes()))) for one in wrapping.left for path in one.glob("*.frames"))
+    return sum(len(list(frame_bounds(path.read_bytes()))) for one in wrapping.left for path in one.glob("*.frames"))
 
 
 async def test_the_next_wrapper_sends_what_a_killed_one_has_left(wrapping: Wrapping, tape: Tape) -> None:
@@ -240,7 +240,7 @@ async def test_what_has_no_room_on_disk_is_said_on_the_tape(wrapping: Wrapping, 
         for number in range(40):
             _ = await wrapper.ask("away", number, text="x" * 50_000)
         await gateway.start(gateway.port)
-        await until(lambda: spool.used(wrapping.state / "penstock" / "wrapped") <= 1 << 18)  # there is room
+        await until(lambda: spool.bytes_used(wrapping.state / "penstock" / "wrapped") <= 1 << 18)  # there is room
         _ = await wrapper.ask("after", "y")
     spans = await tape.when("r1", "a1", ended(1))
     (gap,) = [span for span in spans if span.name == "recording_gap"]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.passed import CLIENT, END, GAP, SERVER, Frame, frames
-from penstock.sidecar.wrapping.lines import Piece
-from penstock.sidecar.wrapping.sending import Home, about_of, send_left
+from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, StdioFrame, parse_frames
+from penstock.sidecar.wrapping.delivery import Destination, destination_record, send_leftover
+from penstock.sidecar.wrapping.lines import LinePiece
 from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool, write_about
 
 
@@ -22,9 +22,9 @@ def spool(tmp_path: Path) -> Spool:
     return Spool(tmp_path / "state" / "0-1", SPOOL_BYTES, segment=200)
 
 
-def line(text: str) -> list[Piece]:
+def line(text: str) -> list[LinePiece]:
     data = text.encode() + b"\n"
-    return [Piece(data, len(data), True)]
+    return [LinePiece(data, len(data), True)]
 
 
 def put(spool: Spool, count: int) -> None:
@@ -32,11 +32,11 @@ def put(spool: Spool, count: int) -> None:
         spool.put(CLIENT, line(f"line {number}"), number)
 
 
-def everything(spool: Spool, most: int = 150) -> list[Frame]:
+def everything(spool: Spool, most: int = 150) -> list[StdioFrame]:
     """All frames, as a sender reads them."""
-    found: list[Frame] = []
+    found: list[StdioFrame] = []
     while body := spool.after(found[-1].sequence if found else 0, most):
-        found += frames(body)
+        found += parse_frames(body)
     return found
 
 
@@ -45,23 +45,23 @@ def test_frames_are_read_in_their_order_from_several_files(spool: Spool) -> None
     assert [frame.data for frame in everything(spool)] == [f"line {number}\n".encode() for number in range(20)]
     assert len(list(spool.folder.glob("*.frames"))) > 3
     put(spool, 1)
-    assert [frame.sequence for frame in frames(spool.after(20, 100))] == [21]
+    assert [frame.sequence for frame in parse_frames(spool.after(20, 100))] == [21]
     # Somebody asks again for what was read before.
-    assert [frame.sequence for frame in frames(spool.after(3, 60))] == [4]
+    assert [frame.sequence for frame in parse_frames(spool.after(3, 60))] == [4]
 
 
 def test_files_go_that_nobody_needs(spool: Spool) -> None:
     put(spool, 20)
     before = len(list(spool.folder.glob("*.frames")))
-    spool.settle(18, [2])
-    left = {frame.sequence for path in spool.folder.glob("*.frames") for frame in frames(path.read_bytes())}
+    spool.acknowledge(18, [2])
+    left = {frame.sequence for path in spool.folder.glob("*.frames") for frame in parse_frames(path.read_bytes())}
     assert {2, 19, 20} <= left
     assert len(left) < 20
     assert len(list(spool.folder.glob("*.frames"))) < before
-    body, lost = spool.pick([2, 19], 1000)
-    assert [frame.sequence for frame in frames(body)] == [2, 19]
+    body, lost = spool.select([2, 19], 1000)
+    assert [frame.sequence for frame in parse_frames(body)] == [2, 19]
     assert lost == []
-    assert spool.pick([9], 1000) == (b"", [9])
+    assert spool.select([9], 1000) == (b"", [9])
 
 
 def test_only_its_owner_reads_it(spool: Spool) -> None:
@@ -83,7 +83,7 @@ def test_what_has_no_room_is_said_to_be_missing(tmp_path: Path) -> None:
     kept = everything(spool)
     assert spool.missed
     assert sum(path.stat().st_size for path in spool.folder.glob("*.frames")) <= 1000
-    spool.settle(kept[-1].sequence, [])
+    spool.acknowledge(kept[-1].sequence, [])
     spool.put(SERVER, line("again"), 99)
     gap, after = everything(spool)[-2:]
     said = json.loads(gap.data)
@@ -94,8 +94,8 @@ def test_what_has_no_room_is_said_to_be_missing(tmp_path: Path) -> None:
 
 def test_the_rest_of_a_line_that_has_lost_a_part_is_left_out(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "0-1", 1000, segment=100)
-    spool.put(CLIENT, [Piece(b"begun", 5, False), Piece(b"x" * 2000, 2000, False)], 1)
-    spool.put(CLIENT, [Piece(b"its end\n", 8, True), *line("the next")], 2)
+    spool.put(CLIENT, [LinePiece(b"begun", 5, False), LinePiece(b"x" * 2000, 2000, False)], 1)
+    spool.put(CLIENT, [LinePiece(b"its end\n", 8, True), *line("the next")], 2)
     begun, gap, following = everything(spool)
     assert (begun.data, begun.last) == (b"begun", False)
     assert (gap.kind, gap.size) == (GAP, 2008)
@@ -118,7 +118,7 @@ def test_what_a_killed_wrapper_has_left_is_found(count: int, torn: int) -> None:
             found = Spool(spool.folder, SPOOL_BYTES)
             found.recover(77)
             frames_left = everything(found)
-            *lines, end = frames_left or [Frame(END, 1, 77, 0, b"")]
+            *lines, end = frames_left or [StdioFrame(END, 1, 77, 0, b"")]
             assert lines == whole[: len(lines)]
             assert end.kind == END
             assert not frames_left or json.loads(end.data) == {"by": "killed"}
@@ -139,12 +139,12 @@ def test_what_no_gateway_takes_is_removed_after_a_month(
 ) -> None:
     folder = tmp_path / "0-1"
     spool = Spool(folder, SPOOL_BYTES)
-    nowhere = Home("http://127.0.0.1:9", None)
-    write_about(folder, about_of(nowhere, "tools"))
+    nowhere = Destination("http://127.0.0.1:9", None)
+    write_about(folder, destination_record(nowhere, "tools"))
     put(spool, 1)
     spool.close()
     then = time.time() - days * 86400
     os.utime(folder, (then, then))
-    assert not send_left(folder, nowhere, lambda: False)
+    assert not send_leftover(folder, nowhere, lambda: False)
     assert folder.exists() == kept
     assert ("could not be sent for a month" in capfd.readouterr().err) != kept

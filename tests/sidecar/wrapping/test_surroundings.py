@@ -21,11 +21,11 @@ from fakes.tape import Tape
 from fakes.web_site import site
 from fakes.wrapping import Wrapping
 
-from penstock.gateway.model.passed import PATH
+from penstock.gateway.model.stdio_frames import PATH
 from penstock.sidecar.wrapping import spool
 from penstock.sidecar.wrapping.command import DRAIN_S
-from penstock.sidecar.wrapping.lines import Piece
-from penstock.sidecar.wrapping.sending import Home, send_left
+from penstock.sidecar.wrapping.delivery import Destination, send_leftover
+from penstock.sidecar.wrapping.lines import LinePiece
 
 PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line.replace(b'\"method\":', b'\"result\":'))"
@@ -133,7 +133,7 @@ async def test_the_admin_key_goes_to_its_own_gateway_only(tmp_path: Path, monkey
         folder = left_behind(tmp_path, url)
         monkeypatch.setenv("PENSTOCK_ADMIN_KEY", "secret")
         for gateway in ("http://127.0.0.1:1", f"{url}/rollout/r1/attempt/a1"):
-            assert not await asyncio.to_thread(send_left, folder, Home(gateway, None), lambda: False)
+            assert not await asyncio.to_thread(send_leftover, folder, Destination(gateway, None), lambda: False)
     assert keys == [None, "Bearer secret"]
 
 
@@ -142,6 +142,6 @@ def left_behind(root: Path, url: str) -> Path:
     folder = root / spool.new_session()
     made = spool.Spool(folder, 1 << 20)
     spool.write_about(folder, {"url": url, "server": "tools", "key": None})
-    made.put(ord("c"), [Piece(PING, len(PING), True)], 1)
+    made.put(ord("c"), [LinePiece(PING, len(PING), True)], 1)
     made.close()
     return folder

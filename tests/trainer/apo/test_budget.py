@@ -1,4 +1,5 @@
-"""Budgets are kept exactly: no order of taking and giving back exceeds one, and `Spent` says which is used up."""
+"""Budgets are kept exactly: no order of taking and giving back exceeds one, and `BudgetExhausted` says which is used
+up."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
 
 limits = st.none() | st.integers(0, 60)
 steps = st.lists(
@@ -23,7 +24,7 @@ steps = st.lists(
 def test_no_order_of_taking_and_giving_back_exceeds_a_budget(
     rollouts: int, reflections: int | None, tokens: int | None, money: int | None, steps: list[tuple[str, int, int]]
 ) -> None:
-    budget = Budget(rollouts, reflections, tokens, money)
+    budget = SearchBudget(rollouts, reflections, tokens, money)
     asked: list[tuple[int, int]] = []
     refused: list[bool] = []
     taken = 0
@@ -39,7 +40,7 @@ def test_no_order_of_taking_and_giving_back_exceeds_a_budget(
             elif asked:
                 most_tokens, most_money = asked.pop()
                 budget.give_back(most_tokens - min(first, most_tokens), most_money - min(second, most_money))
-        except Spent as spent:
+        except BudgetExhausted as spent:
             names = ("rollouts",) if what == "rollouts" else ("reflections", "tokens", "money")
             refused.append(any(f"budget.{name}" in str(spent) for name in names))
         used = (budget.used_rollouts, budget.used_reflections, budget.used_tokens, budget.used_money)
@@ -51,32 +52,34 @@ def test_no_order_of_taking_and_giving_back_exceeds_a_budget(
 
 
 def test_as_many_rollouts_are_given_as_are_left() -> None:
-    budget = Budget(10)
+    budget = SearchBudget(10)
     assert [budget.take_rollouts(wanted) for wanted in (4, 0, 4, 4)] == [4, 0, 4, 2]
     assert budget.take_rollouts(0) == 0, "nothing is wanted, so nothing is lacking"
-    with pytest.raises(Spent, match=r"^all 10 rollouts \(budget\.rollouts\) are used$"):
+    with pytest.raises(BudgetExhausted, match=r"^all 10 rollouts \(budget\.rollouts\) are used$"):
         budget.take_rollouts(1)
 
 
 @pytest.mark.parametrize(
     ("budget", "message"),
     [
-        (Budget(1, reflections=2), "budget.reflections: 2 of 2 are used, and a reflection may need 1"),
-        (Budget(1, tokens=2_500), "budget.tokens: 2,000 of 2,500 are used, and a reflection may need 1,000"),
-        (Budget(1, money=0.7), "budget.money: 0.6 of 0.7 are used, and a reflection may need 0.3"),
+        (SearchBudget(1, reflections=2), "budget.reflections: 2 of 2 are used, and a reflection may need 1"),
+        (SearchBudget(1, tokens=2_500), "budget.tokens: 2,000 of 2,500 are used, and a reflection may need 1,000"),
+        (SearchBudget(1, money=0.7), "budget.money: 0.6 of 0.7 are used, and a reflection may need 0.3"),
     ],
 )
-def test_the_budget_that_is_used_up_is_named_and_what_is_refused_takes_nothing(budget: Budget, message: str) -> None:
+def test_the_budget_that_is_used_up_is_named_and_what_is_refused_takes_nothing(
+    budget: SearchBudget, message: str
+) -> None:
     for _ in range(2):
         budget.take_reflection(1_000, 0.3)
-    with pytest.raises(Spent) as caught:
+    with pytest.raises(BudgetExhausted) as caught:
         budget.take_reflection(1_000, 0.3)
     assert str(caught.value) == message
     assert (budget.used_reflections, budget.used_tokens, budget.used_money) == (2, 2_000, pytest.approx(0.6))
 
 
 def test_what_was_given_back_can_be_taken_again() -> None:
-    budget = Budget(1, tokens=1_000, money=1.0)
+    budget = SearchBudget(1, tokens=1_000, money=1.0)
     budget.take_reflection(1_000, 1.0)
     budget.give_back(600, 0.75)
     budget.take_reflection(600, 0.75)
@@ -84,16 +87,16 @@ def test_what_was_given_back_can_be_taken_again() -> None:
 
 
 def test_money_that_fits_exactly_is_not_refused_for_the_rounding_of_sums() -> None:
-    budget = Budget(1, money=0.3)
+    budget = SearchBudget(1, money=0.3)
     for _ in range(3):
         budget.take_reflection(0, 0.1)
-    with pytest.raises(Spent, match=r"budget\.money: 0\.3 of 0\.3 are used"):
+    with pytest.raises(BudgetExhausted, match=r"budget\.money: 0\.3 of 0\.3 are used"):
         budget.take_reflection(0, 0.1)
 
 
 def test_an_answer_that_was_larger_than_expected_counts_whole() -> None:
-    budget = Budget(1, tokens=1_000)
+    budget = SearchBudget(1, tokens=1_000)
     budget.take_reflection(400, 0.0)
     budget.give_back(400 - 900, 0.0)
-    with pytest.raises(Spent, match=r"budget\.tokens: 900 of 1,000"):
+    with pytest.raises(BudgetExhausted, match=r"budget\.tokens: 900 of 1,000"):
         budget.take_reflection(400, 0.0)

@@ -16,19 +16,19 @@ from fakes.process import ROOT
 
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.config import ENGINES, Config, load, overridden, tasks_file
+from penstock.trainer.apo.config import ENGINES, ApoConfig, load, tasks_file, with_overrides
 
 LEAST = '[texts]\nprompts = ["desk"]\n[reflection]\nmodel = "m"\n'
 
 
-def read(home: Path, text: str) -> Config:
+def read(home: Path, text: str) -> ApoConfig:
     path = home / "apo.toml"
     path.write_text(text)
     return load(path)
 
 
 def sections() -> dict[str, Any]:
-    return {name: field.annotation for name, field in Config.model_fields.items() if name != "engine"}
+    return {name: field.annotation for name, field in ApoConfig.model_fields.items() if name != "engine"}
 
 
 def keys() -> list[tuple[str, str]]:
@@ -66,7 +66,7 @@ def test_every_setting_is_documented_and_exists() -> None:
         section = named[1] if (named := re.match(r"`\[(\w+)\]`\n", part)) else ""
         rows = re.findall(r"^\| `(\w+)` \|.*\| (.+) \|$", part, re.MULTILINE)
         told |= {f"{section} {key}": meaning for key, meaning in rows}
-    docs = {section: field_docs(model) for section, model in {"": Config, **sections()}.items()}
+    docs = {section: field_docs(model) for section, model in {"": ApoConfig, **sections()}.items()}
     known = {f"{section} {key}": docs[section][key] for section, key in [("", "engine"), *keys()]}
     faults = disagreements("apo.md", told, known)
     assert not faults, "\n".join(faults)
@@ -110,8 +110,8 @@ def test_engines_are_ours_or_of_a_module(tmp_path: Path, engine: str) -> None:
 
 def test_the_command_line_names_tasks_and_release_instead(tmp_path: Path) -> None:
     config = read(tmp_path, LEAST + '[tasks]\nfile = "a.jsonl"\nkey = "customer"\n[publish]\nrelease = "auto"\n')
-    assert overridden(config, None, None) == config
-    found = overridden(config, Path("b.jsonl"), "canary")
+    assert with_overrides(config, None, None) == config
+    found = with_overrides(config, Path("b.jsonl"), "canary")
     assert (found.tasks.file, found.tasks.key, found.publish.release) == (Path("b.jsonl"), "customer", "canary")
     assert tasks_file(found) == Path("b.jsonl")
 
@@ -119,8 +119,8 @@ def test_the_command_line_names_tasks_and_release_instead(tmp_path: Path) -> Non
 def test_tasks_must_be_named_somewhere(tmp_path: Path) -> None:
     config = read(tmp_path, LEAST)
     with pytest.raises(ConfigError, match=r"tasks\.file: name a JSONL file .* or --tasks"):
-        overridden(config, None, None)
-    assert overridden(config, Path("b.jsonl"), None).tasks.file == Path("b.jsonl")
+        with_overrides(config, None, None)
+    assert with_overrides(config, Path("b.jsonl"), None).tasks.file == Path("b.jsonl")
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from fakes.process import Gateway, running, upstreams
 from fakes.provider import Provider
 from fakes.shell import Done, Shell
 
+from examples.demo.model import DemoAnswer
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer
 from penstock.gateway.model.resource import NewVersion
 
 # A guard against hanging only: a dozen agents, each a process, on a machine that may be slow.
@@ -45,14 +45,14 @@ class Model:
         self.fails_after: int | None = None
         self._written = 0
 
-    def __call__(self, request: dict[str, Any]) -> Answer | Failure:
+    def __call__(self, request: dict[str, Any]) -> DemoAnswer | Failure:
         self.asked.append(request["model"])
         if self.fails_after is not None and len(self.asked) > self.fails_after:
             return Failure(500)
         if request["model"] == "writer":
             self._written += 1
-            return Answer(WAYS[(self._written - 1) % len(WAYS)])
-        return Answer("a polite answer" if "Politely" in request["messages"][0]["content"] else "an answer")
+            return DemoAnswer(WAYS[(self._written - 1) % len(WAYS)])
+        return DemoAnswer("a polite answer" if "Politely" in request["messages"][0]["content"] else "an answer")
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ WRONG = {
 
 
 async def test_what_is_wrong_is_said(shell: Shell, gateway: Gateway, provider: Provider) -> None:
-    provider.script = lambda asked: Answer(f"an answer to {asked['messages'][0]['content']}")
+    provider.script = lambda asked: DemoAnswer(f"an answer to {asked['messages'][0]['content']}")
     (shell.folder / "bad.py").write_text(BAD)
     async with Client(gateway.url) as client:
         await client.add_version("slots", NewVersion(kind="prompt", content={"text": "Order {order}.", "sent": True}))
@@ -239,7 +239,7 @@ async def test_a_day_in_the_configuration_is_the_same_day_when_the_run_goes_on(s
 async def test_a_model_is_asked_by_the_socket_of_the_gateway(tmp_path: Path, provider: Provider) -> None:
     path = tmp_path / "gateway.sock"
     (tmp_path / "asks.py").write_text("async def asks(run):\n    await run.tell((await run.ask('writer', 'q')).text)\n")
-    provider.script = [Answer("by a socket")]
+    provider.script = [DemoAnswer("by a socket")]
     async with running(tmp_path / "home", f'socket = "{path}"\n' + upstreams(openai=provider.openai_url)):
         done = await Shell(f"unix:{path}", tmp_path).run("train", "custom", "asks:asks")
     assert (done.code, "by a socket" in done.err) == (0, True), done.err

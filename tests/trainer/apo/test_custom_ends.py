@@ -15,9 +15,9 @@ from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import NewRun, Run
-from penstock.trainer.apo.custom import Custom, Wanted, _train
+from penstock.trainer.apo.custom import CustomArguments, CustomRun, _train
 from penstock.trainer.runs import runner
-from penstock.trainer.runs.display import Lines
+from penstock.trainer.runs.display import LogDisplay
 
 MODULE = """
 import asyncio
@@ -108,12 +108,12 @@ async def test_a_function_that_waits_for_long_is_not_taken_for_silent(
     monkeypatch.setattr(runner, "ALIVE_S", 0.05)
     begun, waits = asyncio.Event(), asyncio.Event()
 
-    async def waiting(run: Custom) -> None:
+    async def waiting(run: CustomRun) -> None:
         begun.set()
         await waits.wait()
 
-    wanted = Wanted("custom", waiting, {}, [], None)
-    training = asyncio.ensure_future(_train(wanted, gateway.url, None, Lines(None)))
+    wanted = CustomArguments("custom", waiting, {}, [], None)
+    training = asyncio.ensure_future(_train(wanted, gateway.url, None, LogDisplay(None)))
     await begun.wait()
     before = (await run_of(gateway)).last_seen_ns
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.edits import Edit, Kind, alike, applied, between, exclude, words
+from penstock.trainer.apo.edits import Edit, Kind, alike, applied, diff_edits, exclude, words
 
 LINES = ("", " ", "a", " a", "b", "c", "Be kind.", "be kind", "{date}")
 lines = st.sampled_from(LINES)
@@ -35,7 +35,7 @@ def edit(kind: Kind, line: str = "", text: str = "") -> Edit:
 @example(before=" a", after="a")
 @example(before="", after="\n")
 def test_edits_between_two_texts_lead_from_one_to_the_other(before: str, after: str) -> None:
-    found = between(before, after, "desk")
+    found = diff_edits(before, after, "desk")
     assert made(before, *found) == after
     assert before != after or found == []
 
@@ -45,15 +45,15 @@ def test_a_change_of_one_line_is_one_edit(lines: list[str], data: st.DataObject)
     at = data.draw(st.integers(0, len(lines)))
     more = [*lines[:at], "new", *lines[at:]]
     if at:
-        assert between("\n".join(lines), "\n".join(more), "desk") == [edit("add", lines[at - 1], "new")]
+        assert diff_edits("\n".join(lines), "\n".join(more), "desk") == [edit("add", lines[at - 1], "new")]
     if lines:
-        assert between("\n".join(more), "\n".join(lines), "desk") == [edit("delete", "new")]
+        assert diff_edits("\n".join(more), "\n".join(lines), "desk") == [edit("delete", "new")]
         other = [*lines[:at], "other", *lines[at:]]
-        assert between("\n".join(more), "\n".join(other), "desk") == [edit("replace", "new", "other")]
+        assert diff_edits("\n".join(more), "\n".join(other), "desk") == [edit("replace", "new", "other")]
 
 
 def test_lines_that_come_together_stay_in_order() -> None:
-    found = between("a\nz", "a\nb\nc\nz", "desk")
+    found = diff_edits("a\nz", "a\nb\nc\nz", "desk")
     assert found == [edit("add", "a", "b"), edit("add", "b", "c")]
 
 

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import Family, world
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.config import Config
-from penstock.trainer.apo.engines.ours import Ours
-from penstock.trainer.apo.placebo import Placebo
+from penstock.trainer.apo.config import ApoConfig
+from penstock.trainer.apo.engines.pooled_edits import PooledEditEngine
+from penstock.trainer.apo.placebo import PlaceboLaboratory
 from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.search import Result, Search
-from penstock.trainer.apo.several import runs_of
+from penstock.trainer.apo.search import PromptSearch, SearchResult
+from penstock.trainer.apo.session import runs_of
 from penstock.trainer.apo.splits import split
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 
 class Sums:
@@ -31,7 +31,9 @@ class Sums:
     def __init__(self, turns: Sequence[int] = ()) -> None:
         self.turns = list(turns)
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         for _ in range(self.turns.pop(0) if self.turns else 0):
             await asyncio.sleep(0)
         return [Trial(*order, float(order.candidate == "good"), f"because of {order.candidate}") for order in orders]
@@ -46,12 +48,12 @@ class Sums:
         return ""
 
 
-def orders(candidate: str, count: int) -> list[Order]:
-    return [Order(candidate, f"t{at}", 0) for at in range(count)]
+def orders(candidate: str, count: int) -> list[TrialSpec]:
+    return [TrialSpec(candidate, f"t{at}", 0) for at in range(count)]
 
 
 async def test_feedback_of_the_search_says_nothing_of_candidates_and_has_no_reasons() -> None:
-    placebo = Placebo(Sums(), 0)
+    placebo = PlaceboLaboratory(Sums(), 0)
     # Engines that run one candidate a batch: the means would stay if rewards were shuffled within batches.
     batches = [await placebo.run([], orders(name, 50)) for name in ("good", "bad") * 10]
     means = [sum(trial.reward or 0 for trial in batch) / 50 for batch in batches[4:]]
@@ -61,7 +63,7 @@ async def test_feedback_of_the_search_says_nothing_of_candidates_and_has_no_reas
 
 @pytest.mark.parametrize("mode", ["val", "test"])
 async def test_race_and_test_are_real(mode: Mode) -> None:
-    trials = await Placebo(Sums(), 0).run([], orders("good", 20), mode)
+    trials = await PlaceboLaboratory(Sums(), 0).run([], orders("good", 20), mode)
     assert {(trial.reward, trial.reason) for trial in trials} == {(1.0, "because of good")}
 
 
@@ -69,7 +71,7 @@ async def test_race_and_test_are_real(mode: Mode) -> None:
 @given(st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(0, 5))
 def test_what_is_drawn_does_not_depend_on_which_batch_ends_first(turns: list[int], seed: int) -> None:
     async def all_at_once(given: list[int]) -> list[Any]:
-        placebo = Placebo(Sums(given), seed)
+        placebo = PlaceboLaboratory(Sums(given), seed)
         return await asyncio.gather(*(placebo.run([], orders(name, 6)) for name in ("good", "bad", "good", "bad")))
 
     assert asyncio.run(all_at_once(turns)) == asyncio.run(all_at_once([]))
@@ -78,13 +80,13 @@ def test_what_is_drawn_does_not_depend_on_which_batch_ends_first(turns: list[int
 async def test_a_batch_that_fails_does_not_hold_up_the_next() -> None:
     class Fails(Sums):
         async def run(
-            self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train"
+            self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
         ) -> list[Trial]:
             if orders[0].candidate == "wrong":
                 raise ValueError
             return await super().run(candidates, orders, mode)
 
-    placebo = Placebo(Fails(), 0)
+    placebo = PlaceboLaboratory(Fails(), 0)
     both = [placebo.run([], orders("wrong", 1)), placebo.run([], orders("good", 1))]
     async with asyncio.timeout(5):
         first, second = await asyncio.gather(*both, return_exceptions=True)
@@ -92,14 +94,16 @@ async def test_a_batch_that_fails_does_not_hold_up_the_next() -> None:
     assert isinstance(second, list)
 
 
-async def searched(family: Family, draw: int, placebo: bool) -> Result:
+async def searched(family: Family, draw: int, placebo: bool) -> SearchResult:
     """A search with `ours` in a scripted world."""
     made = world(family, draw)
     splits = split(made.tasks, draw)
     real = Simulated(made, draw)
     seed = Candidate({NAME: made.seed})
-    laboratory = Placebo(real, draw) if placebo else real
-    return await Search(laboratory, Ours(), seed, splits.train, splits.validation, Budget(200), draw).run()
+    laboratory = PlaceboLaboratory(real, draw) if placebo else real
+    return await PromptSearch(
+        laboratory, PooledEditEngine(), seed, splits.train, splits.validation, SearchBudget(200), draw
+    ).run()
 
 
 @pytest.mark.parametrize("family", ["headroom", "none"])
@@ -117,8 +121,8 @@ async def test_without_one_the_same_searches_find_something() -> None:
 # -- several runs ------------------------------------------------------------------------------------------------------
 
 
-def config(**run: Any) -> Config:
-    return Config.model_validate(
+def config(**run: Any) -> ApoConfig:
+    return ApoConfig.model_validate(
         {
             "run": {"name": "shop", "directory": "out", "seed": 7, **run},
             "texts": {"prompts": ["shop"]},

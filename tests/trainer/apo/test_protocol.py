@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.trials import Order, Pool
+from penstock.trainer.apo.trials import Pool, TrialSpec
 
 OTHER = Candidate({"desk": "Answer kindly."}, SEED.id)
 BROKEN = Candidate({"desk": "broken"}, SEED.id)
@@ -23,7 +23,7 @@ TRAIN = tasks(6)
 
 def made(bench: Bench, **budget: Any) -> tuple[Evidence, Pool]:
     pool = Pool(SEED)
-    return Evidence(bench, pool, TRAIN, Budget(**{"rollouts": 20} | budget), 0), pool
+    return Evidence(bench, pool, TRAIN, SearchBudget(**{"rollouts": 20} | budget), 0), pool
 
 
 # --- rollouts ---
@@ -48,7 +48,7 @@ async def test_more_pairs_than_the_budget_has_left_are_cut_and_then_it_is_spent(
     bench = Bench()
     evidence, _ = made(bench, rollouts=5)
     assert len(await evidence.run([(SEED, task.id) for task in TRAIN])) == 5
-    with pytest.raises(Spent, match=r"all 5 rollouts \(budget\.rollouts\)"):
+    with pytest.raises(BudgetExhausted, match=r"all 5 rollouts \(budget\.rollouts\)"):
         await evidence.run([(SEED, "t0")])
     assert len(bench.runs) == 5
     assert await evidence.run([]) == []
@@ -96,11 +96,11 @@ async def test_tasks_of_other_splits_cannot_be_run(task: str) -> None:
 def test_names_of_rollouts_do_not_change_with_how_long_each_takes(
     late: int, waves: list[list[tuple[Candidate, str]]]
 ) -> None:
-    async def whole(bench: Bench) -> list[list[Order]]:
+    async def whole(bench: Bench) -> list[list[TrialSpec]]:
         evidence, pool = made(bench, rollouts=100)
         found = await asyncio.gather(*map(evidence.run, waves))
         assert sorted(one.rollout for one in pool.trials) == sorted(one.rollout for part in found for one in part)
-        return [[Order(one.candidate, one.task, one.number) for one in part] for part in found]
+        return [[TrialSpec(one.candidate, one.task, one.number) for one in part] for part in found]
 
     assert asyncio.run(whole(Bench(late=late))) == asyncio.run(whole(Bench()))
 
@@ -129,7 +129,7 @@ async def test_what_an_answer_did_not_use_is_given_back() -> None:
     for used in (10, 20, 30):
         await evidence.reflect("a")
         assert (evidence.budget.used_tokens, evidence.budget.used_money) == (used, pytest.approx(used / 100))
-    with pytest.raises(Spent, match=r"budget\.tokens: 30 of 45 are used, and a reflection may need 20"):
+    with pytest.raises(BudgetExhausted, match=r"budget\.tokens: 30 of 45 are used, and a reflection may need 20"):
         await evidence.reflect("a")
     assert evidence.budget.used_reflections == 3
 
@@ -139,7 +139,7 @@ async def test_reflections_at_the_same_time_do_not_exceed_the_budget_together() 
     evidence, _ = made(bench, tokens=50)
     found = await asyncio.gather(*(evidence.reflect("a") for _ in range(6)), return_exceptions=True)
     # Later ones wait for what the first give back; for a fifth that does not suffice.
-    assert [isinstance(one, Spent) for one in found] == [False, False, False, False, True, True]
+    assert [isinstance(one, BudgetExhausted) for one in found] == [False, False, False, False, True, True]
     assert len(bench.asked) == evidence.budget.used_reflections == 4
     assert evidence.budget.used_tokens == 40
 
@@ -163,13 +163,13 @@ async def test_an_end_waits_for_what_is_under_way_and_lets_nothing_begin() -> No
         await evidence.reflect("a")
         await evidence.run([(OTHER, f"t{at}")])
 
-    with pytest.raises(Spent, match=r"budget\.reflections"):
+    with pytest.raises(BudgetExhausted, match=r"budget\.reflections"):
         await asyncio.gather(*map(child, range(4)))
     await evidence.close()
     assert len(pool.trials) == len(bench.runs) == evidence.budget.used_rollouts
     assert {one.task for one in pool.of(SEED.id)} == {"t0", "t1", "t2", "t3"}
     for late in (evidence.run([(SEED, "t0")]), evidence.reflect("a")):
-        with pytest.raises(Spent, match="the search has ended"):
+        with pytest.raises(BudgetExhausted, match="the search has ended"):
             await late
     for _ in range(50):
         await asyncio.sleep(0)
@@ -177,7 +177,7 @@ async def test_an_end_waits_for_what_is_under_way_and_lets_nothing_begin() -> No
 
 
 async def test_an_end_raises_what_went_wrong_unseen() -> None:
-    def breaks(candidate: Candidate, order: Order) -> float:
+    def breaks(candidate: Candidate, order: TrialSpec) -> float:
         raise ConfigError("rollouts: there is no runner")
 
     evidence, _ = made(Bench(breaks, late=1))
@@ -190,7 +190,8 @@ async def test_an_end_raises_what_went_wrong_unseen() -> None:
 
 def test_draws_of_an_engine_are_the_same_in_every_life_and_other_with_another_seed() -> None:
     draws = [
-        [Evidence(Bench(), Pool(SEED), TRAIN, Budget(1), seed).random.random() for _ in range(2)] for seed in (4, 5)
+        [Evidence(Bench(), Pool(SEED), TRAIN, SearchBudget(1), seed).random.random() for _ in range(2)]
+        for seed in (4, 5)
     ]
     assert draws[0][0] == draws[0][1]
     assert draws[0] != draws[1]

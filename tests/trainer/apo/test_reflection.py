@@ -18,9 +18,9 @@ from penstock.trainer.apo.reflection import (
     ask_hypotheses,
     ask_scratch,
     fenced,
+    format_trial,
     read_hypotheses,
     read_texts,
-    shown,
 )
 from penstock.trainer.apo.trials import Trial
 
@@ -221,7 +221,7 @@ def test_a_percent_sign_or_a_brace_in_a_text_or_a_rollout_changes_no_question(te
 @given(st.integers(0, 3 * MOST_TRANSCRIPT))
 def test_a_long_transcript_is_shown_by_its_beginning_and_its_end(length: int) -> None:
     said = "".join(chr(97 + at % 26) for at in range(length))
-    text = shown(trial(transcript=said), 1)
+    text = format_trial(trial(transcript=said), 1)
     assert len(text) <= MOST_TRANSCRIPT + 100
     assert said[: MOST_TRANSCRIPT // 2] in text
     assert said[-MOST_TRANSCRIPT // 2 :] in text

@@ -10,7 +10,7 @@ import pytest
 from fakes.laboratory import tasks
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.apo.run_directory import SEARCHES, RunDirectory, digest
 from penstock.trainer.apo.splits import split
 
@@ -28,34 +28,34 @@ OTHER: dict[str, Any] = {
 """Another value of each section that decides what a search comes to."""
 
 
-def config(**more: Any) -> Config:
-    return Config.model_validate(GIVEN | more)
+def config(**more: Any) -> ApoConfig:
+    return ApoConfig.model_validate(GIVEN | more)
 
 
 def test_a_run_goes_on_with_the_tasks_that_it_began_with(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    directory.keep(SPLITS, config())
+    directory.seal_splits(SPLITS, config())
     noted = json.loads((tmp_path / "run" / "splits.json").read_text())
     assert noted["seal"] == SPLITS.seal
     assert noted["tasks"]["test"] == [task.id for task in SPLITS.test]
     assert "question" not in json.dumps(noted), "inputs of tasks stay where they are"
-    RunDirectory(tmp_path / "run").keep(SPLITS, config())
+    RunDirectory(tmp_path / "run").seal_splits(SPLITS, config())
     for changed in (split(tasks(40), 1), split(tasks(41), 0)):
         with pytest.raises(
             ConfigError, match=r"tasks: they, their key or the seed .* 'apo' began with, see .*splits\.json"
         ):
-            directory.keep(changed, config())
+            directory.seal_splits(changed, config())
 
 
 @pytest.mark.parametrize("section", OTHER)
 def test_settings_of_a_search_are_fixed_once_its_test_was_opened(tmp_path: Path, section: str) -> None:
     directory, changed = RunDirectory(tmp_path), config(**{section: OTHER[section]})
-    directory.keep(SPLITS, config())
-    directory.keep(SPLITS, changed)
+    directory.seal_splits(SPLITS, config())
+    directory.seal_splits(SPLITS, changed)
     directory.open_test(config(), "winner")
-    directory.keep(SPLITS, config())
+    directory.seal_splits(SPLITS, config())
     with pytest.raises(ConfigError, match=r"the test of '\w+' was opened with other settings, see .*test\.json"):
-        directory.keep(SPLITS, changed)
+        directory.seal_splits(SPLITS, changed)
 
 
 def test_every_section_that_decides_is_tried() -> None:
@@ -85,17 +85,17 @@ def test_what_the_test_was_opened_for_first_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["splits.json", "test.json"])
 def test_a_file_that_is_no_longer_what_it_was_is_named(tmp_path: Path, name: str, text: str) -> None:
     directory = RunDirectory(tmp_path)
-    directory.keep(SPLITS, config())
+    directory.seal_splits(SPLITS, config())
     directory.open_test(config(), "winner")
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=rf"run\.directory: .*{name} cannot be read"):
-        directory.keep(SPLITS, config())
+        directory.seal_splits(SPLITS, config())
 
 
 def test_a_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match=r"run\.directory: .*run"):
-        RunDirectory(tmp_path / "run").keep(SPLITS, config())
+        RunDirectory(tmp_path / "run").seal_splits(SPLITS, config())
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

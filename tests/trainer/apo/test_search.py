@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.choose import make_engine
+from penstock.trainer.apo.engine_factory import make_engine
 from penstock.trainer.apo.gate import ALPHA
-from penstock.trainer.apo.protocol import Engine, Evidence
-from penstock.trainer.apo.search import FINALISTS, SCREEN, SHRINK, Result, Search, best
-from penstock.trainer.apo.trials import Order, Pool, Trial
+from penstock.trainer.apo.protocol import Evidence, PromptEngine
+from penstock.trainer.apo.search import FINALISTS, SCREEN, SHRINK, PromptSearch, SearchResult, best
+from penstock.trainer.apo.trials import Pool, Trial, TrialSpec
 
 TRAIN, VALIDATION = tasks(20), tasks(96, first=20)
 GOOD = Candidate({"desk": "Answer well."}, SEED.id, "it answers badly")
@@ -41,7 +41,7 @@ class Steps:
         self.left = list(steps)
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """See `Engine`."""
+        """See `PromptEngine`."""
         return self.left.pop(0)(pool, evidence) if self.left else []
 
 
@@ -54,7 +54,7 @@ class Branching:
     """An engine of branches that run at the same time, each of which asks and tries what it is told."""
 
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
-        """See `Engine`."""
+        """See `PromptEngine`."""
         return await asyncio.gather(*(self._branch(at, evidence) for at in range(6)))
 
     async def _branch(self, at: int, evidence: Evidence) -> Candidate:
@@ -65,20 +65,22 @@ class Branching:
         return made
 
 
-def by_quality(candidate: Candidate, order: Order) -> float:
+def by_quality(candidate: Candidate, order: TrialSpec) -> float:
     """A good candidate fails on no task, a fair one on a quarter, the seed on half, and a bad one on nearly all."""
     wrong = {GOOD.id: 0, FAIR.id: 1, SEED.id: 2}.get(candidate.id, 3)
     return float((int(order.task[1:]) + order.number) % 4 >= wrong)
 
 
-async def searched(engine: Engine, bench: Bench, rollouts: int = 300, draw: int = 0, **budget: Any) -> Result:
-    search = Search(bench, engine, SEED, TRAIN, VALIDATION, Budget(rollouts, **budget), draw)
+async def searched(
+    engine: PromptEngine, bench: Bench, rollouts: int = 300, draw: int = 0, **budget: Any
+) -> SearchResult:
+    search = PromptSearch(bench, engine, SEED, TRAIN, VALIDATION, SearchBudget(rollouts, **budget), draw)
     result = await search.run()
     within(result, bench)
     return result
 
 
-def within(result: Result, bench: Bench) -> None:
+def within(result: SearchResult, bench: Bench) -> None:
     """The budget was kept exactly, and each split was used for what it is there."""
     assert result.budget.used_rollouts == len(bench.ordered) <= result.budget.rollouts
     assert len(set(bench.ordered)) == len(bench.ordered)
@@ -265,7 +267,7 @@ async def test_an_engine_that_goes_on_with_nothing_new_comes_to_an_end(proposed:
 async def test_what_an_engine_has_begun_and_left_takes_nothing_from_the_race(
     late: int | None, reflections: int | None
 ) -> None:
-    def reward(one: Candidate, order: Order) -> float:
+    def reward(one: Candidate, order: TrialSpec) -> float:
         return 1.0 if "well" in one.texts["desk"] else by_quality(one, order)
 
     bench = Bench(reward, late=late)
@@ -292,7 +294,7 @@ async def test_an_error_of_an_engine_ends_the_run() -> None:
 
 
 async def test_who_watches_is_told_after_each_step_and_each_block() -> None:
-    search = Search(Bench(by_quality), Steps(says(GOOD), says(BAD)), SEED, TRAIN, VALIDATION, Budget(300))
+    search = PromptSearch(Bench(by_quality), Steps(says(GOOD), says(BAD)), SEED, TRAIN, VALIDATION, SearchBudget(300))
     told: list[tuple[int, int]] = []
 
     async def watch() -> None:
@@ -322,7 +324,7 @@ async def test_what_is_no_better_wins_seldom_where_tasks_decide_rewards(rollouts
 # --- the same again ---
 
 
-def outcome(result: Result) -> tuple[Any, ...]:
+def outcome(result: SearchResult) -> tuple[Any, ...]:
     """What was decided."""
     raced = [(racer.candidate, racer.differences) for racer in result.racers]
     return list(result.pool.candidates), result.winner, result.why, raced, result.budget, result.pool.trials
@@ -337,7 +339,7 @@ def answered(prompt: str, number: int) -> str:
     return f'{{"hypotheses": [{", ".join(edits)}]}}'
 
 
-def graded(candidate: Candidate, order: Order) -> float | None:
+def graded(candidate: Candidate, order: TrialSpec) -> float | None:
     """Rewards that follow from the text, some of them missing."""
     if order.number % 11 == 10:
         return None
@@ -345,7 +347,7 @@ def graded(candidate: Candidate, order: Order) -> float | None:
     return float(hash_of(candidate, order) % 10 < (8 if helped else 3))
 
 
-def hash_of(candidate: Candidate, order: Order) -> int:
+def hash_of(candidate: Candidate, order: TrialSpec) -> int:
     return int(candidate.id, 16) // 16 + 7 * int(order.task[1:]) + 3 * order.number
 
 

@@ -15,8 +15,8 @@ from fakes.process import ROOT
 from fakes.tape import Tape
 
 from examples import shop
+from examples.demo.model import DemoAnswer, Json, last_text
 from examples.shop_model import ASKED, THINKER, serve
-from penstock.gateway.demo.model import Answer, Json, said
 from penstock.gateway.model.queue import Claim
 
 AGENT = f"{sys.executable} {ROOT / 'examples' / 'shop.py'}"
@@ -73,16 +73,16 @@ async def two(here: Optimising, claim: Claim) -> Done:
     return Done(1 - len(missing) / 6, "; ".join(missing))
 
 
-def model(asked: Json) -> Answer:
+def model(asked: Json) -> DemoAnswer:
     """Both models: the reflecting one names the failure that is most frequent, in the text that it is of."""
-    question, draw = said(asked["messages"], "user"), random.Random(json.dumps(asked["messages"]))
+    question, draw = last_text(asked["messages"], "user"), random.Random(json.dumps(asked["messages"]))
     if asked["model"] != THINKER:
-        return Answer(serve(said(asked["messages"], "system"), question, draw))
+        return DemoAnswer(serve(last_text(asked["messages"], "system"), question, draw))
     counts = Counter(
         {(name, part): question.count(f"the {name} has no {part}") for name in PARTS for part in PARTS[name]}
     )
     shown = [one for one in counts if f"## Text {one[0]}\n" in question and counts[one]]
-    return Answer(
+    return DemoAnswer(
         json.dumps(
             {
                 "hypotheses": [

@@ -15,8 +15,8 @@ from fakes.process import PATHS
 from fakes.provider import Outcome
 
 from examples import shop, shop_model
-from penstock.gateway.client.console import Failure as Said
-from penstock.gateway.demo.model import Answer, Json
+from examples.demo.model import DemoAnswer, Json
+from penstock.gateway.client.console import CommandError as Said
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.resource import NewVersion
 from penstock.trainer.apo.commands import optimise
@@ -82,7 +82,7 @@ async def test_a_reflecting_model_that_says_nothing_of_use_is_named(here: Optimi
 
 
 def nonsense(asked: Json) -> Outcome:
-    return Answer("Certainly! {{{") if asked["model"] == shop_model.THINKER else answers(asked)
+    return DemoAnswer("Certainly! {{{") if asked["model"] == shop_model.THINKER else answers(asked)
 
 
 async def test_after_a_reflecting_model_that_refuses_the_same_command_goes_on(here: Optimising) -> None:

@@ -21,11 +21,11 @@ from fakes.process import upstreams
 from fakes.provider import Provider
 from fakes.waiting import until
 
-from penstock.gateway.demo.model import Answer, Call, Json, tool_result
+from examples.demo.model import DemoAnswer, DemoToolCall, Json, tool_result
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import load
-from penstock.trainer.apo.winner import check_publish
+from penstock.trainer.apo.winner_release import check_publish
 
 RIGHT, WRONG = "echo", "fails"
 SAYS = "Says what there is."
@@ -44,19 +44,19 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def model(asked: Json) -> Answer:
+def model(asked: Json) -> DemoAnswer:
     """What the models say: which tool is taken, and what would be a better description."""
     if asked["model"] == "thinker":
         about = {"resource": "orders-tool", "kind": "replace", "line": 1, "text": BETTER}
-        return Answer(json.dumps({"hypotheses": [{"failure": "the wrong tool was used", **about}]}))
+        return DemoAnswer(json.dumps({"hypotheses": [{"failure": "the wrong tool was used", **about}]}))
     functions = [one["function"] for one in asked["tools"]]
     order = next(text["content"] for text in asked["messages"] if text["role"] == "user")
     results = [found for text in asked["messages"] if (found := tool_result(text)) is not None]
     if results and (order in results[-1] or int(order) % 3 == 0):
-        return Answer(results[-1])
+        return DemoAnswer(results[-1])
     meant = next((one for one in functions if "orders" in one["description"]), functions[0])
     tool = next(one for one in functions if one is not meant) if results else meant
-    return Answer(calls=(Call(f"call_{len(results)}", tool["name"], json.dumps({"order": order})),))
+    return DemoAnswer(calls=(DemoToolCall(f"call_{len(results)}", tool["name"], json.dumps({"order": order})),))
 
 
 @pytest.fixture

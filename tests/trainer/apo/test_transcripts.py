@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.transcript import Call, Transcript
+from penstock.gateway.model.transcript import Transcript, TranscriptCall
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
-from penstock.trainer.apo.transcripts import told
+from penstock.trainer.apo.transcripts import render_transcript
 
 
 def text(role: str, said: str) -> Message:
@@ -42,7 +42,8 @@ def span(sequence: int = 1, **more: Any) -> Span:
 def transcript(*turns: Turn | None, agents: list[str | None] | None = None, **more: Any) -> Transcript:
     named = agents or [None] * len(turns)
     calls = [
-        Call(span=span(at, agent=agent), turn=one) for at, (one, agent) in enumerate(zip(turns, named, strict=True), 1)
+        TranscriptCall(span=span(at, agent=agent), turn=one)
+        for at, (one, agent) in enumerate(zip(turns, named, strict=True), 1)
     ]
     given: dict[str, Any] = {"outcome": Outcome(), "violations": []} | more
     return Transcript(
@@ -65,7 +66,7 @@ SAYS = text("assistant", "Three euros.")
 def test_a_conversation_is_told_once_although_agents_send_it_with_every_call() -> None:
     first = turn(SYSTEM, ASKS, answer=CALLS)
     second = turn(SYSTEM, ASKS, CALLS, RESULT, answer=SAYS)
-    assert told(transcript(first, second)).split("\n") == [
+    assert render_transcript(transcript(first, second)).split("\n") == [
         'Task: {"q": "größer?"}',
         "[user] How much?",
         '[assistant] calls price({"of": "tea"})',
@@ -76,11 +77,11 @@ def test_a_conversation_is_told_once_although_agents_send_it_with_every_call() -
 
 def test_system_texts_are_not_shown_wherever_they_stand() -> None:
     messages = [SYSTEM, ASKS, text("developer", "SECRET RULES"), SAYS, SYSTEM]
-    assert "SECRET" not in told(transcript(turn(*messages, answer=SAYS)))
+    assert "SECRET" not in render_transcript(transcript(turn(*messages, answer=SAYS)))
 
 
 def test_each_of_several_agents_is_named() -> None:
-    found = told(transcript(turn(ASKS, answer=SAYS), turn(ASKS, answer=SAYS), agents=["planner", None]))
+    found = render_transcript(transcript(turn(ASKS, answer=SAYS), turn(ASKS, answer=SAYS), agents=["planner", None]))
     assert found.split("\n")[1:] == [
         "[planner, user] How much?",
         "[planner, assistant] Three euros.",
@@ -90,7 +91,7 @@ def test_each_of_several_agents_is_named() -> None:
 
 def test_errors_rules_and_ends_are_told() -> None:
     refused = span(2, kind="tool", name="rm")
-    found = told(
+    found = render_transcript(
         transcript(
             turn(ASKS, error="overloaded"), None, violations=[refused], outcome=Outcome(reason="it took too long")
         )
@@ -111,12 +112,12 @@ def test_a_result_that_is_no_text_is_told_as_json_and_one_that_failed_is_called_
         Part(type="media", data={"type": "image"}),
         Part(type="refusal", text="I will not."),
     ]
-    found = told(transcript(turn(Message(role="user", parts=results))))
+    found = render_transcript(transcript(turn(Message(role="user", parts=results))))
     assert found.split("\n")[1:] == ['[user] result: {"rows": [1]}', "[user] failed: no such tea", "[user] I will not."]
 
 
 def test_a_rollout_without_calls_is_its_task() -> None:
-    assert told(transcript()) == 'Task: {"q": "größer?"}'
+    assert render_transcript(transcript()) == 'Task: {"q": "größer?"}'
 
 
 parts = st.builds(
@@ -141,4 +142,4 @@ turns = st.builds(
 
 @given(st.lists(st.none() | turns, max_size=4))
 def test_any_calls_can_be_told(turns: list[Turn | None]) -> None:
-    assert told(transcript(*turns)).startswith("Task: ")
+    assert render_transcript(transcript(*turns)).startswith("Task: ")

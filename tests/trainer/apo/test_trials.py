@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.trials import Order, Pool, Trial
+from penstock.trainer.apo.trials import Pool, Trial, TrialSpec
 
 names = st.text(min_size=1, max_size=5)
 texts = st.dictionaries(names, st.text(max_size=20), min_size=1, max_size=4)
@@ -56,7 +56,7 @@ def test_a_pool_begins_with_the_seed_and_keeps_the_first_of_candidates_that_are_
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["t0", "t1"])), max_size=30))
 def test_no_order_is_given_twice_and_numbers_count_from_0(asked: list[tuple[str, str]]) -> None:
     pool = Pool(SEED)
-    orders = [pool.order(candidate, task) for candidate, task in asked]
+    orders = [pool.next_trial(candidate, task) for candidate, task in asked]
     assert len(set(orders)) == len(orders)
     for at, order in enumerate(orders):
         assert order.number == asked[:at].count(order[:2])
@@ -74,4 +74,7 @@ def test_a_trial_without_a_reward_is_left_out_of_the_mean(rewards: list[float | 
 
 def test_an_order_names_candidate_task_and_number() -> None:
     pool = Pool(SEED)
-    assert [pool.order(SEED.id, "t0"), pool.order(SEED.id, "t0")] == [Order(SEED.id, "t0", 0), Order(SEED.id, "t0", 1)]
+    assert [pool.next_trial(SEED.id, "t0"), pool.next_trial(SEED.id, "t0")] == [
+        TrialSpec(SEED.id, "t0", 0),
+        TrialSpec(SEED.id, "t0", 1),
+    ]

@@ -31,7 +31,7 @@ from bench.apo.worlds import (
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.engines.beam import CRITIQUE, EDIT
 from penstock.trainer.apo.reflection import ask_hypotheses, ask_scratch, fenced, read_hypotheses, read_texts
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 SEEDS = range(4)
 EVERY = [(family, seed) for family in FAMILIES for seed in SEEDS]
@@ -161,7 +161,7 @@ def test_reasons_name_rules_that_were_broken() -> None:
 async def test_a_rollout_is_the_same_in_every_life_and_another_each_time() -> None:
     made = world("headroom", 0)
     seed = Candidate({NAME: made.seed})
-    orders = [Order(seed.id, task.id, number) for task in made.tasks[:40] for number in (0, 1)]
+    orders = [TrialSpec(seed.id, task.id, number) for task in made.tasks[:40] for number in (0, 1)]
     lives = [await Simulated(made, draw).run([seed], orders) for draw in (5, 5, 6)]
     assert lives[0] == lives[1]
     assert [one.reward for one in lives[0]] != [one.reward for one in lives[2]]

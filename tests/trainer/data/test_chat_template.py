@@ -13,7 +13,7 @@ from fakes.tiny_model import make_tokenizer
 
 from examples.lookup_model import TEMPLATE
 from penstock.trainer.data.chat_template import tokenise
-from penstock.trainer.mathematics.examples import Example
+from penstock.trainer.mathematics.examples import TokenExample
 
 CALL = {"id": "1", "type": "function", "function": {"name": "wheel", "arguments": '{"water": "the mill"}'}}
 QUESTION = {"role": "user", "content": "how is the wheel?"}
@@ -37,7 +37,7 @@ def called(arguments: str) -> dict[str, Any]:
     return {**CALL, "function": {"name": "wheel", "arguments": arguments}}
 
 
-def spelled(one: Example, tokenizer: Any) -> list[tuple[str, bool]]:
+def spelled(one: TokenExample, tokenizer: Any) -> list[tuple[str, bool]]:
     """The response as runs of text, True where it is trained."""
     runs: list[tuple[list[int], bool]] = []
     for token, trained in zip(one.response.tolist(), one.mask.tolist(), strict=True):

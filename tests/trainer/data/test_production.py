@@ -25,15 +25,15 @@ from fakes.tiny_model import config
 from fakes.workers import beside, finish
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.data.collect import Collected
-from penstock.trainer.data.production import Traffic
-from penstock.trainer.data.taken_log import Taken
-from penstock.trainer.serving.publish import AT_ONCE, PRODUCTION, Publisher
+from penstock.trainer.data.collector import RolloutBatch
+from penstock.trainer.data.consumed_log import ConsumedLog
+from penstock.trainer.data.production import ProductionRollouts
+from penstock.trainer.serving.publisher import IMMEDIATE_POLICY, PRODUCTION, Publisher
 
 pytestmark = pytest.mark.usefixtures("small_tokens")
 CHAT = "/v1/chat/completions"
@@ -55,22 +55,22 @@ class Learner:
         own = {"run": {"name": "run"}, "online": {"batch_rollouts": 4, "quiet_seconds": 0.0}}
         self.directory = home / "taken"
         settings = config(home, **merged(own, sections))
-        self.traffic = Traffic(shop.client, settings, Taken(self.directory))
+        self.traffic = ProductionRollouts(shop.client, settings, ConsumedLog(self.directory))
         self.told: list[str] = []
 
-    async def step(self, step: int, version: int = 0) -> Collected:
+    async def step(self, step: int, version: int = 0) -> RolloutBatch:
         """What a step takes, as soon as there is enough."""
         await self.traffic.begin(version)
         async with asyncio.timeout(60):
             while True:
-                self.told += await self.traffic.look()
+                self.told += await self.traffic.inspect_quiet()
                 if (found := await self.traffic.take(step, version)) is not None:
                     return found
-                await self.traffic.news()
+                await self.traffic.wait_for_news()
 
     def of(self, step: int) -> list[str]:
         """The rollouts that a step took."""
-        return list(Taken(self.directory).by(step) or ())
+        return list(ConsumedLog(self.directory).rollouts_of(step) or ())
 
 
 @asynccontextmanager
@@ -161,14 +161,14 @@ async def production_gets(shop: Shop, version: str) -> None:
     """A person releases it."""
     publisher = Publisher(shop.client, "policy", "vllm", "base", "run")
     await publisher.register(version, Path(f"/adapters/{version}"), None, "")
-    new = NewRelease(candidate=version, only=PRODUCTION, policy=AT_ONCE, author="ann")
+    new = NewRelease(candidate=version, only=PRODUCTION, policy=IMMEDIATE_POLICY, author="ann")
     release = (await shop.client.start_release("policy", new)).id
 
     async def checked() -> bool:
         return (await shop.client.release(release)).release.stage == "canary"
 
     await shop.when(checked, "release")
-    await shop.client.decide(release, "promote", Said(who="ann"))
+    await shop.client.decide(release, "promote", ActionRequest(who="ann"))
 
 
 async def test_only_production_by_weights_of_this_run_that_are_not_too_old(shop: Shop, tmp_path: Path) -> None:
@@ -257,6 +257,6 @@ async def test_what_cannot_be_trained_on_is_said_once(
         async with learner(shop, tmp_path) as run:
             await run.traffic.begin(0)
             # Not again for the others.
-            (told,) = await run.traffic.look()
+            (told,) = await run.traffic.inspect_quiet()
             assert re.search(r"others like it: no_token_ids; penstock doctor r\d ", told)
             assert await run.traffic.take(1, 0) is None

@@ -15,8 +15,8 @@ from fakes.training import random_examples
 from torch import Tensor
 
 from penstock.trainer.engines.checkpoint import Checkpoints
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.engines.machine import described
+from penstock.trainer.engines.local import TrainingEngine
+from penstock.trainer.engines.machine import describe_machine
 from penstock.trainer.mathematics.batch import micro_batches
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -27,11 +27,11 @@ def no_gpu() -> None:
     """There is one, other than in other tests."""
 
 
-def learnt(path: Path, layout: Any, **sections: Any) -> tuple[Engine, dict[str, Tensor], dict[str, float]]:
+def learnt(path: Path, layout: Any, **sections: Any) -> tuple[TrainingEngine, dict[str, Tensor], dict[str, float]]:
     """(the engine, its gradients by name, metrics)."""
-    engine = Engine(config(path, **sections))
-    batches = engine.prepared(micro_batches(random_examples(6, VOCABULARY), 64, layout))
-    report = engine.accumulate(batches, engine.policy()).report()
+    engine = TrainingEngine(config(path, **sections))
+    batches = engine.prepare(micro_batches(random_examples(6, VOCABULARY), 64, layout))
+    report = engine.accumulate(batches, engine.policy_objective()).report()
     return engine, {name: one.grad for name, one in engine.model.trained.items() if one.grad is not None}, report
 
 
@@ -55,12 +55,12 @@ def test_gradients_are_those_of_a_cpu(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_leads_to_an_adapter_and_a_checkpoint_that_load_again(model: Path, tmp_path: Path, dtype: str) -> None:
-    engine = Engine(config(model, engine={"dtype": dtype}))
-    assert torch.cuda.get_device_name() in described(engine.model)
+    engine = TrainingEngine(config(model, engine={"dtype": dtype}))
+    assert torch.cuda.get_device_name() in describe_machine(engine.model)
     batches = micro_batches(random_examples(4, VOCABULARY), 64, "packed")
-    assert engine.step(batches, engine.policy())["skipped"] == 0
+    assert engine.step(batches, engine.policy_objective())["skipped"] == 0
     engine.save_adapter(tmp_path / "v1")
-    again = Engine(config(model, model={"adapter": tmp_path / "v1"}, engine={"dtype": dtype}))
+    again = TrainingEngine(config(model, model={"adapter": tmp_path / "v1"}, engine={"dtype": dtype}))
     assert torch.equal(again.logprobs(batches[0]), engine.logprobs(batches[0]))
     kept = Checkpoints(tmp_path / "checkpoints")
     kept.save(1, engine.state())
@@ -68,7 +68,7 @@ def test_a_step_leads_to_an_adapter_and_a_checkpoint_that_load_again(model: Path
     assert found is not None
     again.restore(found[1])
     for one in (engine, again):
-        one.step(batches, one.policy())
+        one.step(batches, one.policy_objective())
     assert torch.allclose(
         again.logprobs(batches[0]), engine.logprobs(batches[0]), atol=1e-4 if dtype == "float32" else 0.1
     )

@@ -17,15 +17,15 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from penstock.trainer.engines import head
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import micro_batches
 
 
 def learnt(path: Path, layout: Any, **sections: Any) -> tuple[list[Tensor], dict[str, Tensor], dict[str, float]]:
     """(log-probabilities of all batches, gradients by name, metrics) at once and backwards."""
-    engine = Engine(config(path, engine={"layout": layout}, rollouts={"temperature": 0.7}, **sections))
-    batches = engine.prepared(micro_batches(random_examples(6, VOCABULARY), 256, layout))
-    tally = engine.accumulate(batches, engine.policy())
+    engine = TrainingEngine(config(path, engine={"layout": layout}, rollouts={"temperature": 0.7}, **sections))
+    batches = engine.prepare(micro_batches(random_examples(6, VOCABULARY), 256, layout))
+    tally = engine.accumulate(batches, engine.policy_objective())
     gradients = {name: one.grad for name, one in engine.model.trained.items() if one.grad is not None}
     return [engine.logprobs(batch) for batch in batches], gradients, tally.report()
 

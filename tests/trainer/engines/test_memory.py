@@ -15,7 +15,7 @@ from fakes.training import random_examples
 
 from penstock.trainer.engines import policy, seeds
 from penstock.trainer.engines.errors import EngineError
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import micro_batches
 
 
@@ -24,15 +24,15 @@ def full(*_: Any, **__: Any) -> Any:
 
 
 def test_too_little_memory_is_a_sentence_that_says_what_to_change(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(config(model, loss={"kl": 0.1}))
+    engine = TrainingEngine(config(model, loss={"kl": 0.1}))
     batches = micro_batches(random_examples(2, VOCABULARY), 64, "packed")
-    prepared = engine.prepared(batches)
+    prepared = engine.prepare(batches)
     monkeypatch.setattr(engine.model, "_scored", full)
     wanted = r"lower engine\.batch_tokens \(now 64\), or set .*checkpointing = true, or set .*dtype = .* 2\.00 GiB"
     with pytest.raises(EngineError, match=wanted):
-        engine.step(prepared, engine.policy())
+        engine.step(prepared, engine.policy_objective())
     with pytest.raises(EngineError, match=wanted):
-        engine.prepared(batches)
+        engine.prepare(batches)
     with pytest.raises(EngineError, match=wanted):
         engine.logprobs(batches[0])
 
@@ -40,7 +40,7 @@ def test_too_little_memory_is_a_sentence_that_says_what_to_change(model: Path, m
 def test_what_is_done_already_is_not_advised(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "_pretrained", full)
     with pytest.raises(EngineError, match=r"\(now 64\), and see what else is on the GPU"):
-        Engine(config(model, engine={"dtype": "bfloat16", "gradient_checkpointing": True}))
+        TrainingEngine(config(model, engine={"dtype": "bfloat16", "gradient_checkpointing": True}))
 
 
 def test_random_states_of_more_gpus_than_there_are_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.adapters.samples import Sample
-from penstock.trainer.config import Advantage, Estimator
+from penstock.trainer.config import AdvantageSettings, Estimator
 from penstock.trainer.mathematics.advantage import credit
 
 NAN = float("nan")
@@ -28,7 +28,7 @@ def group(*rewards: float, name: str = "g") -> list[Sample]:
 
 
 def given_to(samples: Sequence[Sample], estimator: Estimator = "dr_grpo") -> dict[str, float]:
-    made = credit(samples, Advantage(estimator=estimator))
+    made = credit(samples, AdvantageSettings(estimator=estimator))
     return {one.owner[0]: float(one.advantages[0]) for one in made.examples}
 
 
@@ -47,7 +47,7 @@ def test_by_hand(estimator: Estimator, expected: list[float]) -> None:
 
 
 def test_it_is_broadcast_to_what_was_sampled_and_to_nothing_else() -> None:
-    made = credit(group(1, 2, 6), Advantage()).examples[2]
+    made = credit(group(1, 2, 6), AdvantageSettings()).examples[2]
     assert made.advantages.tolist() == [3, 3, 0, 3]
     assert made.mask.tolist() == [True, True, False, True]
     assert made.sequences.tolist() == [0, 0, -1, 1]
@@ -69,7 +69,7 @@ def test_a_rollout_in_many_pieces_weighs_as_much_as_another() -> None:
 
 def test_what_teaches_nothing_is_dropped_with_its_reason() -> None:
     samples = [*group(1, 1, 1, name="e"), *group(5, name="s"), *group(0, NAN, 2, name="n"), *group(3, NAN, name="m")]
-    made = credit(samples, Advantage())
+    made = credit(samples, AdvantageSettings())
     assert {owner[0]: reason for owner, reason in made.dropped.items()} == {
         "e0": "equal", "e1": "equal", "e2": "equal", "s0": "single", "n1": "reward", "m1": "reward", "m0": "single",
     }  # fmt: skip
@@ -89,15 +89,15 @@ def test_what_teaches_nothing_is_dropped_with_its_reason() -> None:
     ],
 )
 def test_rollouts_that_failed_without_a_sample_are_compared_too(estimator: Estimator, expected: list[float]) -> None:
-    made = credit(group(1, 2, 6), Advantage(estimator=estimator), {"g": [0.0, 0.0]})
+    made = credit(group(1, 2, 6), AdvantageSettings(estimator=estimator), {"g": [0.0, 0.0]})
     assert [float(one.advantages[0]) for one in made.examples] == pytest.approx(expected, rel=1e-5)
-    others = credit(group(1, 2, 6), Advantage(estimator=estimator), {"other": [0.0, 0.0]})
+    others = credit(group(1, 2, 6), AdvantageSettings(estimator=estimator), {"other": [0.0, 0.0]})
     same = [float(one.advantages[0]) for one in others.examples] == list(given_to(group(1, 2, 6), estimator).values())
     assert same == (estimator != "reinforce++")
 
 
 def test_one_that_succeeds_among_failures_is_not_alone() -> None:
-    made = credit(group(1), Advantage(), {"g": [0.0]})
+    made = credit(group(1), AdvantageSettings(), {"g": [0.0]})
     assert [float(one.advantages[0]) for one in made.examples] == [0.5]
 
 
@@ -117,30 +117,30 @@ def test_turns_have_returns_of_their_own() -> None:
     # The same calls in two samples: merging must not matter.
     cut = [sample("a", 4.0, [1], [2], rewards=[1.0]), sample("a", 4.0, [1, 2, 3], [4], first=2)]
     other = [sample("b", 1.0, [1], [2], rewards=[0.0])]
-    config = Advantage(credit="turn")
+    config = AdvantageSettings(credit="turn")
     mean = (5 + 4 + 1) / 3
     whole = credit([*first, *other], config).examples
     assert whole[0].advantages.tolist() == pytest.approx([5 - mean, 0, 4 - mean])
     pieces = credit([*cut, *other], config).examples
     assert [float(one.advantages[0]) for one in pieces] == pytest.approx([5 - mean, 4 - mean, 1 - mean])
     # Leave-one-out leaves the rollout out, not the call.
-    out = credit([*first, *other], Advantage(credit="turn", estimator="rloo")).examples
+    out = credit([*first, *other], AdvantageSettings(credit="turn", estimator="rloo")).examples
     assert out[0].advantages.tolist() == pytest.approx([5 - 1, 0, 4 - 1])
     assert out[1].advantages.tolist() == pytest.approx([1 - 4.5])
 
 
 def test_a_rollout_without_a_reward_is_dropped_by_turns_too() -> None:
     samples = [sample("a", NAN, [1], [2]), *group(1, 2, name="g")]
-    assert credit(samples, Advantage(credit="turn")).dropped == {("a", "a1"): "reward"}
+    assert credit(samples, AdvantageSettings(credit="turn")).dropped == {("a", "a1"): "reward"}
 
 
 def test_a_rollout_has_one_reward() -> None:
     with pytest.raises(ValueError, match=r"rollout a: its samples have different rewards: \[1\.0, 2\.0\]"):
-        credit([sample("a", 1.0, [1], [2]), sample("a", 2.0, [1], [2])], Advantage())
+        credit([sample("a", 1.0, [1], [2]), sample("a", 2.0, [1], [2])], AdvantageSettings())
 
 
 def test_nothing_gives_nothing() -> None:
-    assert credit([], Advantage()).examples == []
+    assert credit([], AdvantageSettings()).examples == []
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.sampled_from(["dr_grpo", "grpo", "rloo"]))

@@ -19,18 +19,18 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from penstock.adapters.samples import Sample
-from penstock.trainer.config import Advantage, Aggregate, Loss
+from penstock.trainer.config import AdvantageSettings, Aggregate, LossSettings
 from penstock.trainer.mathematics.advantage import credit
 from penstock.trainer.mathematics.batch import Layout, MicroBatch, micro_batches
-from penstock.trainer.mathematics.examples import Example
-from penstock.trainer.mathematics.loss import Tally, Tokens, policy_loss
+from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.loss import LossInputs, StepMetrics, policy_loss
 
 Floats = npt.NDArray[np.float64]
 LENGTH = 37
 """The constant."""
 
 
-def of_rollouts(examples: Sequence[Example]) -> list[Floats]:
+def of_rollouts(examples: Sequence[TokenExample]) -> list[Floats]:
     """The REINFORCE loss of every trained token, by rollout; engine and policy give the same log-probabilities."""
     owners = dict.fromkeys(one.owner for one in examples)
     losses = {owner: [-one.advantages[one.mask] * one.behaviour[one.mask] for one in examples if one.owner == owner]
@@ -60,15 +60,15 @@ FORMULAS: dict[Aggregate, Callable[[list[Floats]], float]] = {
 }
 
 
-def known(batch: MicroBatch) -> tuple[Tensor, Tokens]:
+def known(batch: MicroBatch) -> tuple[Tensor, LossInputs]:
     """(log-probabilities of the policy, which are the engine's; what else is known)."""
     sequences, weights = torch.from_numpy(batch.sequences), torch.from_numpy(batch.weights).double()
     advantages, behaviour = (torch.from_numpy(one).double() for one in (batch.advantages, batch.behaviour))
-    return behaviour, Tokens(weights, advantages, behaviour, sequences)
+    return behaviour, LossInputs(weights, advantages, behaviour, sequences)
 
 
-def total(batches: Sequence[MicroBatch], config: Loss) -> dict[str, float]:
-    whole = Tally()
+def total(batches: Sequence[MicroBatch], config: LossSettings) -> dict[str, float]:
+    whole = StepMetrics()
     for batch in batches:
         whole.add(policy_loss(*known(batch), config)[1])
     return whole.report()
@@ -78,7 +78,7 @@ def total(batches: Sequence[MicroBatch], config: Loss) -> dict[str, float]:
 @pytest.mark.parametrize(("tokens", "layout"), [(10_000, "packed"), (30, "packed"), (30, "padded")])
 def test_the_loss_is_that_of_the_paper(aggregate: Aggregate, tokens: int, layout: Layout) -> None:
     examples = random_examples(17, 300)
-    config = Loss(kind="pg", aggregate=aggregate, constant=LENGTH)
+    config = LossSettings(kind="pg", aggregate=aggregate, constant=LENGTH)
     found = total(micro_batches(examples, tokens, layout, config.aggregate, config.constant), config)
     assert found["loss"] == pytest.approx(FORMULAS[aggregate](of_rollouts(examples)), rel=1e-5)
     # Means stay means, whatever the weights sum up to.
@@ -102,7 +102,7 @@ def test_gspo_is_the_mean_of_clipped_ratios_of_calls() -> None:
     random = np.random.default_rng(0)
     calls = [example(f"r{n}", [1], [2] * size, [1] * size, behaviour=-1 - random.random(size),
              advantages=np.full(size, random.normal())) for n, size in enumerate((3, 7, 2))]  # fmt: skip
-    config = Loss(kind="gspo", clip=(0.05, 0.1))
+    config = LossSettings(kind="gspo", clip=(0.05, 0.1))
     (batch,) = micro_batches(calls, 100, "padded")
     _, tokens = known(batch)
     old, now = (torch.tensor(-1 - random.random(12)) for _ in range(2))
@@ -120,8 +120,11 @@ def test_gspo_is_the_mean_of_clipped_ratios_of_calls() -> None:
 def test_gspo_with_a_correction_by_token_is_refused(correction: Any) -> None:
     problem = f'correction: "{correction}" weighs tokens, and in kind = "gspo" all tokens of a call have one ratio'
     with pytest.raises(ValidationError, match=re.escape(problem)):
-        Loss(kind="gspo", correction=correction)
-    assert (Loss(kind="gspo").corrects, Loss().corrects) == ("sequence", "token")
+        LossSettings(kind="gspo", correction=correction)
+    assert (LossSettings(kind="gspo").effective_correction, LossSettings().effective_correction) == (
+        "sequence",
+        "token",
+    )
 
 
 # -- what length costs -------------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ def soft_punishment(longest: int, begins: int, whole: int) -> float:
 
 
 def test_the_soft_overlong_punishment_is_dapo_s() -> None:
-    config = Advantage(overlong="punish", overlong_tokens=(4, 8))
+    config = AdvantageSettings(overlong="punish", overlong_tokens=(4, 8))
     rewards, sizes = [1.0, 1.0, 0.0, 1.0], [[2, 3], [6, 1], [8], [9]]
     shaped = np.array([r + soft_punishment(max(s), 4, 8) for r, s in zip(rewards, sizes, strict=True)])
     assert shaped.tolist() == [1, 0.5, -1, 0]
@@ -152,13 +155,13 @@ def test_the_soft_overlong_punishment_is_dapo_s() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_punished_whole() -> None:
-    config = Advantage(overlong="punish", overlong_tokens=(4, 8))
+    config = AdvantageSettings(overlong="punish", overlong_tokens=(4, 8))
     made = credit([rollout("a", 1.0, [2], cut=True), rollout("b", 1.0, [2])], config)
     assert [float(one.advantages[0]) for one in made.examples] == [-0.5, 0.5]
 
 
 def test_by_turns_each_call_pays_for_its_own_answer() -> None:
-    config = Advantage(overlong="punish", overlong_tokens=(4, 8), credit="turn")
+    config = AdvantageSettings(overlong="punish", overlong_tokens=(4, 8), credit="turn")
     made = credit([rollout("a", 1.0, [6, 2]), rollout("b", 1.0, [2, 2])], config).examples
     mean = (0.5 + 1 + 1 + 1) / 4
     assert [float(made[0].advantages[0]), float(made[0].advantages[-1])] == pytest.approx([0.5 - mean, 1 - mean])
@@ -166,10 +169,10 @@ def test_by_turns_each_call_pays_for_its_own_answer() -> None:
 
 def test_what_was_cut_off_is_masked_and_still_compared() -> None:
     samples = [rollout("a", 0.0, [2], cut=True), rollout("b", 1.0, [2]), rollout("c", 2.0, [2])]
-    made = credit(samples, Advantage(overlong="mask"))
+    made = credit(samples, AdvantageSettings(overlong="mask"))
     assert made.dropped == {("a", "a1"): "truncated"}
     assert [(one.owner[0], float(one.advantages[0])) for one in made.examples] == [("b", 0), ("c", 1)]
-    kept = credit(samples, Advantage())
+    kept = credit(samples, AdvantageSettings())
     assert [float(one.advantages[0]) for one in kept.examples] == [-1, 0, 1]
 
 
@@ -182,4 +185,4 @@ def test_what_was_cut_off_is_masked_and_still_compared() -> None:
 )
 def test_a_punishment_has_bounds(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(problem)):
-        Advantage(**given)
+        AdvantageSettings(**given)

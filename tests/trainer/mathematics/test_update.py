@@ -15,11 +15,11 @@ from fakes.tiny_model import config, make_model
 from fakes.training import sample
 
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.trainer.data.collect import Collected
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.data.collector import RolloutBatch
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import learn
-from penstock.trainer.runs.grpo import behind
-from penstock.trainer.runs.nothing_learnt import Idle
+from penstock.trainer.runs.grpo import versions_behind
+from penstock.trainer.runs.idle_steps import IdleStepCounter
 
 
 def test_the_largest_of_several_updates_is_the_largest(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_the_largest_of_several_updates_is_the_largest(tmp_path: Path) -> None:
     model, found = make_model(tmp_path), dict[int, dict[str, float]]()
     samples = [sample(f"r{n}", n % 2, [1, 2, 3], [4, 5], logprobs=-20.0 if n == 0 else -6.0) for n in range(4)]
     for updates in (1, 2):
-        engine = Engine(config(model, optimiser={"updates": updates, "learning_rate": 1e-9}))
+        engine = TrainingEngine(config(model, optimiser={"updates": updates, "learning_rate": 1e-9}))
         found[updates] = learn(engine, samples, lambda _: 0, engine.config)
     assert found[2]["updates"] == 2
     assert found[1]["mismatch_max"] > 10
@@ -37,15 +37,15 @@ def test_the_largest_of_several_updates_is_the_largest(tmp_path: Path) -> None:
 
 async def test_an_update_that_changes_nothing_is_none_and_is_told(tmp_path: Path) -> None:
     """One reward that is far too large takes the gradient of a whole update."""
-    engine = Engine(config(make_model(tmp_path), optimiser={"updates": 2}))
+    engine = TrainingEngine(config(make_model(tmp_path), optimiser={"updates": 2}))
     samples = [sample(f"r{n}", n % 2, [1, 2, 3], [4, 5], group=f"g{n // 2}") for n in range(4)]
     odd = [*samples[:2], *(replace(one, reward=one.reward * 3e38) for one in samples[2:])]
     found = learn(engine, odd, lambda _: 0, engine.config)
     assert (found["updates"], found["dropped/rollouts_not_finite"]) == (1, 2)
     found = learn(engine, odd[2:], lambda _: 0, engine.config)
     assert (found["updates"], found["dropped/rollouts_not_finite"]) == (0, 2)
-    collected = Collected(ended=Counter({RolloutStatus.SUCCEEDED: 2}), names=["r2", "r3"])
-    said = await Idle(engine.config, nobody).note(collected, found, has_learnt=False)
+    collected = RolloutBatch(ended=Counter({RolloutStatus.SUCCEEDED: 2}), names=["r2", "r3"])
+    said = await IdleStepCounter(engine.config, nobody).record(collected, found, has_learnt=False)
     assert tells(said, "2 of 2 rollouts", "gradient that is not finite", "optimiser.learning_rate")
 
 
@@ -63,4 +63,4 @@ async def nobody(rollout: str) -> None:
 def test_age_is_counted_in_versions_and_not_in_steps(
     version: str | None, newest: int, every: int, versions: int
 ) -> None:
-    assert behind("run", version, newest, every) == versions
+    assert versions_behind("run", version, newest, every) == versions

@@ -13,7 +13,7 @@ from fakes.settings import Sections, merged
 from fakes.staging import staged
 from fakes.tiny_model import config
 
-from penstock.trainer.runs.best_weights import Place, link, to_release
+from penstock.trainer.runs.best_weights import TrainingProgress, choose_release, link_best
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -64,29 +64,29 @@ async def test_the_last_weights_are_published_whatever_the_interval(tmp_path: Pa
 
 
 def test_what_is_published_when() -> None:
-    assert not Place(step=1).due(last=True, every=1)
-    assert Place(step=3, trained=3, version=2).due(last=True, every=2)
-    assert not Place(step=3, trained=3, version=2).due(last=False, every=2)
+    assert not TrainingProgress(step=1).publish_due(last=True, every=1)
+    assert TrainingProgress(step=3, trained=3, version=2).publish_due(last=True, every=2)
+    assert not TrainingProgress(step=3, trained=3, version=2).publish_due(last=False, every=2)
     # A step that taught nothing publishes what the one before has left.
-    assert Place(step=4, trained=3, version=2).due(last=False, every=2)
+    assert TrainingProgress(step=4, trained=3, version=2).publish_due(last=False, every=2)
 
 
 def test_the_best_is_the_first_of_equal_ones(tmp_path: Path) -> None:
-    place, wanted = Place(), config(tmp_path)
-    assert to_release(place, wanted) == (0, "the last weights")
+    place, wanted = TrainingProgress(), config(tmp_path)
+    assert choose_release(place, wanted) == (0, "the last weights")
     seen = [(0, 0.5), (1, 0.5), (2, 0.75), (3, 0.75), (4, 0.5)]
-    best = [Place.evaluated(place, reward) for place.version, reward in seen]
+    best = [TrainingProgress.record_evaluation(place, reward) for place.version, reward in seen]
     assert best == [True, False, True, False, False]
-    assert to_release(place, wanted) == (2, "the best on the held-out tasks (reward 0.75)")
-    assert to_release(place, config(tmp_path, publish={"version": "last"})) == (4, "the last weights")
-    worse = Place(version=4, best=0, best_reward=0.5)
-    version, why = to_release(worse, wanted)
+    assert choose_release(place, wanted) == (2, "the best on the held-out tasks (reward 0.75)")
+    assert choose_release(place, config(tmp_path, publish={"version": "last"})) == (4, "the last weights")
+    worse = TrainingProgress(version=4, best=0, best_reward=0.5)
+    version, why = choose_release(worse, wanted)
     assert (version, tells(why, "no later weights were better", "reward 0.5")) == (0, True), why
 
 
 def test_the_link_leads_to_the_newest_best(tmp_path: Path) -> None:
     for name in ("run.1", "run.2"):
         (tmp_path / "adapters" / name).mkdir(parents=True)
-        link(tmp_path, tmp_path / "adapters" / name)
+        link_best(tmp_path, tmp_path / "adapters" / name)
         assert (tmp_path / "best").resolve().name == name
     assert not (tmp_path / "best").readlink().is_absolute()

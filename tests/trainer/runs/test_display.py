@@ -11,7 +11,7 @@ import pytest
 from fakes.goldens import check_text
 from fakes.pty_program import pty_program
 
-from penstock.trainer.runs.display import LOG_WIDTH, Lines, point_line
+from penstock.trainer.runs.display import LOG_WIDTH, LogDisplay, point_line
 
 VALUES = {
     "tokens_per_second": 1234.5678, "staleness/mean": 0.5, "mismatch_k3": 1.2e-05, "clip_fraction": 0.01234,
@@ -65,7 +65,7 @@ def test_what_matters_most_has_room_first() -> None:
 
 
 def test_a_line_of_a_log_is_no_wider_than_most_terminals(capsys: pytest.CaptureFixture[str]) -> None:
-    Lines(20).point(10, VALUES)
+    LogDisplay(20).point(10, VALUES)
     (line,) = capsys.readouterr().err.splitlines()
     assert LOG_WIDTH - 30 < len(line) <= LOG_WIDTH
 

@@ -29,16 +29,16 @@ from fakes.workers import finish
 from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, Event
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.run import Run
 from penstock.trainer.config import load
-from penstock.trainer.data.taken_log import Taken
+from penstock.trainer.data.consumed_log import ConsumedLog
 from penstock.trainer.engines.checkpoint import Checkpoints
-from penstock.trainer.engines.local import Engine
-from penstock.trainer.runs.display import Lines
-from penstock.trainer.runs.report import Reporter
+from penstock.trainer.engines.local import TrainingEngine
+from penstock.trainer.runs.display import LogDisplay
+from penstock.trainer.runs.report import RunReporter
 
 # Trainers that start again and again, each with a model to load.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("small_tokens")]
@@ -138,9 +138,9 @@ class Story:
 
     def taken(self) -> dict[int, list[str]]:
         """The rollouts of each step."""
-        book = Taken(self.home / "run" / "taken")
+        book = ConsumedLog(self.home / "run" / "taken")
         steps = (int(path.name[5:]) for path in (self.home / "run" / "taken").iterdir())
-        return {step: list(book.by(step) or ()) for step in sorted(steps)}
+        return {step: list(book.rollouts_of(step) or ()) for step in sorted(steps)}
 
 
 class Begin:
@@ -200,7 +200,7 @@ async def test_it_learns_from_production_and_shows_it_one_release_after_the_othe
         await story.done(step)
     assert [one.candidate for one in await story.releases()] == ["run.1"]
     assert not [text for text in await story.told() if "does not see" in text]
-    await decide(first.id, "promote", Said(who="ann"))
+    await decide(first.id, "promote", ActionRequest(who="ann"))
     # The newest has its turn.
     second = await story.release(2)
     assert (second.candidate, second.stable) == ("run.3", "run.1")
@@ -286,7 +286,7 @@ def _adapter(story: Story, step: int) -> bytes:
     shutil.copytree(kept, alone / kept.name)
     found = Checkpoints(alone, 1).latest()
     assert found is not None
-    made = Engine(load(story.home / "train.toml"))
+    made = TrainingEngine(load(story.home / "train.toml"))
     made.restore(found[1]["engine"])
     made.save_adapter(alone / "adapter")
     return _weights(alone / "adapter")
@@ -308,7 +308,7 @@ async def test_it_stops_itself_when_evaluation_falls(begin: Begin) -> None:
     await story.evaluate(0.4)
     await story.done(3)
     # One bad evaluation is borne, but is nothing to show anybody.
-    await shop.client.decide(live.id, "promote", Said(who="ann"))
+    await shop.client.decide(live.id, "promote", ActionRequest(who="ann"))
     await shop.busy(*names("d"))
     await story.evaluate(0.3)
     assert await story.ended() == 1, story.log
@@ -350,7 +350,7 @@ async def test_when_production_is_too_far_behind_it_waits_for_a_release(begin: B
     await story.shop.busy(*names("a"))
     live = await story.release(1)
     await story.shop.reward(await _on(story, live, "stable"), 1.0)
-    await story.shop.client.decide(live.id, "promote", Said(who="ann"))
+    await story.shop.client.decide(live.id, "promote", ActionRequest(who="ann"))
 
     async def behind() -> bool:
         return any("versions (rollouts.staleness) behind run.1" in text for text in await story.told())
@@ -363,10 +363,10 @@ async def test_when_production_is_too_far_behind_it_waits_for_a_release(begin: B
 
 async def test_a_run_that_waits_says_that_it_lives(gateway: Gateway) -> None:
     async with Client(gateway.url) as client:
-        reporter = Reporter(client, "run", Lines(1))
+        reporter = RunReporter(client, "run", LogDisplay(1))
         await reporter.begin("grpo", {}, 1, 0)
         before = (await client.run("run")).last_seen_ns
-        await reporter.alive()
+        await reporter.heartbeat()
         assert (await client.run("run")).last_seen_ns > before
 
 

@@ -15,26 +15,26 @@ from fakes.process import ROOT
 from fakes.settings import documented, read
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.config_checks import check_online
-from penstock.trainer.data.selection import EPS, Candidate, Versions, pick
-from penstock.trainer.mathematics.early_stop import Evaluations
+from penstock.trainer.data.selection import EPS, RunVersions, TrainableRollout, pick
+from penstock.trainer.mathematics.early_stop import EvaluationHistory
 
-RUN = Versions("run", frozenset({"base", "v7"}))
-
-
-def candidate(name: str, created: int, reward: float, group: str | None = None) -> Candidate:
-    return Candidate(name, group, created, 0, reward, {"a1": 2})
+RUN = RunVersions("run", frozenset({"base", "v7"}))
 
 
-def candidates(most: int = 24) -> st.SearchStrategy[list[Candidate]]:
+def candidate(name: str, created: int, reward: float, group: str | None = None) -> TrainableRollout:
+    return TrainableRollout(name, group, created, 0, reward, {"a1": 2})
+
+
+def candidates(most: int = 24) -> st.SearchStrategy[list[TrainableRollout]]:
     one = st.tuples(st.integers(0, 9), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(["g", "h", "i", None]))
     return st.lists(one, max_size=most).map(
         lambda found: [candidate(f"r{number}", *some) for number, some in enumerate(found)]
     )
 
 
-def spread(some: list[Candidate]) -> float:
+def spread(some: list[TrainableRollout]) -> float:
     return max(one.reward for one in some) - min(one.reward for one in some)
 
 
@@ -42,7 +42,7 @@ def spread(some: list[Candidate]) -> float:
 
 
 @given(candidates(), st.integers(2, 8))
-def test_a_batch_is_whole_differs_and_is_the_oldest(ready: list[Candidate], enough: int) -> None:
+def test_a_batch_is_whole_differs_and_is_the_oldest(ready: list[TrainableRollout], enough: int) -> None:
     chosen = pick(ready, enough, None)
     # There is one whenever there can be one.
     assert bool(chosen) == (len(ready) >= enough and spread(ready) >= EPS)
@@ -56,7 +56,7 @@ def test_a_batch_is_whole_differs_and_is_the_oldest(ready: list[Candidate], enou
 
 
 @given(candidates(), st.integers(2, 8), st.integers(2, 5))
-def test_groups_are_taken_whole(ready: list[Candidate], enough: int, least: int) -> None:
+def test_groups_are_taken_whole(ready: list[TrainableRollout], enough: int, least: int) -> None:
     sizes = Counter(one.group for one in ready)
     good = {
         group
@@ -73,7 +73,7 @@ def test_groups_are_taken_whole(ready: list[Candidate], enough: int, least: int)
 
 @given(candidates(), st.integers(2, 8), st.sampled_from([None, 2, 3]), st.randoms())
 def test_the_order_in_which_they_came_does_not_matter(
-    ready: list[Candidate], enough: int, least: int | None, random: object
+    ready: list[TrainableRollout], enough: int, least: int | None, random: object
 ) -> None:
     shuffled = list(ready)
     getattr(random, "shuffle")(shuffled)  # noqa: B009 - hypothesis names no type for it
@@ -81,7 +81,7 @@ def test_the_order_in_which_they_came_does_not_matter(
 
 
 @given(candidates(), st.integers(2, 4), st.sampled_from([None, 2]))
-def test_step_after_step_takes_each_once(ready: list[Candidate], enough: int, least: int | None) -> None:
+def test_step_after_step_takes_each_once(ready: list[TrainableRollout], enough: int, least: int | None) -> None:
     left, taken = list(ready), list[str]()
     while chosen := pick(left, enough, least):
         taken += [one.rollout for one in chosen]
@@ -112,8 +112,8 @@ def test_versions_are_of_the_run_or_what_it_began_from() -> None:
 rewards = st.lists(st.integers(0, 20).map(lambda tenth: tenth / 10), max_size=12)
 
 
-def evaluated(values: list[float], max_drop: float, patience: int) -> Evaluations:
-    found = Evaluations(max_drop, patience)
+def evaluated(values: list[float], max_drop: float, patience: int) -> EvaluationHistory:
+    found = EvaluationHistory(max_drop, patience)
     for step, value in enumerate(values):
         found.add(step, value)
     return found
@@ -126,17 +126,17 @@ def test_it_stops_when_the_last_ones_are_all_far_below_the_best(
     last = values[-patience:]
     bests = [max(values[: len(values) - patience + place], default=0.0) for place in range(patience)]
     low = len(values) > patience and all(one < best - max_drop for one, best in zip(last, bests, strict=True))
-    assert (evaluated(values, max_drop, patience).trouble is not None) == low
+    assert (evaluated(values, max_drop, patience).stop_reason is not None) == low
 
 
 @given(rewards, st.integers(1, 3))
 def test_what_gets_better_never_stops_it(values: list[float], patience: int) -> None:
-    assert evaluated(sorted(values), 0.0, patience).trouble is None
+    assert evaluated(sorted(values), 0.0, patience).stop_reason is None
 
 
 def test_it_says_why() -> None:
-    assert evaluated([0.5, 0.8, 0.7, 0.4, 0.8, 0.3], 0.2, 2).trouble is None
-    assert evaluated([0.5, 0.8, 0.75, 0.4, 0.3], 0.2, 2).trouble == (
+    assert evaluated([0.5, 0.8, 0.7, 0.4, 0.8, 0.3], 0.2, 2).stop_reason is None
+    assert evaluated([0.5, 0.8, 0.75, 0.4, 0.3], 0.2, 2).stop_reason == (
         "evaluation fell: 0.4 after step 3, 0.3 after step 4; the best was 0.8 after step 1 (online.max_drop = 0.2)"
     )
 
@@ -151,8 +151,8 @@ def test_the_documented_file_can_learn_from_production(tmp_path: Path) -> None:
 
 
 def test_it_is_refused_by_the_key_that_cannot_work() -> None:
-    check_online(Config.model_validate(GOOD))
-    check_online(Config.model_validate(GOOD | {"advantage": {"estimator": "rloo"}, "online": {"grouped": True}}))
+    check_online(TrainConfig.model_validate(GOOD))
+    check_online(TrainConfig.model_validate(GOOD | {"advantage": {"estimator": "rloo"}, "online": {"grouped": True}}))
     for key, more in {
         "advantage.estimator: 'grpo' compares rollouts of one task": {"advantage": {"estimator": "grpo"}},
         "online.grouped: .* leave it out": {"online": {"grouped": True}},
@@ -162,4 +162,4 @@ def test_it_is_refused_by_the_key_that_cannot_work() -> None:
         'model.weights: .*use "lora"': {"model": {"path": "m", "weights": "full"}},
     }.items():
         with pytest.raises(ConfigError, match=key):
-            check_online(Config.model_validate(GOOD | more))
+            check_online(TrainConfig.model_validate(GOOD | more))

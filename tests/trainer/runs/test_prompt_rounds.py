@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.config import Config as Settings
+from penstock.trainer.apo.config import ApoConfig as Settings
 from penstock.trainer.apo.protocol import AgentTask, Reflection
-from penstock.trainer.apo.trials import Order, Trial
-from penstock.trainer.config import Prompts
+from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.config import PromptSettings
 from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
-from penstock.trainer.runs.prompt_front import Front, Member
-from penstock.trainer.runs.prompt_rounds import Rounds
+from penstock.trainer.runs.prompt_front import FrontMember, PromptFront
+from penstock.trainer.runs.prompt_rounds import PromptRounds
 
 TASKS = [AgentTask(f"t{at}", at, f"t{at}") for at in range(10)]
 SEED = Candidate({"shop": "seed"})
@@ -25,7 +25,7 @@ class Scripted:
     """A laboratory whose rewards follow from the text: a plus is good and a minus bad."""
 
     def __init__(self) -> None:
-        self.orders: dict[str, list[Order]] = {}
+        self.orders: dict[str, list[TrialSpec]] = {}
         self.asked = 0
         self._label = ""
 
@@ -47,7 +47,9 @@ class Scripted:
     async def reflect(self, prompt: str, number: int) -> Reflection:
         return Reflection("yes", 5)
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         texts = {one.id: one.texts["shop"] for one in candidates}
         self.orders[self._label] += orders
         return [
@@ -56,23 +58,23 @@ class Scripted:
         ]
 
 
-def rounds(**budget: Any) -> Rounds:
+def rounds(**budget: Any) -> PromptRounds:
     settings = Settings.model_validate(
         {"engine": ENGINE, "texts": {"prompts": ["shop"]}, "reflection": {"model": "m"}, "budget": budget}
     )
-    front = Front(SEED.id, [Member(SEED, {"shop": "v1"})])
-    return Rounds(Prompts(rollouts=60, front=3), settings, TASKS, front)
+    front = PromptFront(SEED.id, [FrontMember(SEED, {"shop": "v1"})])
+    return PromptRounds(PromptSettings(rollouts=60, front=3), settings, TASKS, front)
 
 
-def texts(front: Front) -> list[str]:
+def texts(front: PromptFront) -> list[str]:
     return [one.candidate.texts["shop"] for one in front.members]
 
 
 async def test_a_round_begins_from_the_leader_and_keeps_the_best() -> None:
     made, laboratory = rounds(), Scripted()
-    await made.hold(laboratory.at)
+    await made.run_round(laboratory.at)
     assert texts(made.front) == ["seed+", "seed"]
-    await made.hold(laboratory.at)
+    await made.run_round(laboratory.at)
     assert texts(made.front) == ["seed++", "seed+", "seed"]
     assert made.front.leader.versions == {"shop": made.front.leader.candidate.id}
     assert made.front.spent == {"reflections": 2.0, "tokens": 10.0, "money": 0.0}
@@ -80,8 +82,8 @@ async def test_a_round_begins_from_the_leader_and_keeps_the_best() -> None:
 
 async def test_a_round_spends_what_it_may_and_compares_on_tasks_that_the_engine_has_not_seen() -> None:
     made, laboratory = rounds(), Scripted()
-    await made.hold(laboratory.at)
-    await made.hold(laboratory.at)
+    await made.run_round(laboratory.at)
+    await made.run_round(laboratory.at)
     for number in (1, 2):
         searched, compared = laboratory.orders[f"round-{number}"], laboratory.orders[f"choice-{number}"]
         assert len(searched) + len(compared) <= 60
@@ -93,18 +95,18 @@ async def test_a_round_spends_what_it_may_and_compares_on_tasks_that_the_engine_
 
 async def test_the_budget_of_reflections_is_of_the_whole_run() -> None:
     made, laboratory = rounds(reflections=1), Scripted()
-    await made.hold(laboratory.at)
-    await made.hold(laboratory.at)
+    await made.run_round(laboratory.at)
+    await made.run_round(laboratory.at)
     assert made.front.spent["reflections"] == 1
     assert texts(made.front) == ["seed+", "seed"]
 
 
 async def test_a_round_that_is_held_again_orders_the_same() -> None:
-    found: list[dict[str, list[Order]]] = []
+    found: list[dict[str, list[TrialSpec]]] = []
     for _ in range(2):
         made, laboratory = rounds(), Scripted()
-        await made.hold(laboratory.at)
-        await made.settle(laboratory.at)
+        await made.run_round(laboratory.at)
+        await made.compare_front(laboratory.at)
         found.append(laboratory.orders)
     assert found[0] == found[1]
     assert list(found[0]) == ["round-1", "choice-1", "choice-last"]

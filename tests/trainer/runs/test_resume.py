@@ -20,7 +20,7 @@ from fakes.tiny_model import config
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.engines.checkpoint import Checkpoints, write_directory
 from penstock.trainer.engines.errors import CheckpointError
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.local import TrainingEngine
 
 # The process that others are forked from imports torch first.
 pytestmark = pytest.mark.timeout(300)
@@ -33,7 +33,7 @@ def killed(model: Path, directory: Path) -> None:
 
 
 def test_it_goes_on_exactly_after_kill_9(model: Path, tmp_path: Path) -> None:
-    whole = Engine(settings(model))
+    whole = TrainingEngine(settings(model))
     reports = [step(whole) for _ in range(5)]
     killed(model, tmp_path)
     assert [one.name for one in sorted(tmp_path.iterdir())] == [".step-00000003.partial", "step-00000002"]
@@ -41,7 +41,7 @@ def test_it_goes_on_exactly_after_kill_9(model: Path, tmp_path: Path) -> None:
     found = checkpoints.latest()
     assert found is not None
     assert (found[0], found[1]["place"]) == (2, {"tasks": 7})
-    resumed = Engine(settings(model))
+    resumed = TrainingEngine(settings(model))
     resumed.restore(found[1]["engine"])
     assert [step(resumed) for _ in range(3)] == reports[2:]
     for name, one in whole.model.trained.items():
@@ -65,7 +65,7 @@ def small_disk(size: int) -> Generator[None]:
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(model: Path, tmp_path: Path) -> None:
-    engine = Engine(settings(model))
+    engine = TrainingEngine(settings(model))
     checkpoints = Checkpoints(tmp_path, 2)
     with (
         small_disk(4096),
@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_says_so(model: Path, tm
     assert [one.name for one in tmp_path.iterdir()] == ["step-00000001"]
     found = checkpoints.latest()
     assert found is not None
-    Engine(settings(model)).restore(found[1]["engine"])
+    TrainingEngine(settings(model)).restore(found[1]["engine"])
     with small_disk(4096), pytest.raises(CheckpointError, match="adapter could not be written"):
         engine.save_adapter(tmp_path / "adapter")
     with small_disk(4096), pytest.raises(CheckpointError, match="model could not be written"):
@@ -99,11 +99,11 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_adapter_is_refused(model: Path) -> None:
-    state = Engine(config(model)).state()
+    state = TrainingEngine(config(model)).state()
     with pytest.raises(ConfigError, match=r"model: the checkpoint is of another model, adapter or rank: .*lora_A"):
-        Engine(config(model, model={"rank": 2})).restore(state)
+        TrainingEngine(config(model, model={"rank": 2})).restore(state)
     with pytest.raises(ConfigError, match="does not fit"):
-        Engine(config(model, model={"weights": "full"})).restore(state)
+        TrainingEngine(config(model, model={"weights": "full"})).restore(state)
 
 
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM
 
-from penstock.trainer.engines.local import Engine
+from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics import dpo, sft
 from penstock.trainer.mathematics.batch import micro_batches
-from penstock.trainer.mathematics.examples import Example
+from penstock.trainer.mathematics.examples import TokenExample
 
 SMALL = {"batch_tokens": 40}
 
@@ -31,7 +31,7 @@ def test_supervised_fine_tuning_learns_what_is_marked(model: Path) -> None:
         example("b", [6], [7, 8], [1, 1]),
         example("c", [9], [10], [1]),
     ]
-    engine = Engine(chosen, updates=sft.updates(examples, chosen))
+    engine = TrainingEngine(chosen, updates=sft.updates(examples, chosen))
     before = engine.logprobs(micro_batches(examples, 64, "packed")[0])
     reports = list(sft.train(engine, examples))
     assert len(reports) == engine.updates == 24
@@ -43,28 +43,28 @@ def test_supervised_fine_tuning_learns_what_is_marked(model: Path) -> None:
 def test_tuning_goes_on_where_it_was(model: Path) -> None:
     chosen = config(model, data={"batch": 2, "epochs": 2})
     examples = random_examples(5, VOCABULARY)
-    whole = Engine(chosen, updates=6)
+    whole = TrainingEngine(chosen, updates=6)
     reports = list(sft.train(whole, examples))
-    first = Engine(chosen, updates=6)
+    first = TrainingEngine(chosen, updates=6)
     begun = sft.train(first, examples)
     assert [next(begun) for _ in range(4)] == reports[:4]
-    second = Engine(chosen, updates=6)
+    second = TrainingEngine(chosen, updates=6)
     second.restore(first.state())
     assert list(sft.train(second, examples)) == reports[4:]
 
 
-def pairs() -> list[dpo.Sides]:
+def pairs() -> list[dpo.PairSides]:
     """Two pairs; the first chosen rollout is in two pieces, the second pair shares a rollout with the first."""
     pieces = [example("a", [1, 2], [3, 4], [1, 1]), example("a", [1, 2, 3], [5], [1])]
     worse, other = [example("b", [1, 2], [6, 7, 8], [1, 0, 1])], [example("c", [9], [10, 11], [1, 1])]
     return [(pieces, worse), (other, worse)]
 
 
-def naive(model: Path, given: Sequence[dpo.Sides], beta: float) -> tuple[dict[str, Tensor], float]:
+def naive(model: Path, given: Sequence[dpo.PairSides], beta: float) -> tuple[dict[str, Tensor], float]:
     """Gradients and loss of the whole at once, where the reference is the model itself."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
-    def total(side: Sequence[Example]) -> Tensor:
+    def total(side: Sequence[TokenExample]) -> Tensor:
         found: list[Tensor] = []
         for one in side:
             ids = torch.tensor([*one.prompt.tolist(), *one.response.tolist()])
@@ -84,7 +84,7 @@ def naive(model: Path, given: Sequence[dpo.Sides], beta: float) -> tuple[dict[st
 def test_preferences_have_the_gradient_of_the_whole_loss(model: Path) -> None:
     """Though the micro-batches hold one example each."""
     expected, loss = naive(model, pairs(), 0.3)
-    engine = Engine(config(model, model={"weights": "full"}, dpo={"beta": 0.3}, engine={"batch_tokens": 6}))
+    engine = TrainingEngine(config(model, model={"weights": "full"}, dpo={"beta": 0.3}, engine={"batch_tokens": 6}))
     found: dict[str, Tensor] = {}
     update = engine._update
 
@@ -103,7 +103,7 @@ def test_preferences_have_the_gradient_of_the_whole_loss(model: Path) -> None:
 
 def test_preferences_are_learnt(model: Path) -> None:
     chosen = config(model, data={"batch": 1, "epochs": 8}, engine=SMALL)
-    engine = Engine(chosen, updates=dpo.updates(pairs(), chosen))
+    engine = TrainingEngine(chosen, updates=dpo.updates(pairs(), chosen))
     before = dpo.reference(engine, pairs())
     assert dpo.evaluate(engine, pairs(), before)["loss"] == pytest.approx(0.693147, abs=1e-6)
     reports = list(dpo.train(engine, pairs(), before))
@@ -118,25 +118,25 @@ def test_preferences_are_learnt(model: Path) -> None:
 
 def test_the_reference_is_the_policy_that_the_run_finds(model: Path, tmp_path: Path) -> None:
     """An adapter that it begins with is part of it."""
-    learnt = Engine(config(model, data={"batch": 2}))
+    learnt = TrainingEngine(config(model, data={"batch": 2}))
     for _ in range(3):
         dpo.step(learnt, pairs(), dpo.reference(learnt, pairs()))
     learnt.save_adapter(tmp_path / "adapter")
-    base = dpo.reference(Engine(config(model)), pairs())
-    later = Engine(config(model, model={"adapter": tmp_path / "adapter"}, data={"batch": 2}))
+    base = dpo.reference(TrainingEngine(config(model)), pairs())
+    later = TrainingEngine(config(model, model={"adapter": tmp_path / "adapter"}, data={"batch": 2}))
     before = dpo.reference(later, pairs())
     assert not torch.allclose(before, base, atol=1e-2)
     assert dpo.step(later, pairs(), before)["loss"] == pytest.approx(0.693147, abs=1e-6)
 
 
 def test_what_preferences_cannot_use_is_said(model: Path) -> None:
-    engine = Engine(config(model))
+    engine = TrainingEngine(config(model))
     with pytest.raises(ValueError, match="no examples on one of its sides"):
         dpo.reference(engine, [(pairs()[0][0], [])])
 
 
 def test_what_is_held_out_is_only_looked_at(model: Path) -> None:
-    engine = Engine(config(model))
+    engine = TrainingEngine(config(model))
     examples = random_examples(5, VOCABULARY)
     before = engine.state()["weights"]
     (batch,) = micro_batches(examples, 1000, "packed")

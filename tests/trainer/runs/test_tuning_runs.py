@@ -30,11 +30,11 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import Point
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.conversations import Tuning
 from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.runs import runner, tuning
-from penstock.trainer.serving.publish import PublishError
+from penstock.trainer.serving.publisher import PublishError
 
 # A guard against hanging only: several real processes and trainings on a machine that may be slow.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
@@ -94,7 +94,7 @@ def settings(path: Path, home: Path, name: str, **sections: dict[str, Any]) -> S
 
 
 async def tuned(kind: Tuning, url: str, sections: Sections) -> None:
-    await tuning._tune(kind, Config.model_validate(sections), url, None)
+    await tuning._tune(kind, TrainConfig.model_validate(sections), url, None)
 
 
 async def points(client: Client, run: str) -> list[Point]:
@@ -326,12 +326,12 @@ async def test_a_run_that_computes_for_long_is_not_taken_for_silent(
 ) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
-    async def computes(run: tuning.Run) -> None:
+    async def computes(run: tuning.TuningRun) -> None:
         begun.set()
         await goes_on.wait()
 
     monkeypatch.setattr(runner, "ALIVE_S", 0.05)
-    monkeypatch.setattr(tuning.Run, "run", computes)
+    monkeypatch.setattr(tuning.TuningRun, "run", computes)
     training = asyncio.ensure_future(tuned("sft", taught.url, settings(model, tmp_path, "slow")))
     await begun.wait()
     before = (await client.run("slow")).last_seen_ns

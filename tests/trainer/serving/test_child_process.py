@@ -10,14 +10,14 @@ import pytest
 from fakes.waiting import until
 
 from penstock.trainer.serving import child_process
-from penstock.trainer.serving.child_process import Child, spawn
+from penstock.trainer.serving.child_process import ChildProcess, spawn
 
 pytestmark = pytest.mark.slow
 
 ENGINE = "import os, subprocess; subprocess.Popen(['sleep', '300'], close_fds=True); print('it is there', flush=True)"
 
 
-async def gone(child: Child) -> bool:
+async def gone(child: ChildProcess) -> bool:
     """Whether nothing of it lives any more."""
     try:
         os.killpg(child.pid, 0)
@@ -26,13 +26,13 @@ async def gone(child: Child) -> bool:
     return False
 
 
-async def started(code: str, log: Path) -> Child:
+async def started(code: str, log: Path) -> ChildProcess:
     return await spawn([sys.executable, "-c", code], dict(os.environ), log)
 
 
 async def test_what_a_server_that_has_died_left_behind_ends_with_the_run(tmp_path: Path) -> None:
     child = await started(f"{ENGINE}; os._exit(1)", tmp_path / "log")
-    assert await child.ended() == 1
+    assert await child.wait() == 1
     assert not await gone(child)
     await child.stop()
     await until(lambda: gone(child))
@@ -52,7 +52,7 @@ async def test_what_a_server_that_stops_left_behind_ends_with_it(tmp_path: Path)
 async def test_the_end_of_a_long_log_is_read_alone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     child = await started("print('the end')", log)
-    assert await child.ended() == 0
+    assert await child.wait() == 0
     said = log.read_bytes()
     with log.open("wb") as file:
         _ = file.seek(1 << 40)

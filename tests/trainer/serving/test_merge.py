@@ -16,8 +16,8 @@ from fakes.tiny_model import config, make_model, make_tokenizer
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.gateway.__main__ import main
-from penstock.trainer.engines.local import Engine
+from penstock.console.main import main
+from penstock.trainer.engines.local import TrainingEngine
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def adapter(tmp_path: Path) -> Path:
     """One whose weights are not zero, of a model with a tokenizer."""
     model = make_model(tmp_path / "model")
     make_tokenizer().save_pretrained(model)
-    engine = Engine(config(model))
+    engine = TrainingEngine(config(model))
     with torch.no_grad():
         for one in engine.model.trained.values():
             one.add_(0.05)

@@ -13,15 +13,15 @@ from fakes.workers import finish
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.resource import Audience, Need, NewVersion
 from penstock.trainer.serving.pruning import prune, step_of
-from penstock.trainer.serving.publish import Publisher
+from penstock.trainer.serving.publisher import Publisher
 
 TRAINING = Audience(modes=["train", "val", "test"])
 ONLINE = Audience(modes=["online"])
-ANN = Said(who="ann")
+ANN = ActionRequest(who="ann")
 
 
 @pytest.fixture

@@ -28,23 +28,23 @@ from fakes.vllm_process import install
 from fakes.waiting import until
 from fakes.workers import beside, finish
 
-from penstock.gateway.model.audit import Said
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, ReleaseView
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import Config
+from penstock.trainer.config import TrainConfig
 from penstock.trainer.config_checks import check_full
-from penstock.trainer.runs.patient_client import Patient
+from penstock.trainer.runs.retry_client import RetryClient
 from penstock.trainer.serving import vllm
-from penstock.trainer.serving.publish import Publisher, PublishError
+from penstock.trainer.serving.publisher import Publisher, PublishError
 from penstock.trainer.serving.replicas import Replicas, replicas_of
 
 ONLINE = Audience(modes=["online"])
-ANN = Said(who="ann")
+ANN = ActionRequest(who="ann")
 
 
-class Asking(Patient):
+class Asking(RetryClient):
     """Tells when it has asked what is needed."""
 
     def __init__(self, url: str) -> None:
@@ -75,7 +75,7 @@ class Stage:
             "rollouts": {"timeout": timeout},
             "inference": wanted | {"flags": [f"--hold={self.home}/hold"]} | more,
         }
-        config = Config.model_validate(tree)
+        config = TrainConfig.model_validate(tree)
         python = config.inference.python
         assert python is not None
         return replicas_of(config, self.client, self.say, python, cpu=True)
@@ -159,7 +159,7 @@ async def test_versions_take_turns_and_a_name_stands_for_no_other_weights(stage:
                 assert await stage.direct(place, f"run.{step - 2}") == "404"
                 assert await stage.direct(1 - place, f"run.{step - 1}") == f"I am policy@run.{step - 1}."
         # Said again, as after a crash, nothing happens.
-        assert [await stage.publisher.passed(step) for step in (2, 3, 4)] == [True, True, False]
+        assert [await stage.publisher.is_published(step) for step in (2, 3, 4)] == [True, True, False]
         # A version that is gone can be released to nobody: its server serves another one, or there is none.
         said = "would not answer as 'policy@run.0': The model `policy@run.0` does not exist."
         assert said in await refused(stage, "run.0")
@@ -299,6 +299,6 @@ async def test_an_upstream_that_the_gateway_does_not_know_is_named_at_once(stage
     ],
 )
 def test_what_cannot_be_served_is_refused(sections: dict[str, Any], problem: str) -> None:
-    check_full(Config.model_validate({"model": {"path": Path("m")}} | sections))
+    check_full(TrainConfig.model_validate({"model": {"path": Path("m")}} | sections))
     with pytest.raises(ConfigError, match=problem):
-        check_full(Config.model_validate({"model": {"path": Path("m"), "weights": "full"}} | sections))
+        check_full(TrainConfig.model_validate({"model": {"path": Path("m"), "weights": "full"}} | sections))

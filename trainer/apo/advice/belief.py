@@ -25,8 +25,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.trainer.apo.advice.observation import Arm, Observation, Seen, Stance, rewarded
-from penstock.trainer.apo.advice.variance import Split
+from penstock.trainer.apo.advice.observation import Arm, Observation, RewardedObservation, Stance, with_rewards
+from penstock.trainer.apo.advice.variance import VarianceComponents
 
 Array = NDArray[np.float64]
 LEVEL: Final = (0.5, 0.5)
@@ -47,7 +47,7 @@ Z90: Final = 1.645
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class NormalEstimate:
     """An estimate with a normal distribution."""
 
     mean: float
@@ -74,50 +74,54 @@ class Quantity:
 class Belief:
     """The estimates from a probe."""
 
-    seed: Quantity
+    seed: NormalEstimate
     """Mean reward of the seed, on tasks like these."""
-    gains: dict[str, Quantity]
+    gains: dict[str, NormalEstimate]
     """Gain over the seed by id of the other prompts."""
     best: str | None
     """Id of the prompt with the highest gain; None without any other prompt."""
-    tools: Quantity
+    tools: NormalEstimate
     """Loss of the seed's mean reward by wrongly used tools."""
 
     @property
-    def gain(self) -> Quantity:
+    def gain(self) -> NormalEstimate:
         """Gain of the best prompt; 0 without one."""
-        return Quantity(0.0, 0.0) if self.best is None else self.gains[self.best]
+        return NormalEstimate(0.0, 0.0) if self.best is None else self.gains[self.best]
 
 
-def noise(split: Split) -> float:
+def noise(split: VarianceComponents) -> float:
     """Return the variance within cells, mixed with `USUAL_NOISE`."""
     return (split.within * split.repeats + USUAL_NOISE * DOUBT) / (split.repeats + DOUBT)
 
 
-def believe(arms: Sequence[Arm], observations: Sequence[Observation], split: Split) -> Belief:
+def fit_belief(arms: Sequence[Arm], observations: Sequence[Observation], split: VarianceComponents) -> Belief:
     """Return the estimates from observations; `arms`: the seed first."""
-    found = rewarded(observations)
-    model = _Model(arms, found, split)
+    found = with_rewards(observations)
+    model = _GainRegression(arms, found, split)
     gains = {arm.candidate.id: model.gain(arm) for arm in arms[1:]}
     best = max(gains, key=lambda name: gains[name].mean, default=None)
     return Belief(model.quantity("level"), gains, best, _tools(arms, found, split))
 
 
-def _tools(arms: Sequence[Arm], found: Sequence[Seen], split: Split) -> Quantity:
+def _tools(arms: Sequence[Arm], found: Sequence[RewardedObservation], split: VarianceComponents) -> NormalEstimate:
     """Return the seed's loss by wrongly used tools."""
     mine = [seen.observation for seen in found if seen.observation.prompt == arms[0].candidate.id]
     share = sum(one.misused > 0 for one in mine) / len(mine) if mine else 0.0
     if not share:
-        return Quantity(0.0, 0.0)
-    effect = _Model(arms, found, split, tools=MISUSE).quantity("tools")
-    return Quantity(-effect.mean * share, effect.sd * share)
+        return NormalEstimate(0.0, 0.0)
+    effect = _GainRegression(arms, found, split, tools=MISUSE).quantity("tools")
+    return NormalEstimate(-effect.mean * share, effect.sd * share)
 
 
-class _Model:
+class _GainRegression:
     """The regression. `tools`: prior mean and standard deviation of the effect of misuse; None leaves it out."""
 
     def __init__(
-        self, arms: Sequence[Arm], found: Sequence[Seen], split: Split, tools: tuple[float, float] | None = None
+        self,
+        arms: Sequence[Arm],
+        found: Sequence[RewardedObservation],
+        split: VarianceComponents,
+        tools: tuple[float, float] | None = None,
     ) -> None:
         self._stances = {arm.candidate.id: arm.stance for arm in arms}
         self._prior = {"level": LEVEL, "mending": (0.0, MENDING_SD), "tools": tools or (0.0, 1e-6)}
@@ -130,7 +134,7 @@ class _Model:
         rewards = np.array([seen.reward for seen in found])
         self._mean, self._covariance = _fit(design, rewards, np.array(list(self._prior.values())), noise(split))
 
-    def _row(self, seen: Seen, split: Split) -> list[str]:
+    def _row(self, seen: RewardedObservation, split: VarianceComponents) -> list[str]:
         """Return the terms of a rollout's reward."""
         one = seen.observation
         task, cell = f"task {one.task}", f"cell {one.prompt} {one.task}"
@@ -143,14 +147,14 @@ class _Model:
         own = [name for name in (f"prompt {prompt}",) if name in self._prior]
         return own + (["mending"] if self._stances[prompt] in MENDING else [])
 
-    def gain(self, arm: Arm) -> Quantity:
+    def gain(self, arm: Arm) -> NormalEstimate:
         """Return the estimate of a prompt's gain: the sum of its terms."""
         return self.quantity(*self._of(arm.candidate.id))
 
-    def quantity(self, *terms: str) -> Quantity:
+    def quantity(self, *terms: str) -> NormalEstimate:
         """Return the estimate of the sum of terms."""
         at = [self._places[name] for name in terms]
-        return Quantity(float(self._mean[at].sum()), float(np.sqrt(self._covariance[np.ix_(at, at)].sum())))
+        return NormalEstimate(float(self._mean[at].sum()), float(np.sqrt(self._covariance[np.ix_(at, at)].sum())))
 
 
 def _fit(design: Array, rewards: Array, prior: Array, noise: float) -> tuple[Array, Array]:

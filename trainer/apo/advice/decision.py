@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from penstock.trainer.apo.advice.belief import Belief, Quantity, believe, noise
-from penstock.trainer.apo.advice.forecast import Forecast, forecast
-from penstock.trainer.apo.advice.observation import Arm, Observation, rewarded
-from penstock.trainer.apo.advice.variance import Split, split
-from penstock.trainer.apo.search import KEPT
+from penstock.trainer.apo.advice.belief import Belief, NormalEstimate, fit_belief, noise
+from penstock.trainer.apo.advice.forecast import RaceForecast, forecast_race
+from penstock.trainer.apo.advice.observation import Arm, Observation, with_rewards
+from penstock.trainer.apo.advice.variance import VarianceComponents, variance_components
+from penstock.trainer.apo.search import RACE_SHARE
 
 Verdict = Literal["prompts", "weights", "tool texts", "the grader is too noisy", "nothing"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
@@ -42,29 +42,29 @@ ENOUGH_JUDGEMENTS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ProbeFindings:
     """The results of a probe's observations."""
 
     arms: Sequence[Arm]
     """The prompts; the seed first."""
     observations: Sequence[Observation]
     """The rollouts."""
-    split: Split
+    split: VarianceComponents
     """The split of the reward's variance."""
     belief: Belief
     """The estimates of gains."""
-    forecast: Forecast
+    forecast: RaceForecast
     """The forecast of the race."""
 
     @property
     def rewards(self) -> list[float]:
         """The rewards of all observations that have one."""
-        return [seen.reward for seen in rewarded(self.observations)]
+        return [seen.reward for seen in with_rewards(self.observations)]
 
     @property
-    def missing(self) -> Quantity:
+    def missing(self) -> NormalEstimate:
         """The seed's distance to the best reward."""
-        return Quantity(1 - self.belief.seed.mean, self.belief.seed.sd)
+        return NormalEstimate(1 - self.belief.seed.mean, self.belief.seed.sd)
 
     @property
     def verdict(self) -> Verdict:
@@ -72,25 +72,25 @@ class Findings:
         return next(verdict for verdict, holds in TABLE if holds(self))
 
 
-def find(arms: Sequence[Arm], observations: Sequence[Observation], rollouts: int) -> Findings:
+def derive_findings(arms: Sequence[Arm], observations: Sequence[Observation], rollouts: int) -> ProbeFindings:
     """Return the findings from observations. `rollouts`: budget of the planned run."""
-    parts = split(observations)
-    belief = believe(arms, observations, parts)
+    parts = variance_components(observations)
+    belief = fit_belief(arms, observations, parts)
     variance = 2 * (noise(parts) + parts.interaction)
-    race = forecast(belief.gain, WORTH, variance, round(rollouts * KEPT) // 2)
-    return Findings(arms, observations, parts, belief, race)
+    race = forecast_race(belief.gain, WORTH, variance, round(rollouts * RACE_SHARE) // 2)
+    return ProbeFindings(arms, observations, parts, belief, race)
 
 
-def _constant(found: Findings) -> bool:
+def _constant(found: ProbeFindings) -> bool:
     return len(set(found.rewards)) < 2
 
 
-def _tools(found: Findings) -> bool:
+def _tools(found: ProbeFindings) -> bool:
     belief = found.belief
     return belief.tools.above(WORTH) >= LIKELY and belief.tools.mean >= belief.gain.mean
 
 
-def _noisy(found: Findings) -> bool:
+def _noisy(found: ProbeFindings) -> bool:
     grader, part = found.split.grader, found.split.of_grader
     if grader is None or part is None or grader.judgements < ENOUGH_JUDGEMENTS:
         return False
@@ -98,15 +98,15 @@ def _noisy(found: Findings) -> bool:
     return part >= MOSTLY * found.split.within and undecided
 
 
-def _prompts(found: Findings) -> bool:
+def _prompts(found: ProbeFindings) -> bool:
     return found.belief.gain.above(WORTH) >= CONFIDENT
 
 
-def _weights(found: Findings) -> bool:
+def _weights(found: ProbeFindings) -> bool:
     return found.missing.above(SHORT) >= LIKELY
 
 
-TABLE: Final[Sequence[tuple[Verdict, Callable[[Findings], bool]]]] = (
+TABLE: Final[Sequence[tuple[Verdict, Callable[[ProbeFindings], bool]]]] = (
     ("nothing", _constant),
     ("tool texts", _tools),
     ("the grader is too noisy", _noisy),

@@ -4,7 +4,7 @@ The race bets on the differences of pairs (`trainer.apo.gate`). Races are simula
 normal around a gain and clipped at -1 and 1; each race draws its gain from the probe's estimate, given that it is worth
 having. So the forecast assumes that there is something to find, and says how long finding it takes with this noise. The
 wealth is that of the gate, for all races at once: half of it bets at the rate that fits the estimated gain, half of it
-at those of `gateway.canary.betting`.
+at those of `gateway.releases.canary.betting`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.gateway.canary.betting import RATES
-from penstock.trainer.apo.advice.belief import Quantity
+from penstock.gateway.releases.canary.betting import RATES
+from penstock.trainer.apo.advice.belief import NormalEstimate
 from penstock.trainer.apo.gate import ALPHA, rate
 
 Array = NDArray[np.float64]
@@ -28,7 +28,7 @@ LARGEST_STAKE: Final = 0.9
 BLOCK: Final = 100
 
 
-class Forecast(NamedTuple):
+class RaceForecast(NamedTuple):
     """Figures on the length of races."""
 
     pairs: int | None
@@ -37,16 +37,16 @@ class Forecast(NamedTuple):
     """Share of the races that are decided within the pairs of the budget."""
 
 
-def forecast(gain: Quantity, worth: float, variance: float, pairs: int) -> Forecast:
+def forecast_race(gain: NormalEstimate, worth: float, variance: float, pairs: int) -> RaceForecast:
     """Return the forecast. `worth`: the least gain that counts; `variance`: of the difference of a pair; `pairs`: pairs
     that the budget covers."""
     source = np.random.default_rng(0)
-    ends = decided(gains_above(gain, worth, source), variance, rate(max(gain.mean, worth), variance), source)
+    ends = race_lengths(gains_above(gain, worth, source), variance, rate(max(gain.mean, worth), variance), source)
     needed = int(np.sort(ends)[int(SURE * RACES) - 1])
-    return Forecast(needed if needed <= MOST_PAIRS else None, float(np.mean(ends <= pairs)))
+    return RaceForecast(needed if needed <= MOST_PAIRS else None, float(np.mean(ends <= pairs)))
 
 
-def gains_above(gain: Quantity, worth: float, source: np.random.Generator) -> Array:
+def gains_above(gain: NormalEstimate, worth: float, source: np.random.Generator) -> Array:
     """Return draws of a gain, given that it is above `worth`: by inversion of its distribution on a grid."""
     grid = np.linspace(worth, max(worth + 0.01, min(1.0, gain.mean + 5 * gain.sd)), 400)
     spread = max(gain.sd, 1e-6)
@@ -57,7 +57,7 @@ def gains_above(gain: Quantity, worth: float, source: np.random.Generator) -> Ar
     return source.choice(grid, size=RACES, p=density / density.sum())
 
 
-def decided(gains: Array, variance: float, guessed: float, source: np.random.Generator) -> Array:
+def race_lengths(gains: Array, variance: float, guessed: float, source: np.random.Generator) -> Array:
     """Return the number of pairs after which each race is decided; more than `MOST_PAIRS` for one that is not."""
     rates = np.minimum(np.array([*RATES, guessed]), LARGEST_STAKE)
     shares = np.array([*([1 / (2 * len(RATES))] * len(RATES)), 0.5])

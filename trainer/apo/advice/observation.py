@@ -52,7 +52,7 @@ class Observation:
     """Rollout id on the tape."""
 
 
-class Seen(NamedTuple):
+class RewardedObservation(NamedTuple):
     """An observation that has a reward."""
 
     observation: Observation
@@ -61,6 +61,6 @@ class Seen(NamedTuple):
     """Its reward."""
 
 
-def rewarded(observations: Sequence[Observation]) -> list[Seen]:
+def with_rewards(observations: Sequence[Observation]) -> list[RewardedObservation]:
     """Return the observations that have a reward."""
-    return [Seen(one, one.reward) for one in observations if one.reward is not None]
+    return [RewardedObservation(one, one.reward) for one in observations if one.reward is not None]

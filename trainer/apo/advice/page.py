@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import clean, joined, plain
-from penstock.trainer.apo.advice.report import Advice, Cost, Estimate, Prompt
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import clean, joined, plain
+from penstock.trainer.apo.advice.report import Advice, Cost, IntervalEstimate, PromptResult
 
 COLOURS = {"prompts": "green", "nothing": "dim"}
 BAR = 24
@@ -60,7 +60,7 @@ def _prompts(advice: Advice) -> Listing:
     return made
 
 
-def _row(one: Prompt) -> Iterator[str]:
+def _row(one: PromptResult) -> Iterator[str]:
     yield "as it is" if one.stance == "seed" else one.stance
     yield f"{one.rollouts}"
     yield "" if one.mean is None else f"{one.mean:.2f}"
@@ -69,7 +69,7 @@ def _row(one: Prompt) -> Iterator[str]:
     yield f"{one.characters:,}"
 
 
-def _interval(found: Estimate) -> str:
+def _interval(found: IntervalEstimate) -> str:
     return f"{found.low:+.2f} to {found.high:+.2f}"
 
 

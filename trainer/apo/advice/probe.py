@@ -15,16 +15,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from penstock.trainer.apo.advice.belief import believe
+from penstock.trainer.apo.advice.belief import fit_belief
 from penstock.trainer.apo.advice.observation import WRITTEN, Arm, Observation, Stance
-from penstock.trainer.apo.advice.stances import REWORDED, ask_reworded, checklist
-from penstock.trainer.apo.advice.variance import split
-from penstock.trainer.apo.budget import Budget, Spent
+from penstock.trainer.apo.advice.probe_prompts import REWORDED, ask_reworded, checklist
+from penstock.trainer.apo.advice.variance import variance_components
+from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.ours import SLOT
+from penstock.trainer.apo.engines.pooled_edits import SLOT
 from penstock.trainer.apo.protocol import AgentTask, Laboratory
 from penstock.trainer.apo.reflection import ask_hypotheses, ask_scratch, read_hypotheses, read_texts
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 LEAST_TASKS: Final = 4
 ROLLOUTS_A_TASK: Final = 7.5
@@ -41,20 +41,20 @@ DONE: Final = 0.97
 """Reward above which a rollout has not failed."""
 
 
-class Reader(Protocol):
+class ObservationReader(Protocol):
     """Adds facts from the tape to trials."""
 
     async def read(self, trials: Sequence[Trial]) -> list[Observation]:
         """Return the observation of each trial."""
         ...
 
-    async def again(self, observations: Sequence[Observation]) -> list[Observation]:
+    async def regrade(self, observations: Sequence[Observation]) -> list[Observation]:
         """Return the observations, each with a second judgement of the grader; unchanged where that is impossible."""
         ...
 
 
 @dataclass(slots=True)
-class Probed:
+class ProbeReport:
     """The results of a probe."""
 
     arms: list[Arm]
@@ -73,10 +73,10 @@ class Probe:
     def __init__(
         self,
         laboratory: Laboratory,
-        reader: Reader,
+        reader: ObservationReader,
         seed: Candidate,
         tasks: Sequence[AgentTask],
-        budget: Budget,
+        budget: SearchBudget,
         draw: int,
     ) -> None:
         self._laboratory, self._reader, self._budget = laboratory, reader, budget
@@ -84,54 +84,54 @@ class Probe:
         number = max(LEAST_TASKS, int(budget.rollouts / ROLLOUTS_A_TASK))
         self._tasks = _of_different_keys(tasks, number, self._random)
         self._asked: dict[str, int] = {}
-        self.probed = Probed([Arm(seed, "seed")])
+        self.report = ProbeReport([Arm(seed, "seed")])
         self.watch: Callable[[str], Awaitable[None]] = _nobody
 
-    async def run(self) -> Probed:
+    async def run(self) -> ProbeReport:
         """Run the whole probe; return its results."""
-        seed = self.probed.arms[0]
+        seed = self.report.arms[0]
         await self.watch(f"{REPEATS * len(self._tasks)} rollouts of the texts as they are")
         failed = _failed(await self._run([(seed, task, at) for at in range(REPEATS) for task in self._tasks]))
         if not failed:
-            return self.probed
+            return self.report
         await self.watch("other prompts are written")
         await self._write(failed)
-        others = self.probed.arms[1:]
+        others = self.report.arms[1:]
         await self.watch(f"rollouts of {len(others)} other prompts")
         trials = await self._run(_once(others, self._tasks))
         best = self._best()
         await self.watch(f"the prompt {best.stance} is mended")
         await self._mend(best, _failed([one for one in trials if one.candidate == best.candidate.id]) or failed)
-        await self._run(_again(best, self.probed.arms, self._tasks))
+        await self._run(_again(best, self.report.arms, self._tasks))
         await self._ask_the_grader_again()
-        return self.probed
+        return self.report
 
     async def _ask_the_grader_again(self) -> None:
-        found = self.probed.observations
+        found = self.report.observations
         some = self._random.sample(range(len(found)), min(JUDGED_AGAIN, len(found)))
-        for at, one in zip(some, await self._reader.again([found[at] for at in some]), strict=True):
+        for at, one in zip(some, await self._reader.regrade([found[at] for at in some]), strict=True):
             found[at] = one
 
     def _best(self) -> Arm:
         """Return the prompt to go on from."""
-        probed = self.probed
-        belief = believe(probed.arms, probed.observations, split(probed.observations))
+        probed = self.report
+        belief = fit_belief(probed.arms, probed.observations, variance_components(probed.observations))
         names = {arm.candidate.id: arm for arm in probed.arms}
         return names[belief.best] if belief.best is not None and belief.gain.mean > 0 else probed.arms[0]
 
     async def _run(self, plan: Sequence[tuple[Arm, AgentTask, int]]) -> list[Trial]:
         plan = plan[: self._budget.take_rollouts(min(len(plan), self._budget.left))]
-        orders = [Order(arm.candidate.id, task.id, number) for arm, task, number in plan]
+        orders = [TrialSpec(arm.candidate.id, task.id, number) for arm, task, number in plan]
         candidates = {arm.candidate.id: arm.candidate for arm, _, _ in plan}
         trials = await self._laboratory.run(list(candidates.values()), orders)
-        self.probed.observations += await self._reader.read(trials)
+        self.report.observations += await self._reader.read(trials)
         return trials
 
     # Prompts ----------------------------------------------------------------------------------------------------------
 
     async def _write(self, failed: Sequence[Trial]) -> None:
         """Add the prompts of all stances but `mended`."""
-        seed = self.probed.arms[0].candidate
+        seed = self.report.arms[0].candidate
         reworded = {stance: ask_reworded(seed.texts, stance) for stance in REWORDED}
         slots = [slot for text in seed.texts.values() for slot in SLOT.findall(text)]
         scratch = ask_scratch(seed.texts, slots, self._batch(failed))
@@ -140,7 +140,7 @@ class Probe:
         stances.append("scratch")
         for stance, answer in zip(stances, answers, strict=True):
             self._add(read_texts(answer or "", seed.texts), stance)
-        await self._mend(self.probed.arms[0], failed, "checklist")
+        await self._mend(self.report.arms[0], failed, "checklist")
 
     async def _mend(self, arm: Arm, failed: Sequence[Trial], stance: Stance = "mended") -> None:
         """Add the prompt with the edits that reflections on its failed rollouts propose."""
@@ -149,7 +149,7 @@ class Probe:
         answers = await asyncio.gather(*map(self._reflect, asked))
         named = [one for answer in answers for one in read_hypotheses(answer or "", texts)]
         failures = (one.failure for one in named if one.failure)
-        self.probed.failures = list(dict.fromkeys([*self.probed.failures, *failures]))
+        self.report.failures = list(dict.fromkeys([*self.report.failures, *failures]))
         self._add(checklist(texts, named) if named else None, stance)
 
     def _batch(self, failed: Sequence[Trial]) -> list[Trial]:
@@ -158,21 +158,21 @@ class Probe:
     def _add(self, texts: dict[str, str] | None, stance: Stance) -> None:
         """Add a prompt if it can be run and is new; note why if it cannot."""
         if texts is None:
-            self.probed.problems.append(f"{stance}: the reflecting model has given no texts")
+            self.report.problems.append(f"{stance}: the reflecting model has given no texts")
             return
-        made = Candidate(texts, self.probed.arms[0].candidate.id, f"advise: {stance}")
+        made = Candidate(texts, self.report.arms[0].candidate.id, f"advise: {stance}")
         if why := self._laboratory.problem(made):
-            self.probed.problems.append(f"{stance}: {why}")
-        elif all(arm.candidate.id != made.id for arm in self.probed.arms):
-            self.probed.arms.append(Arm(made, stance))
+            self.report.problems.append(f"{stance}: {why}")
+        elif all(arm.candidate.id != made.id for arm in self.report.arms):
+            self.report.arms.append(Arm(made, stance))
 
     async def _reflect(self, question: str) -> str | None:
         """Return the answer; None when the budget is used up."""
         tokens, money = self._laboratory.most(question)
         try:
             self._budget.take_reflection(tokens, money)
-        except Spent as spent:
-            self.probed.problems.append(str(spent))
+        except BudgetExhausted as spent:
+            self.report.problems.append(str(spent))
             return None
         number = self._asked.get(question, 0)
         self._asked[question] = number + 1

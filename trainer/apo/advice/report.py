@@ -10,27 +10,27 @@ from typing import Final
 from pydantic import Field
 
 from penstock.gateway.model.base import Noun
-from penstock.trainer.apo.advice.belief import Quantity
-from penstock.trainer.apo.advice.decision import Findings, Verdict
-from penstock.trainer.apo.advice.observation import Observation, Stance, rewarded
-from penstock.trainer.apo.advice.words import why
-from penstock.trainer.apo.budget import Budget
-from penstock.trainer.apo.config import Config
-from penstock.trainer.apo.engines import beam, ours
-from penstock.trainer.apo.search import KEPT
+from penstock.trainer.apo.advice.belief import NormalEstimate
+from penstock.trainer.apo.advice.decision import ProbeFindings, Verdict
+from penstock.trainer.apo.advice.explanation import why
+from penstock.trainer.apo.advice.observation import Observation, Stance, with_rewards
+from penstock.trainer.apo.budget import SearchBudget
+from penstock.trainer.apo.config import ApoConfig
+from penstock.trainer.apo.engines import beam, pooled_edits
+from penstock.trainer.apo.search import RACE_SHARE
 
 LEAST_RUN: Final = 40
 """Rollouts that `budget.rollouts` must be at least."""
 FAILURES: Final = 3
 """Most failures in the advice."""
-_OURS: Final = ours.REFLECTIONS / ((ours.ARMS[1] + 2) * ours.TASKS)
+_OURS: Final = pooled_edits.REFLECTIONS / ((pooled_edits.ARMS[1] + 2) * pooled_edits.TASKS)
 _LARGEST: Final = beam.SIZES[0]
 _BEAM: Final = 2 * _LARGEST.width * _LARGEST.branch * _LARGEST.rounds / _LARGEST.rollouts(beam.HELD_OUT[0])
 REFLECTIONS: Final = {"ours": _OURS, "beam": _BEAM}
 """Reflections for each rollout of the search, by engine; other engines count as `ours`."""
 
 
-class Estimate(Noun):
+class IntervalEstimate(Noun):
     """A figure with its 90 % interval."""
 
     mean: float
@@ -58,7 +58,7 @@ class Variance(Noun):
     """Judgements of a behaviour that was judged before."""
 
 
-class Prompt(Noun):
+class PromptResult(Noun):
     """A prompt of the probe."""
 
     stance: Stance
@@ -71,11 +71,11 @@ class Prompt(Noun):
     """Rollouts of it that have a reward."""
     mean: float | None = None
     """Their mean reward; None without any."""
-    gain: Estimate | None = None
+    gain: IntervalEstimate | None = None
     """How much better than the seed it is believed to be; None of the seed."""
 
 
-class Tools(Noun):
+class ToolCallSummary(Noun):
     """How tool calls went."""
 
     calls: int = 0
@@ -84,7 +84,7 @@ class Tools(Noun):
     """Rollouts with a call that was asked for wrongly."""
     broken: int = 0
     """Rollouts with a call that failed by itself."""
-    cost: Estimate
+    cost: IntervalEstimate
     """What misuse takes from the mean reward of the seed."""
 
 
@@ -120,15 +120,15 @@ class Advice(Noun):
     """Those of them that nobody has judged."""
     tasks: int
     """Tasks that they were of."""
-    mean: Estimate | None = None
+    mean: IntervalEstimate | None = None
     """Mean reward of the texts as they are; None where nothing was judged."""
     best_by_task: float | None = None
     """Mean over tasks of the best reward that any rollout of the task got: a bound that luck makes too high."""
     variance: Variance
     """Of the reward."""
-    prompts: list[Prompt]
+    prompts: list[PromptResult]
     """The seed first."""
-    tools: Tools
+    tools: ToolCallSummary
     """How tool calls went."""
     failures: list[str] = Field(default_factory=list[str])
     """What reflections say goes wrong; some of it."""
@@ -147,12 +147,17 @@ class Advice(Noun):
 
 
 def advice(
-    config: Config, found: Findings, budget: Budget, earlier: int, failures: list[str], problems: list[str]
+    config: ApoConfig,
+    found: ProbeFindings,
+    budget: SearchBudget,
+    earlier: int,
+    failures: list[str],
+    problems: list[str],
 ) -> Advice:
     """Return the advice. `budget`: the probe's, with its use; `earlier`: observations from before the probe, which cost
     it nothing."""
     observations, split, belief = found.observations, found.split, found.belief
-    judged = rewarded(observations)
+    judged = with_rewards(observations)
     spent = _spent(observations[earlier:], budget)
     return Advice(
         run=config.run.name,
@@ -173,7 +178,7 @@ def advice(
             judgements=0 if split.grader is None else split.grader.judgements,
         ),
         prompts=_prompts(found),
-        tools=Tools(
+        tools=ToolCallSummary(
             calls=sum(one.tools for one in observations),
             misused=sum(one.misused > 0 for one in observations),
             broken=sum(one.broken > 0 for one in observations),
@@ -189,24 +194,24 @@ def advice(
     )
 
 
-def _estimate(found: Quantity) -> Estimate:
-    return Estimate(mean=found.mean, low=found.low, high=found.high)
+def _estimate(found: NormalEstimate) -> IntervalEstimate:
+    return IntervalEstimate(mean=found.mean, low=found.low, high=found.high)
 
 
 def _best_by_task(observations: Sequence[Observation]) -> float | None:
     best: defaultdict[str, float] = defaultdict(float)
-    for seen in rewarded(observations):
+    for seen in with_rewards(observations):
         best[seen.observation.task] = max(best[seen.observation.task], seen.reward)
     return sum(best.values()) / len(best) if best else None
 
 
-def _prompts(found: Findings) -> list[Prompt]:
+def _prompts(found: ProbeFindings) -> list[PromptResult]:
     rewards: defaultdict[str, list[float]] = defaultdict(list)
-    for seen in rewarded(found.observations):
+    for seen in with_rewards(found.observations):
         rewards[seen.observation.prompt].append(seen.reward)
     gains = found.belief.gains
     return [
-        Prompt(
+        PromptResult(
             stance=arm.stance,
             candidate=name,
             characters=arm.candidate.length,
@@ -219,7 +224,7 @@ def _prompts(found: Findings) -> list[Prompt]:
     ]
 
 
-def _spent(observations: Sequence[Observation], budget: Budget) -> Cost:
+def _spent(observations: Sequence[Observation], budget: SearchBudget) -> Cost:
     counted = [one.tokens for one in observations if one.tokens is not None]
     return Cost(
         rollouts=budget.used_rollouts,
@@ -235,8 +240,8 @@ def _needs(pairs: int | None, engine: str, spent: Cost) -> Cost | None:
     probe."""
     if pairs is None:
         return None
-    rollouts = max(LEAST_RUN, ceil(2 * pairs / KEPT))
-    reflections = round((1 - KEPT) * rollouts * REFLECTIONS.get(engine, _OURS))
+    rollouts = max(LEAST_RUN, ceil(2 * pairs / RACE_SHARE))
+    reflections = round((1 - RACE_SHARE) * rollouts * REFLECTIONS.get(engine, _OURS))
     share = reflections / spent.reflections if spent.reflections else 0.0
     tokens = None if spent.agent_tokens is None else round(spent.agent_tokens * rollouts / max(1, spent.rollouts))
     return Cost(

@@ -13,34 +13,34 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock.console.views.table import ENDLESS
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.console import note
-from penstock.gateway.display.table import ENDLESS
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.advice.decision import find
-from penstock.trainer.apo.advice.evidence import Tape
+from penstock.trainer.apo.advice.decision import derive_findings
 from penstock.trainer.apo.advice.page import page
 from penstock.trainer.apo.advice.probe import Probe
-from penstock.trainer.apo.advice.regrading import regrader
+from penstock.trainer.apo.advice.regrader import regrader
 from penstock.trainer.apo.advice.report import Advice, advice
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.advice.tape_observations import TapeObservationReader
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.config import Config
-from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory, seeds, text_of
-from penstock.trainer.apo.reflecting import Reflecting
-from penstock.trainer.apo.session import reflection_session, reflections, splits_of
-from penstock.trainer.data.awaiting import Awaited
-from penstock.trainer.runs.ending import whole
-from penstock.trainer.runs.patient_client import Patient
-from penstock.trainer.runs.runner import keep_running, with_others
+from penstock.trainer.apo.config import ApoConfig
+from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory, seed_versions, text_of
+from penstock.trainer.apo.reflection_client import ReflectionClient
+from penstock.trainer.apo.session import reflection_rollout, reflection_session, splits_of
+from penstock.trainer.data.rollout_waiter import RolloutWaiter
+from penstock.trainer.runs.retry_client import RetryClient
+from penstock.trainer.runs.run_end import run_blocking
+from penstock.trainer.runs.runner import keep_running, run_alongside
 
 
-def advise(config: Config, gateway: str, key: str | None, agent: str | None, rollouts: int) -> Advice:
+def advise(config: ApoConfig, gateway: str, key: str | None, agent: str | None, rollouts: int) -> Advice:
     """Return the advice. `agent`: the command that a runner beside the probe executes on each task; `rollouts`: budget
     of the probe. Raises `RunError` when it fails."""
     found: list[Advice] = []
-    whole(_advise(config, gateway, key, agent, rollouts, found))
+    run_blocking(_advise(config, gateway, key, agent, rollouts, found))
     return found[0]
 
 
@@ -54,7 +54,7 @@ def show(found: Advice, json: bool) -> None:
 
 
 async def _advise(
-    config: Config, gateway: str, key: str | None, agent: str | None, rollouts: int, found: list[Advice]
+    config: ApoConfig, gateway: str, key: str | None, agent: str | None, rollouts: int, found: list[Advice]
 ) -> None:
     # An error in the grader's options must show before the probe, not after.
     again = regrader(config.rollouts.run)
@@ -63,14 +63,14 @@ async def _advise(
     async with Client(gateway, key) as client:
         # A run waits for a gateway that restarts; advice fails at once without a gateway.
         await client.whoami()
-    async with Patient(gateway, key) as client, reflection_session(client, reflections(probing)) as http:
-        resources = await seeds(client, config)
-        awaited = Awaited(client)
-        reflecting = Reflecting(client, http, gateway, reflections(probing), config.reflection)
+    async with RetryClient(gateway, key) as client, reflection_session(client, reflection_rollout(probing)) as http:
+        resources = await seed_versions(client, config)
+        awaited = RolloutWaiter(client)
+        reflecting = ReflectionClient(client, http, gateway, reflection_rollout(probing), config.reflection)
         laboratory = GatewayLaboratory(client, awaited, reflecting, probing, resources, train)
-        tape = Tape(client, config.reward, again)
+        tape = TapeObservationReader(client, config.reward, again)
         limits = config.budget
-        budget = Budget(rollouts, limits.reflections, limits.tokens, limits.money)
+        budget = SearchBudget(rollouts, limits.reflections, limits.tokens, limits.money)
         seed = Candidate({name: text_of(version) for name, version in resources.items()})
         probe = Probe(laboratory, tape, seed, train, budget, config.run.seed)
         beside = [awaited.run()]
@@ -82,7 +82,7 @@ async def _advise(
         async def work() -> None:
             found.append(await _probed(config, probe, tape, resources, budget))
 
-        await with_others(work(), beside)
+        await run_alongside(work(), beside)
 
 
 def _writable(path: Path) -> Path:
@@ -94,7 +94,9 @@ def _writable(path: Path) -> Path:
     return path
 
 
-async def _probed(config: Config, probe: Probe, tape: Tape, resources: dict[str, Resource], budget: Budget) -> Advice:
+async def _probed(
+    config: ApoConfig, probe: Probe, tape: TapeObservationReader, resources: dict[str, Resource], budget: SearchBudget
+) -> Advice:
     """Run the probe, and return the advice from it and from the tape."""
 
     async def say(text: str) -> None:
@@ -102,6 +104,6 @@ async def _probed(config: Config, probe: Probe, tape: Tape, resources: dict[str,
 
     probe.watch = say
     probed = await probe.run()
-    earlier = await tape.earlier(resources, splits_of(config).train, probed.arms[0].candidate.id)
-    found = find(probed.arms, [*earlier, *probed.observations], config.budget.rollouts)
+    earlier = await tape.earlier_observations(resources, splits_of(config).train, probed.arms[0].candidate.id)
+    found = derive_findings(probed.arms, [*earlier, *probed.observations], config.budget.rollouts)
     return advice(config, found, budget, len(earlier), probed.failures, [*probed.problems, *tape.problems])

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from penstock.gateway.dialects.loose_json import loads, obj
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.model.turn import Part
+from penstock.gateway.wire.dialects.loose_json import loads, obj
 
 SHOWN: Final = 400
 """Characters of a result that are checked: an error begins with its kind."""

@@ -29,13 +29,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.trainer.apo.advice.observation import Observation, Seen, rewarded
+from penstock.trainer.apo.advice.observation import Observation, RewardedObservation, with_rewards
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Grader:
+class GraderVariance:
     """Variance of the grader's own judgements."""
 
     variance: float
@@ -45,7 +45,7 @@ class Grader:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class VarianceComponents:
     """Variances of the reward, each 0 or above."""
 
     task: float
@@ -58,7 +58,7 @@ class Split:
     """Variance of repeats: the agent's own randomness and the grader's."""
     repeats: int
     """Degrees of freedom of `within`: rollouts beyond the first of each cell."""
-    grader: Grader | None
+    grader: GraderVariance | None
     """The grader's variance, a part of `within`; None if nothing was judged twice."""
 
     @property
@@ -71,25 +71,25 @@ class Split:
         return None if self.grader is None else min(self.grader.variance, self.within)
 
 
-def split(observations: Sequence[Observation]) -> Split:
+def variance_components(observations: Sequence[Observation]) -> VarianceComponents:
     """Return the components; 0 where the observations do not suffice."""
-    found = rewarded(observations)
+    found = with_rewards(observations)
     means, counts = _cells(found)
     within, repeats = _pooled(_grouped((seen.observation.prompt, seen.observation.task, seen.reward) for seen in found))
     prompt, task, interaction = _between(means, counts, within)
-    return Split(task, prompt, interaction, within, repeats, grader(observations))
+    return VarianceComponents(task, prompt, interaction, within, repeats, grader_variance(observations))
 
 
-def grader(observations: Sequence[Observation]) -> Grader | None:
+def grader_variance(observations: Sequence[Observation]) -> GraderVariance | None:
     """Return the grader's own variance; None if nothing was judged twice."""
     again = [list(one.judged) for one in observations if len(one.judged) > 1]
     same = _grouped(
         (seen.observation.task, seen.observation.output, seen.reward)
-        for seen in rewarded(observations)
+        for seen in with_rewards(observations)
         if seen.observation.output
     )
     variance, judgements = _pooled([*again, *same])
-    return Grader(variance, judgements) if judgements else None
+    return GraderVariance(variance, judgements) if judgements else None
 
 
 def _grouped(rows: Iterable[tuple[str, str, float]]) -> list[list[float]]:
@@ -108,7 +108,7 @@ def _pooled(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
     return (squares / freedom if freedom else 0.0), freedom
 
 
-def _cells(found: Sequence[Seen]) -> tuple[Array, Array]:
+def _cells(found: Sequence[RewardedObservation]) -> tuple[Array, Array]:
     """Return (means, counts): prompts by tasks; the mean of an empty cell is NaN."""
     prompts = {name: at for at, name in enumerate(dict.fromkeys(seen.observation.prompt for seen in found))}
     tasks = {name: at for at, name in enumerate(dict.fromkeys(seen.observation.task for seen in found))}

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.asking import ask_all, run_all
-from penstock.trainer.apo.engines.held_out import Parts, parts
+from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
+from penstock.trainer.apo.engines.held_out import HoldOutSplit, hold_out
 from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.reflection import fenced, shown
+from penstock.trainer.apo.reflection import fenced, format_trial
 from penstock.trainer.apo.trials import Pool, Trial
 
 GRADIENT: Final = 4
@@ -52,7 +52,7 @@ Critique: %s
 Answer with the new text within ``` fences."""
 
 
-class Size(NamedTuple):
+class BeamSize(NamedTuple):
     """The size of a search: parents of a round, children of each, rounds."""
 
     width: int
@@ -67,16 +67,16 @@ class Size(NamedTuple):
         return self.rounds * children * GRADIENT + compared * batch + (self.rounds + 1) * held_out
 
 
-SIZES: Final = (Size(4, 4, 3), Size(3, 3, 3), Size(2, 2, 3), Size(2, 2, 2))
+SIZES: Final = (BeamSize(4, 4, 3), BeamSize(3, 3, 3), BeamSize(2, 2, 3), BeamSize(2, 2, 2))
 
 
-class Beam:
+class BeamEngine:
     """The engine of one run."""
 
     def __init__(self) -> None:
         self._beam: list[Candidate] = []
         self._size = SIZES[-1]
-        self._parts = Parts([], [])
+        self._parts = HoldOutSplit([], [])
         self._round = 0
         self._order: list[str] = []
         self._best: tuple[float, Candidate] | None = None
@@ -103,7 +103,7 @@ class Beam:
     async def _begin(self, pool: Pool, evidence: Evidence) -> None:
         self._beam = [pool.seed]
         left = evidence.budget.left
-        self._parts = parts(evidence, HELD_OUT[0] if SIZES[-1].rollouts(HELD_OUT[0]) <= left else HELD_OUT[1])
+        self._parts = hold_out(evidence, HELD_OUT[0] if SIZES[-1].rollouts(HELD_OUT[0]) <= left else HELD_OUT[1])
         held_out = len(self._parts.choose)
         self._size = next((one for one in SIZES if one.rollouts(held_out) <= left), SIZES[-1])
         await self._lead(pool.seed, evidence)
@@ -145,7 +145,7 @@ class Beam:
 
 
 def _said(trials: Sequence[Trial]) -> str:
-    return "\n".join(shown(trial, at) for at, trial in enumerate(trials, 1))
+    return "\n".join(format_trial(trial, at) for at, trial in enumerate(trials, 1))
 
 
 def _means(trials: Sequence[Trial]) -> dict[str, float]:

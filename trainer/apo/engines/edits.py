@@ -21,8 +21,8 @@ from typing import Final
 
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.edits import Edit, applied, exclude, words
-from penstock.trainer.apo.engines.asking import ask_all, run_all
-from penstock.trainer.apo.engines.held_out import Parts, parts
+from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
+from penstock.trainer.apo.engines.held_out import HoldOutSplit, hold_out
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import ask_hypotheses, read_hypotheses
 from penstock.trainer.apo.trials import Pool, Trial
@@ -48,13 +48,13 @@ These edits have been tried, and have not helped. Do not propose them again:
 Key = tuple[str, str, str, frozenset[str]]
 
 
-class Edits:
+class EditEngine:
     """The engine of one run."""
 
     def __init__(self) -> None:
         self._held: Candidate | None = None
         self._mean = 0.0
-        self._parts = Parts([], [])
+        self._parts = HoldOutSplit([], [])
         self._batch = 0
         self._order: list[str] = []
         self._rejected: dict[Key, Edit] = {}
@@ -66,7 +66,7 @@ class Edits:
         trials = await run_all(evidence, [(held, task) for task in self._next(evidence)])
         edits = await self._edits(held, trials, evidence)
         causes = tuple(trial.rollout for trial in trials)
-        tried = Candidate(applied(held.texts, edits), held.id, "; ".join(map(said, edits)), causes)
+        tried = Candidate(applied(held.texts, edits), held.id, "; ".join(map(format_edit, edits)), causes)
         if not edits or tried.id == held.id or evidence.problem(tried):
             self._barren += 1
             self._reject(edits)
@@ -85,7 +85,7 @@ class Edits:
 
     async def _begin(self, pool: Pool, evidence: Evidence) -> Candidate:
         self._batch = min(MOST, max(FEWEST, evidence.budget.left // SHARE))
-        self._parts = parts(evidence, self._batch)
+        self._parts = hold_out(evidence, self._batch)
         self._mean = await self._measured(pool.seed, evidence)
         self._held = pool.seed
         return pool.seed
@@ -103,14 +103,14 @@ class Edits:
             return []
         batches = [failed[start : start + MINIBATCH] for start in range(0, len(failed), MINIBATCH)]
         rate = self._rate(evidence)
-        shown = REJECTED + "\n".join(map(said, self._rejected.values())) if self._rejected else ""
+        shown = REJECTED + "\n".join(map(format_edit, self._rejected.values())) if self._rejected else ""
         asked = [ask_hypotheses(held.texts, batch, rate) + shown for batch in batches]
         answers = [answer for answer in await ask_all(evidence, asked) if answer]
         named = [one.edit for answer in answers for one in read_hypotheses(answer, held.texts)]
-        votes = Counter(map(key, named))
+        votes = Counter(map(edit_key, named))
         found: list[Edit] = []
-        for edit in sorted({key(edit): edit for edit in named}.values(), key=lambda edit: -votes[key(edit)]):
-            if key(edit) not in self._rejected and not any(exclude(edit, one) for one in found):
+        for edit in sorted({edit_key(edit): edit for edit in named}.values(), key=lambda edit: -votes[edit_key(edit)]):
+            if edit_key(edit) not in self._rejected and not any(exclude(edit, one) for one in found):
                 found.append(edit)
         return found[:rate]
 
@@ -120,7 +120,7 @@ class Edits:
         return round(SLOW + (RATE - SLOW) * (1 + cos(pi * min(1.0, done))) / 2)
 
     def _reject(self, edits: Sequence[Edit]) -> None:
-        self._rejected |= {key(edit): edit for edit in edits}
+        self._rejected |= {edit_key(edit): edit for edit in edits}
 
     def _next(self, evidence: Evidence) -> list[str]:
         """Return the tasks of a batch. Every task is drawn before one is drawn again, and then the buffer is
@@ -132,11 +132,11 @@ class Edits:
         return found
 
 
-def key(edit: Edit) -> Key:
+def edit_key(edit: Edit) -> Key:
     """Return a key that is equal for edits with the same words, in whatever order."""
     return edit.resource, edit.kind, edit.line.strip(), words(edit.text)
 
 
-def said(edit: Edit) -> str:
+def format_edit(edit: Edit) -> str:
     """Return an edit as text for the reflecting model and for a person."""
     return f"{edit.resource}: {edit.kind} {edit.line!r} {edit.text!r}"

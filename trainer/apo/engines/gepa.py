@@ -28,9 +28,9 @@ from gepa.strategies.proposal_sampling import PxNSampling
 from gepa.strategies.proposal_selection import AllImprovements
 
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.asking import ask_all, run_all
-from penstock.trainer.apo.engines.beside import Line, beside
-from penstock.trainer.apo.engines.held_out import parts
+from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
+from penstock.trainer.apo.engines.blocking_bridge import LoopPortal, iterate_in_thread
+from penstock.trainer.apo.engines.held_out import hold_out
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.reflection import clipped
 from penstock.trainer.apo.trials import Pool, Trial
@@ -48,7 +48,7 @@ Texts = dict[str, str]
 Batch = EvaluationBatch[Trial | str, None]
 
 
-class Gepa:
+class GepaEngine:
     """The engine of one run. `parents`: parents of a step; `mutations`: children of each."""
 
     def __init__(self, parents: int = 2, mutations: int = 2) -> None:
@@ -68,55 +68,55 @@ class Gepa:
         return [] if self._best is None else [self._best]
 
     async def _search(self, pool: Pool, evidence: Evidence) -> AsyncGenerator[Candidate]:
-        learn, choose = parts(evidence, min(MOST, max(FEWEST, evidence.budget.left // SHARE)))
+        learn, choose = hold_out(evidence, min(MOST, max(FEWEST, evidence.budget.left // SHARE)))
         seed = evidence.random.getrandbits(32)
 
-        def search(line: Line) -> None:
-            adapter = _Adapter(pool, evidence, line)
+        def search(line: LoopPortal) -> None:
+            adapter = _GepaAdapter(pool, evidence, line)
             optimize(
                 dict(pool.seed.texts),
                 learn,
                 choose,
                 adapter,  # pyright: ignore[reportArgumentType]  # it has the methods that are called
-                reflection_strategy=_Reflection(adapter),
+                reflection_strategy=_GepaReflection(adapter),
                 reflection_minibatch_size=min(3, len(learn)),
                 sampling_strategy=self._sampling,
                 selection_strategy=AllImprovements(),
                 callbacks=[adapter],  # pyright: ignore[reportArgumentType]  # it has some of the callbacks
-                stop_callbacks=adapter.over,
+                stop_callbacks=adapter.should_stop,
                 cache_evaluation=False,
-                logger=_Silence(),
+                logger=_NullLogger(),
                 seed=seed,
             )
 
-        async for candidate, leads in beside(search):
+        async for candidate, leads in iterate_in_thread(search):
             self._best = candidate if leads else self._best
             yield candidate
 
 
-class _Silence:
+class _NullLogger:
     def log(self, message: str) -> None:
         """Ignore the message; without a logger the library prints."""
 
 
-class _Seen(dict[str, list[dict[str, str]]]):
+class _ReflectiveDataset(dict[str, list[dict[str, str]]]):
     """The input of a reflection, with the rollouts that it is made of."""
 
     rollouts: tuple[str, ...] = ()
 
 
-class _Adapter:
+class _GepaAdapter:
     """The library's adapter and callbacks, implemented by the evidence."""
 
     propose_new_texts = None
 
-    def __init__(self, pool: Pool, evidence: Evidence, line: Line) -> None:
+    def __init__(self, pool: Pool, evidence: Evidence, line: LoopPortal) -> None:
         self._evidence, self._line = evidence, line
         self._made: dict[str, Candidate] = {pool.seed.id: pool.seed}
         self._inputs = {task.id: task.input for task in evidence.tasks}
         self._idle = 0
 
-    def made(self, parent: Texts, changed: Texts, rollouts: tuple[str, ...]) -> None:
+    def note_origin(self, parent: Texts, changed: Texts, rollouts: tuple[str, ...]) -> None:
         """Note the origin of a candidate."""
         claim = f"written anew: {', '.join(sorted(changed))}"
         child = Candidate({**parent, **changed}, self._candidate(parent).id, claim, rollouts)
@@ -124,7 +124,7 @@ class _Adapter:
 
     def ask(self, prompts: Sequence[str]) -> list[str | None]:
         """Return the reflecting model's answers; None where the budget allowed none."""
-        return self._line.ask(lambda: ask_all(self._evidence, prompts))
+        return self._line.call(lambda: ask_all(self._evidence, prompts))
 
     def _candidate(self, texts: Texts) -> Candidate:
         found = Candidate(dict(texts))
@@ -146,13 +146,15 @@ class _Adapter:
             for task in tasks
             if not problem
         ]
-        trials = iter(self._line.ask(lambda: run_all(self._evidence, pairs)))
+        trials = iter(self._line.call(lambda: run_all(self._evidence, pairs)))
         return [
             _refused(problem, len(tasks)) if problem else _batch([next(trials) for _ in tasks])
             for problem, (_, tasks) in zip(problems, items, strict=True)
         ]
 
-    def make_reflective_dataset(self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]) -> _Seen:
+    def make_reflective_dataset(
+        self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]
+    ) -> _ReflectiveDataset:
         """Return the input of a reflection on these texts. Raises `ValueError` if no rollout has a reward: the library
         goes on."""
         trials = [one for one in eval_batch.trajectories or [] if isinstance(one, Trial) and one.reward is not None]
@@ -160,7 +162,7 @@ class _Adapter:
             self._idle += 1
             raise ValueError("no rollout has a reward")
         records = [self._record(trial) for trial in trials]
-        seen = _Seen({name: records for name in components_to_update})
+        seen = _ReflectiveDataset({name: records for name in components_to_update})
         seen.rollouts = tuple(trial.rollout for trial in trials)
         return seen
 
@@ -175,7 +177,7 @@ class _Adapter:
 
     def on_valset_evaluated(self, event: ValsetEvaluatedEvent) -> None:
         """Yield a candidate that is in the library's pool."""
-        self._line.tell((self._candidate(event["candidate"]), event["is_best_program"]))
+        self._line.emit((self._candidate(event["candidate"]), event["is_best_program"]))
 
     def on_evaluation_skipped(self, event: EvaluationSkippedEvent) -> None:
         """Count a minibatch without anything to learn."""
@@ -185,31 +187,31 @@ class _Adapter:
         """Reset the count: a minibatch had something to learn."""
         self._idle = 0
 
-    def over(self, gepa_state: Any) -> bool:
+    def should_stop(self, gepa_state: Any) -> bool:
         """True if the library must stop."""
         return self._idle >= IDLE
 
 
-class _Reflection(StatelessReflectionLM):
+class _GepaReflection(StatelessReflectionLM):
     """The library's own question, and its own parser of the answer."""
 
-    def __init__(self, adapter: _Adapter) -> None:
-        super().__init__(_Model(adapter), ASK)
+    def __init__(self, adapter: _GepaAdapter) -> None:
+        super().__init__(_GepaModel(adapter), ASK)
         self._adapter = adapter
 
     def reflect_many(self, jobs: list[ReflectionJob]) -> list[tuple[ReflectionProposal, StatelessReflectionLM]]:
         answers = super().reflect_many(jobs)
         for (parent, seen, _), (proposal, _) in zip(jobs, answers, strict=True):
             proposal.new_texts = {name: text for name, text in proposal.new_texts.items() if text}
-            if proposal.new_texts and isinstance(seen, _Seen):
-                self._adapter.made(parent, proposal.new_texts, seen.rollouts)
+            if proposal.new_texts and isinstance(seen, _ReflectiveDataset):
+                self._adapter.note_origin(parent, proposal.new_texts, seen.rollouts)
         return answers
 
 
-class _Model:
+class _GepaModel:
     """The reflecting model, with the interface that the library calls."""
 
-    def __init__(self, adapter: _Adapter) -> None:
+    def __init__(self, adapter: _GepaAdapter) -> None:
         self._adapter = adapter
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from penstock.trainer.apo.protocol import Evidence
 
 
-class Parts(NamedTuple):
+class HoldOutSplit(NamedTuple):
     """Two parts of the train split, as task ids."""
 
     learn: list[str]
@@ -16,7 +16,7 @@ class Parts(NamedTuple):
     """Held-out tasks, to compare candidates on."""
 
 
-def parts(evidence: Evidence, count: int) -> Parts:
+def hold_out(evidence: Evidence, count: int) -> HoldOutSplit:
     """Return two parts of the train split, of which the second has about `count` tasks, and at most half. Tasks of one
     key stay together, unless all have the same key. The order is random."""
     half = len(evidence.tasks) // 2
@@ -31,4 +31,4 @@ def parts(evidence: Evidence, count: int) -> Parts:
     choose = choose or [task.id for task in evidence.tasks[:most]]
     learn = [task.id for task in evidence.tasks if task.id not in set(choose)]
     evidence.random.shuffle(learn)
-    return Parts(learn, choose)
+    return HoldOutSplit(learn, choose)

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from penstock.trainer.apo.report.result import RunResult
 
 
-class Change(NamedTuple):
+class LineChange(NamedTuple):
     """A line of a difference."""
 
     mark: Literal[" ", "-", "+"]
@@ -19,7 +19,7 @@ class Change(NamedTuple):
     """Rollouts that led to it; empty if unknown."""
 
 
-def changes(result: RunResult) -> dict[str, list[Change]]:
+def changes(result: RunResult) -> dict[str, list[LineChange]]:
     """Return the changes by resource, of texts that have changed; empty without a winner."""
     if result.winner is None:
         return {}
@@ -31,14 +31,14 @@ def changes(result: RunResult) -> dict[str, list[Change]]:
     }
 
 
-def _changes(before: str, after: str, causes: Mapping[str, Sequence[str]]) -> Iterator[Change]:
+def _changes(before: str, after: str, causes: Mapping[str, Sequence[str]]) -> Iterator[LineChange]:
     old, new = before.split("\n"), after.split("\n")
     for tag, a, b, c, d in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
         if tag == "equal":
-            yield from (Change(" ", line) for line in old[a:b])
+            yield from (LineChange(" ", line) for line in old[a:b])
         else:
-            yield from (Change("-", line, causes.get(line.strip(), ())) for line in old[a:b])
-            yield from (Change("+", line, causes.get(line.strip(), ())) for line in new[c:d])
+            yield from (LineChange("-", line, causes.get(line.strip(), ())) for line in old[a:b])
+            yield from (LineChange("+", line, causes.get(line.strip(), ())) for line in new[c:d])
 
 
 def line_causes(

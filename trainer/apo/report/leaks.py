@@ -42,7 +42,7 @@ GRADER: Final = (
 _WORD: Final = re.compile(r"[^\W_]+(?:['._-][^\W_]+)*")
 
 
-class Source(NamedTuple):
+class SourceText(NamedTuple):
     """A text with its task: a part of its input, or a grader's reason."""
 
     task: str
@@ -58,14 +58,14 @@ def leaks(
     """Return the leaks. `reasons`: (task id, a grader's reason for a rollout of it)."""
     known = _spaced("\n".join(seed.values()))
     inputs = [(task.id, list(_leaves(task.input))) for task in tasks]
-    said = [Source(*reason) for reason in reasons if reason[1]]
+    said = [SourceText(*reason) for reason in reasons if reason[1]]
     most = max(1, int(RARE * len(tasks)))
     values = _values(inputs, most)
     figures = _figures(said, most)
     found: list[Leak] = []
     for resource, line in _added(seed, winner):
         phrases = [one for one in _phrases(line) if f" {one} " not in known]
-        texts = [Source(task, text) for task, leaves in inputs for text in leaves]
+        texts = [SourceText(task, text) for task, leaves in inputs for text in leaves]
         copied = _copied(phrases, texts, most) or _held(line, values, known)
         found += [Leak(kind="task", resource=resource, line=line, found=what, where=at) for what, at in copied]
         if not copied:
@@ -93,7 +93,7 @@ def _phrases(line: str) -> list[str]:
     return [" ".join(words[at : at + PHRASE]) for at in range(len(words) - PHRASE + 1)]
 
 
-def _copied(phrases: Sequence[str], sources: Sequence[Source], most: int) -> list[tuple[str, str]]:
+def _copied(phrases: Sequence[str], sources: Sequence[SourceText], most: int) -> list[tuple[str, str]]:
     """Return the first phrase of a line that few tasks have, with one of these tasks; empty without one."""
     if not phrases:
         return []
@@ -131,7 +131,7 @@ def _telling(value: str) -> bool:
     return len(_WORD.findall(value)) > 2 or any(one.isdigit() or one.isupper() for one in value)
 
 
-def _figures(said: Iterable[Source], most: int) -> dict[str, str]:
+def _figures(said: Iterable[SourceText], most: int) -> dict[str, str]:
     pairs = ((word, task) for task, text in said for word in _WORD.findall(text))
     return _rare(((word, task) for word, task in pairs if len(word) >= LEAST and any(map(str.isdigit, word))), most)
 

@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from penstock.gateway.display.candidates import ordered
-from penstock.gateway.display.release_page import document, figure, table
-from penstock.gateway.display.svg import Chart, Line, text
-from penstock.gateway.display.text import moment, number
+from penstock.console.views.candidates import ordered
+from penstock.console.views.release_page import document, figure, table
+from penstock.console.views.svg import Chart, LineSeries, text
+from penstock.console.views.text import moment, number
 from penstock.trainer.apo.gate import Racer
-from penstock.trainer.apo.report import words
-from penstock.trainer.apo.report.changes import Change, changes
-from penstock.trainer.apo.report.result import Raced, RunResult
-from penstock.trainer.apo.report.summary import Figures, together
+from penstock.trainer.apo.report import report_text
+from penstock.trainer.apo.report.changes import LineChange, changes
+from penstock.trainer.apo.report.result import FinalistRecord, RunResult
+from penstock.trainer.apo.report.summary import RunFigures, aggregate_figures
 
 STYLE: Final = """<style>
 .diff { font: 13px/1.5 ui-monospace, monospace; list-style: none; padding: 0; white-space: pre-wrap; }
@@ -29,11 +29,11 @@ def page(results: Sequence[RunResult]) -> str:
     body = [STYLE, f"<header><h1>{text(_title(results))}</h1>"]
     last = max(result.ended_ns for result in results)
     body.append(f'<p class="dim">Ended {moment(last)[:19]} UTC.</p></header>')
-    body.append(table("Runs", words.COLUMNS, map(words.row, together(results).runs)))
-    for group, placebo in zip(words.placebos(results), (False, True), strict=True):
+    body.append(table("Runs", report_text.COLUMNS, map(report_text.row, aggregate_figures(results).runs)))
+    for group, placebo in zip(report_text.placebos(results), (False, True), strict=True):
         if group:
-            body += _paragraphs(words.several(together(group), placebo))
-    for place, run in enumerate(together(results).runs):
+            body += _paragraphs(report_text.aggregate_sentences(aggregate_figures(group), placebo))
+    for place, run in enumerate(aggregate_figures(results).runs):
         body += _one(run, place)
     return document(_title(results), body)
 
@@ -49,10 +49,10 @@ def _paragraphs(sentences: Iterable[str]) -> Iterator[str]:
     return (f"<p>{text(one)}</p>" for one in sentences)
 
 
-def _one(run: Figures, place: int) -> Iterator[str]:
+def _one(run: RunFigures, place: int) -> Iterator[str]:
     result = run.result
     yield f"<h2>{text(result.run)}{' (placebo)' if result.placebo else ''}</h2>"
-    yield from _paragraphs(words.one(run))
+    yield from _paragraphs(report_text.run_sentences(run))
     yield from _changes(result)
     yield from _leaks(result)
     yield from _worse(run)
@@ -68,7 +68,7 @@ def _changes(result: RunResult) -> Iterator[str]:
         yield f'<h3>{text(name)}</h3><ol class="diff">{"".join(map(_change, lines))}</ol>'
 
 
-def _change(change: Change) -> str:
+def _change(change: LineChange) -> str:
     tag = {"+": "ins", "-": "del"}.get(change.mark, "span")
     causes = f"<small>from {text(', '.join(change.causes))}</small>" if change.causes else ""
     return f"<li><{tag}>{change.mark} {text(change.line)}</{tag}>{causes}</li>"
@@ -81,11 +81,11 @@ def _leaks(result: RunResult) -> Iterator[str]:
         yield "<p>Leak test: nothing was found.</p>"
         return
     yield f'<h3 class="warning">Leak test: {len(result.leaks):,} found</h3>'
-    rows = [(one.resource, words.leak(one), one.line) for one in result.leaks]
+    rows = [(one.resource, report_text.leak(one), one.line) for one in result.leaks]
     yield table("What stands in new lines and should not", ("text", "found", "line"), rows)
 
 
-def _worse(run: Figures) -> Iterator[str]:
+def _worse(run: RunFigures) -> Iterator[str]:
     if not run.pairs:
         return
     worse = sorted((pair for pair in run.pairs if pair.gain < 0), key=lambda pair: pair.gain)
@@ -99,7 +99,7 @@ def _worse(run: Figures) -> Iterator[str]:
         yield table("The worst first", ("task", "key", "before", "after", "rollouts of the winner", "input"), rows)
 
 
-def wealth(result: RunResult, racer: Raced) -> list[tuple[float, float]]:
+def wealth(result: RunResult, racer: FinalistRecord) -> list[tuple[float, float]]:
     """Return (tasks, e-value) of a finalist after each task: computed again, because the race keeps the last value
     only."""
     rewards: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
@@ -116,9 +116,9 @@ def wealth(result: RunResult, racer: Raced) -> list[tuple[float, float]]:
     return found
 
 
-def _race_chart(racer: Raced, points: list[tuple[float, float]]) -> Chart:
+def _race_chart(racer: FinalistRecord, points: list[tuple[float, float]]) -> Chart:
     said = f"The race of {racer.candidate}: {racer.pairs:,} tasks, {racer.state} at {racer.e_value:.3g}."
-    line = Line(racer.candidate, points, 1, stepped=True)
+    line = LineSeries(racer.candidate, points, 1, stepped=True)
     limits = [(f"better at {racer.needed:g}", racer.needed)]
     return Chart(f"Race of {racer.candidate}", said, [line], "tasks", "e-value", limits=limits, log=True)
 

@@ -13,7 +13,7 @@ from penstock.trainer.apo.gate import State
 FORMAT: Literal[1] = 1
 
 
-class Texts(Noun):
+class CandidateTexts(Noun):
     """A candidate's texts."""
 
     id: str
@@ -29,7 +29,7 @@ class Texts(Noun):
         return sum(map(len, self.texts.values()))
 
 
-class Tried(RunCandidate):
+class CandidateRecord(RunCandidate):
     """A candidate, as the tape has it (`RunCandidate`), and what led to it."""
 
     claim: str = ""
@@ -38,7 +38,7 @@ class Tried(RunCandidate):
     """Rollouts that led to it."""
 
 
-class Raced(Noun):
+class FinalistRecord(Noun):
     """A finalist of the race."""
 
     candidate: str
@@ -57,7 +57,7 @@ class Raced(Noun):
     """The rate of the bet that fits what the search had seen."""
 
 
-class Ran(Noun):
+class TrialRecord(Noun):
     """A rollout of the race or of the test."""
 
     candidate: str
@@ -83,7 +83,7 @@ class SealedTask(Noun):
     """The beginning of what the agent is given, as JSON."""
 
 
-class Used(Noun):
+class RunUsage(Noun):
     """What a run has cost."""
 
     rollouts: dict[Mode, int]
@@ -130,23 +130,23 @@ class RunResult(Noun):
     """When it ended; ns since the epoch."""
     why: str
     """Why the search ended, and what came of the race."""
-    seed: Texts
+    seed: CandidateTexts
     """What it began with."""
-    winner: Texts | None
+    winner: CandidateTexts | None
     """What is better; None where the seed stays."""
     line_causes: dict[str, list[str]]
     """By line of the winner, or of the seed where it is gone: the rollouts that led to the change."""
-    candidates: list[Tried]
+    candidates: list[CandidateRecord]
     """All of them, in the order in which they came; the seed is the first."""
-    race: list[Raced]
+    race: list[FinalistRecord]
     """Finalists."""
-    validation: list[Ran]
+    validation: list[TrialRecord]
     """Rollouts of the race."""
-    tests: list[Ran]
+    tests: list[TrialRecord]
     """Rollouts of the test; none without a winner."""
     tasks: list[SealedTask]
     """Tasks of the test, when it was opened."""
-    used: Used
+    used: RunUsage
     """What it has cost."""
     leaks: list[Leak]
     """What the leak test has found in the winner."""

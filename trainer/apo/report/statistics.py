@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 COVERAGE: Final = 0.95
 
 
-class Estimate(NamedTuple):
+class MeanEstimate(NamedTuple):
     """A mean and an interval around it."""
 
     mean: float
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
     """Independent units that it was computed from."""
 
 
-def estimate(values: Sequence[tuple[str, float]], coverage: float = COVERAGE) -> Estimate | None:
+def estimate(values: Sequence[tuple[str, float]], coverage: float = COVERAGE) -> MeanEstimate | None:
     """Return the mean of values and its interval; each value comes with its unit. None without values."""
     if not values:
         return None
@@ -41,10 +41,10 @@ def estimate(values: Sequence[tuple[str, float]], coverage: float = COVERAGE) ->
     units = len(residues)
     spread = math.fsum(residue**2 for residue in residues.values())
     if units < 2 or spread < 1e-12:
-        return Estimate(mean, None, None, units)
+        return MeanEstimate(mean, None, None, units)
     error = math.sqrt(units / (units - 1) * spread) / len(values)
     reach = t_quantile((1 + coverage) / 2, units - 1) * error
-    return Estimate(mean, mean - reach, mean + reach, units)
+    return MeanEstimate(mean, mean - reach, mean + reach, units)
 
 
 def t_quantile(probability: float, freedom: int) -> float:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.trainer.apo.report.result import RunResult
-from penstock.trainer.apo.report.statistics import Estimate, estimate
+from penstock.trainer.apo.report.statistics import MeanEstimate, estimate
 
 
-class Pair(NamedTuple):
+class TaskComparison(NamedTuple):
     """A task of the test with a reward of both the seed and the winner."""
 
     task: str
@@ -34,16 +34,16 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Figures:
+class RunFigures:
     """The figures of one run."""
 
     result: RunResult
-    pairs: Sequence[Pair]
-    before: Estimate | None
+    pairs: Sequence[TaskComparison]
+    before: MeanEstimate | None
     """The seed's mean on the test."""
-    after: Estimate | None
+    after: MeanEstimate | None
     """The winner's mean on the test."""
-    gain: Estimate | None
+    gain: MeanEstimate | None
     """Paired, over the tasks of the test, by key. 0 if the seed stays; None if there was no test."""
     raced: float | None
     """The winner's gain in the race; None without a winner."""
@@ -61,11 +61,11 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Together:
+class AggregateFigures:
     """The figures of several runs together."""
 
-    runs: Sequence[Figures]
-    gain: Estimate | None
+    runs: Sequence[RunFigures]
+    gain: MeanEstimate | None
     """Mean gain over runs; of a single run its own."""
     gap: float | None
     """Mean gap of the runs with a winner that was tested."""
@@ -79,22 +79,22 @@ class Together:
     """Runs with a winner and without a test."""
 
 
-def figures(result: RunResult) -> Figures:
+def figures(result: RunResult) -> RunFigures:
     pairs = _pairs(result)
     if result.winner is None:
-        return Figures(result, pairs, None, None, Estimate(0.0, None, None, 0), None)
+        return RunFigures(result, pairs, None, None, MeanEstimate(0.0, None, None, 0), None)
     before = estimate([(pair.key, pair.before) for pair in pairs])
     after = estimate([(pair.key, pair.after) for pair in pairs])
     gain = _within(estimate([(pair.key, pair.gain) for pair in pairs]))
     raced = next((one.gain for one in result.race if one.candidate == result.winner.id), None)
-    return Figures(result, pairs, before, after, gain, raced)
+    return RunFigures(result, pairs, before, after, gain, raced)
 
 
-def together(results: Sequence[RunResult]) -> Together:
+def aggregate_figures(results: Sequence[RunResult]) -> AggregateFigures:
     runs = [figures(result) for result in results]
     known = [(run.result.run, run.gain.mean) for run in runs if run.gain is not None]
     gaps = [run.gap for run in runs if run.gap is not None]
-    return Together(
+    return AggregateFigures(
         runs,
         gain=runs[0].gain if len(runs) == 1 else _within(estimate(known)),
         gap=math.fsum(gaps) / len(gaps) if gaps else None,
@@ -105,14 +105,14 @@ def together(results: Sequence[RunResult]) -> Together:
     )
 
 
-def _within(found: Estimate | None) -> Estimate | None:
+def _within(found: MeanEstimate | None) -> MeanEstimate | None:
     """Return a gain's interval limited to -1 and 1, as all gains are."""
     if found is None or found.low is None or found.high is None:
         return found
     return found._replace(low=max(-1.0, found.low), high=min(1.0, found.high))
 
 
-def _pairs(result: RunResult) -> list[Pair]:
+def _pairs(result: RunResult) -> list[TaskComparison]:
     if result.winner is None:
         return []
     rewards: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
@@ -122,10 +122,10 @@ def _pairs(result: RunResult) -> list[Pair]:
             rewards[one.candidate, one.task].append(one.reward)
         if one.candidate == result.winner.id:
             names[one.task].append(one.rollout)
-    found: list[Pair] = []
+    found: list[TaskComparison] = []
     for task in result.tasks:
         both = rewards[result.seed.id, task.id], rewards[result.winner.id, task.id]
         if all(both):
             before, after = (math.fsum(values) / len(values) for values in both)
-            found.append(Pair(task.id, task.key, before, after, tuple(names[task.id])))
+            found.append(TaskComparison(task.id, task.key, before, after, tuple(names[task.id])))
     return found

@@ -9,13 +9,13 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.gateway.display.candidates import listing, ordered
-from penstock.gateway.display.table import Column, Listing, figure
-from penstock.gateway.display.text import plain
-from penstock.trainer.apo.report import words
-from penstock.trainer.apo.report.changes import Change, changes
+from penstock.console.views.candidates import listing, ordered
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import plain
+from penstock.trainer.apo.report import report_text
+from penstock.trainer.apo.report.changes import LineChange, changes
 from penstock.trainer.apo.report.result import RunResult
-from penstock.trainer.apo.report.summary import Figures, together
+from penstock.trainer.apo.report.summary import RunFigures, aggregate_figures
 
 RUNS: Final = (
     Column("run"), figure("before", 4), figure("after", 4), figure("gain"), figure("95 %"), figure("gap", 5),
@@ -33,27 +33,27 @@ def report(results: Sequence[RunResult]) -> Group:
     """Return the report on one run or more; runs with a placebo are summed up apart."""
     alone = len(results) == 1
     pieces: list[RenderableType] = [] if alone else list(_runs(results))
-    for group, placebo in zip(words.placebos(results), (False, True), strict=True):
+    for group, placebo in zip(report_text.placebos(results), (False, True), strict=True):
         if group:
-            pieces += map(plain, words.several(together(group), placebo))
-    for run in together(results).runs:
+            pieces += map(plain, report_text.aggregate_sentences(aggregate_figures(group), placebo))
+    for run in aggregate_figures(results).runs:
         pieces += [*([Text()] if pieces else []), *_one(run, alone)]
     return Group(*pieces)
 
 
 def _runs(results: Sequence[RunResult]) -> Iterator[RenderableType]:
     made = Listing(*RUNS)
-    for run in together(results).runs:
-        made.add_row(*map(plain, words.row(run)))
+    for run in aggregate_figures(results).runs:
+        made.add_row(*map(plain, report_text.row(run)))
     yield from (made, Text())
 
 
-def _one(run: Figures, alone: bool) -> Iterator[RenderableType]:
+def _one(run: RunFigures, alone: bool) -> Iterator[RenderableType]:
     """Yield everything about a run; if it is one of several, only its changes and leaks."""
     result = run.result
     yield Text.assemble(plain(result.run, "bold"), "  placebo" if result.placebo else "")
     if alone:
-        yield from map(plain, words.one(run))
+        yield from map(plain, report_text.run_sentences(run))
     elif result.winner is None:
         yield Text("The texts stay as they are.")
     yield from _changes(result)
@@ -70,7 +70,7 @@ def _changes(result: RunResult) -> Iterator[Text]:
         yield from map(_change, lines)
 
 
-def _change(change: Change) -> Text:
+def _change(change: LineChange) -> Text:
     colour = COLOURS.get(change.mark, "")
     more = len(change.causes) - NAMED
     said = ", ".join(change.causes[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
@@ -87,11 +87,11 @@ def _leaks(result: RunResult) -> Iterator[RenderableType]:
         return
     yield Text(f"Leak test: {len(result.leaks):,} found.", "bold yellow")
     for one in result.leaks:
-        yield plain(f"  {one.resource}: {words.leak(one)}", "yellow")
+        yield plain(f"  {one.resource}: {report_text.leak(one)}", "yellow")
         yield Padding.indent(plain(one.line), 4)
 
 
-def _worse(run: Figures) -> Iterator[RenderableType]:
+def _worse(run: RunFigures) -> Iterator[RenderableType]:
     worse = sorted((pair for pair in run.pairs if pair.gain < 0), key=lambda pair: pair.gain)
     if not run.pairs:
         return

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.gateway.display.text import abbreviate
+from penstock.console.views.text import abbreviate
 from penstock.gateway.model.run import MOST_CANDIDATES, CandidateState, CandidateTree, RunCandidate
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.gate import Racer
-from penstock.trainer.apo.report.result import Tried
-from penstock.trainer.apo.search import Result
+from penstock.trainer.apo.report.result import CandidateRecord
+from penstock.trainer.apo.search import SearchResult
 
 CLAIM: Final = 300
 """Most characters of a claim on the tape."""
 
 
-def tried(result: Result) -> list[Tried]:
+def candidate_records(result: SearchResult) -> list[CandidateRecord]:
     """Return all candidates, in the order of their proposal."""
     began: dict[str, int] = {}
     for at, trial in enumerate(result.pool.trials):
@@ -25,8 +25,8 @@ def tried(result: Result) -> list[Tried]:
     return [_tried(one, result, began, racers.get(one.id)) for one in result.pool.candidates.values()]
 
 
-def _tried(one: Candidate, result: Result, began: Mapping[str, int], racer: Racer | None) -> Tried:
-    return Tried(
+def _tried(one: Candidate, result: SearchResult, began: Mapping[str, int], racer: Racer | None) -> CandidateRecord:
+    return CandidateRecord(
         id=one.id,
         parent=one.parent if one.parent in result.pool.candidates else None,
         claim=one.claim,
@@ -43,7 +43,7 @@ def _tried(one: Candidate, result: Result, began: Mapping[str, int], racer: Race
     )
 
 
-def _state(one: Candidate, result: Result, racer: Racer | None) -> CandidateState:
+def _state(one: Candidate, result: SearchResult, racer: Racer | None) -> CandidateState:
     if one.id == result.pool.seed.id:
         return "seed"
     if result.winner is not None and one.id == result.winner.id:
@@ -51,10 +51,10 @@ def _state(one: Candidate, result: Result, racer: Racer | None) -> CandidateStat
     return "tried" if racer is None else racer.state
 
 
-def told(result: Result) -> CandidateTree:
+def candidate_tree(result: SearchResult) -> CandidateTree:
     """Return the candidates for the tape: all that fit, else finalists, those with the highest means, and their
     ancestors."""
-    every = {one.id: one for one in tried(result)}
+    every = {one.id: one for one in candidate_records(result)}
     kept: dict[str, None] = {}
     for one in sorted(every.values(), key=lambda one: (one.state == "tried", -(one.mean or 0.0), -one.rollouts)):
         line = [name for name in _line(one, every) if name not in kept]
@@ -64,7 +64,7 @@ def told(result: Result) -> CandidateTree:
     return CandidateTree(candidates=shown, left_out=len(every) - len(shown))
 
 
-def _line(one: Tried, every: Mapping[str, Tried]) -> Sequence[str]:
+def _line(one: CandidateRecord, every: Mapping[str, CandidateRecord]) -> Sequence[str]:
     """Return a candidate and its ancestors."""
     found = [one.id]
     while (parent := every[found[-1]].parent) in every and parent not in found:
@@ -72,5 +72,5 @@ def _line(one: Tried, every: Mapping[str, Tried]) -> Sequence[str]:
     return found
 
 
-def _short(one: Tried) -> RunCandidate:
+def _short(one: CandidateRecord) -> RunCandidate:
     return RunCandidate(**one.model_dump(exclude={"causes", "claim"}), claim=abbreviate(one.claim, CLAIM)[:400])

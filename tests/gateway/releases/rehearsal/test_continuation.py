@@ -11,19 +11,19 @@ from fakes.provider import FORMATS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.demo.model import Answer, Call, Json
-from penstock.gateway.dialects import by_name, find
-from penstock.gateway.dialects.json_post import Post
+from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.model.turn import Message, Part
-from penstock.gateway.releases.rehearsal.continuation import (
-    CannotContinue,
-    Hidden,
+from penstock.gateway.traffic.trials.rehearsal.continuation import (
+    ContinuationError,
+    HiddenMessages,
     conversation,
     exchange,
     plain,
-    restored,
+    restore,
     with_conversation,
 )
+from penstock.gateway.wire.dialects import by_name, find
+from penstock.gateway.wire.dialects.json_post import JsonPostDialect
 
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=20)
@@ -33,9 +33,9 @@ arguments = st.dictionaries(names, st.none() | st.booleans() | st.integers(-9, 9
 calls = st.lists(st.tuples(names, arguments), min_size=1, max_size=3)
 
 
-def dialect(name: str) -> Post:
+def dialect(name: str) -> JsonPostDialect:
     found = by_name(name)
-    assert isinstance(found, Post)
+    assert isinstance(found, JsonPostDialect)
     return found
 
 
@@ -50,9 +50,9 @@ def answered(name: str, asked: Json, said: str, made: list[tuple[str, Json]], st
         if stream:
             return b"".join(b"data: " + json.dumps(one).encode() + b"\r\n\r\n" for one in answers)
         return json.dumps({"candidates": [{"content": {"role": "model", "parts": parts}}]}).encode()
-    wanted = tuple(Call(f"call_{at}", it, json.dumps(given)) for at, (it, given) in enumerate(made))
+    wanted = tuple(DemoToolCall(f"call_{at}", it, json.dumps(given)) for at, (it, given) in enumerate(made))
     plain, events = FORMATS[PATHS[name]]
-    answer = Answer(said, wanted)
+    answer = DemoAnswer(said, wanted)
     return b"".join(events(asked, answer)) if stream and events else json.dumps(plain(asked, answer)).encode()
 
 
@@ -134,7 +134,7 @@ def test_functions_of_before_there_were_tools() -> None:
 
 def test_a_call_whose_result_has_another_shape_cannot_be_gone_on_with() -> None:
     item = {"type": "computer_call", "id": "i", "call_id": "c", "action": {"type": "screenshot"}}
-    with pytest.raises(CannotContinue):
+    with pytest.raises(ContinuationError):
         exchange(dialect("responses"), json.dumps({"output": [item]}).encode(), False, [Part(type="unknown")])
 
 
@@ -146,20 +146,20 @@ def told(role: str, text: str, **more: Any) -> Json:
 
 
 HIDDEN = [told("assistant", "", tool_calls=[]), told("tool", "7")]
-FIRST = Hidden([told("user", "a")], HIDDEN)
+FIRST = HiddenMessages([told("user", "a")], HIDDEN)
 
 
 def test_what_the_agent_has_not_seen_is_put_back_before_the_answer() -> None:
     later = [told("user", "a"), told("assistant", "b"), told("user", "c")]
-    assert restored(later, [FIRST]) == [later[0], *HIDDEN, *later[1:]]
-    second = Hidden(later, [told("tool", "8")])
+    assert restore(later, [FIRST]) == [later[0], *HIDDEN, *later[1:]]
+    second = HiddenMessages(later, [told("tool", "8")])
     longer = [*later, told("assistant", "d"), told("user", "e")]
-    assert restored(longer, [FIRST, second]) == [later[0], *HIDDEN, *later[1:], told("tool", "8"), *longer[3:]]
+    assert restore(longer, [FIRST, second]) == [later[0], *HIDDEN, *later[1:], told("tool", "8"), *longer[3:]]
 
 
 def test_it_is_put_back_where_markers_of_caches_have_moved() -> None:
     later = [told("user", "a", cache_control={"type": "ephemeral"}), told("assistant", "b"), told("user", "c")]
-    assert restored(later, [FIRST])[1:3] == HIDDEN
+    assert restore(later, [FIRST])[1:3] == HIDDEN
 
 
 def test_a_long_conversation_is_not_copied_for_each_of_its_places() -> None:
@@ -167,9 +167,9 @@ def test_a_long_conversation_is_not_copied_for_each_of_its_places() -> None:
     parts = [{"type": "text", "text": "a"}] * 3
     long: list[Json] = [{"role": "user" if at % 2 == 0 else "assistant", "content": parts} for at in range(2001)]
     before = plain(long)
-    hidden = [Hidden(before[:end], HIDDEN) for end in range(1, 1000, 2)]
+    hidden = [HiddenMessages(before[:end], HIDDEN) for end in range(1, 1000, 2)]
     began = time.process_time()
-    assert len(restored(long, hidden)) == len(long) + 2 * len(hidden)
+    assert len(restore(long, hidden)) == len(long) + 2 * len(hidden)
     assert time.process_time() - began < 1
 
 
@@ -182,7 +182,7 @@ def test_a_long_conversation_is_not_copied_for_each_of_its_places() -> None:
     ],
 )
 def test_another_conversation_is_left_alone(messages: list[Json]) -> None:
-    assert restored(messages, [FIRST]) == messages
+    assert restore(messages, [FIRST]) == messages
 
 
 def test_paths_are_of_their_dialects() -> None:

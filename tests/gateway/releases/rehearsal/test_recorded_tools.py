@@ -10,9 +10,9 @@ import pytest
 from fakes.some import some
 
 from bench.trajectories import DATA, calls_of
-from penstock.gateway.dialects import by_name
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.releases.rehearsal.recorded_tools import Cassette, Miss
+from penstock.gateway.traffic.trials.rehearsal.recorded_tools import Cassette, CassetteMiss
+from penstock.gateway.wire.dialects import by_name
 
 
 def call(number: int, name: str, arguments: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_what_was_not_called_is_a_miss_and_never_made_up() -> None:
     booked = some(cassette.answer("book", "{}"))
     assert booked.text == "done"
     assert cassette.answer("book", "{}") is None
-    assert cassette.misses == [Miss("look", '{"seat":"2B"}', 1), Miss("book", "{}", 2)]
+    assert cassette.misses == [CassetteMiss("look", '{"seat":"2B"}', 1), CassetteMiss("book", "{}", 2)]
 
 
 def test_what_is_taken_back_is_given_again_and_not_what_another_request_has() -> None:
@@ -133,4 +133,4 @@ def test_a_conversation_that_the_provider_keeps_is_followed_by_its_responses() -
     cassette.take_back([("look", "{}", answer)])
     assert cassette.answer("look", "{}") == answer
     assert cassette.answer("look", "{}") is None
-    assert cassette.again().answer("look", "{}") == answer
+    assert cassette.fresh_copy().answer("look", "{}") == answer

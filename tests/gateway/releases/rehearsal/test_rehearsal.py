@@ -30,14 +30,14 @@ from fakes.runs import Run, _kill, written
 from fakes.some import some
 from openai import AsyncOpenAI
 
+from examples.demo.model import DemoAnswer, DemoToolCall, Json, as_messages, last_text, text_of
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.demo.model import Answer, Call, Json, as_messages, said, text_of
-from penstock.gateway.model.audit import Said
-from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
+from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.queue import LONGEST_WAIT_S, Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.rollout import Outcome
 from penstock.gateway.model.span import Span
-from penstock.gateway.releases.replay.recorded_calls import DAMAGED
+from penstock.gateway.traffic.trials.replay.recorded_calls import DAMAGED
 
 AGENTS = Path(__file__).parents[1] / "agents"
 PLAIN = AGENTS / "plain.py"
@@ -56,16 +56,18 @@ def results(asked: Json) -> list[str]:
     return found
 
 
-def agent(asked: Json) -> Answer:
+def agent(asked: Json) -> DemoAnswer:
     """A model that looks fares up and says what it was told."""
-    told, question = results(asked), said(as_messages(asked), "user")
+    told, question = results(asked), last_text(as_messages(asked), "user")
     if question == "Sum up.":
-        return Answer(f"In all: {', '.join(told) or 'I was told nothing'}.")
+        return DemoAnswer(f"In all: {', '.join(told) or 'I was told nothing'}.")
     if told:
-        return Answer(f"It costs {' and '.join(told)}.")
+        return DemoAnswer(f"It costs {' and '.join(told)}.")
     flight = question.removeprefix("What does ").removesuffix(" cost?")
     flights = [flight, f"{flight} return"] if "max_tokens" in asked else [flight]
-    return Answer(calls=tuple(Call(f"call_{n}", "fare", json.dumps({"flight": it})) for n, it in enumerate(flights)))
+    return DemoAnswer(
+        calls=tuple(DemoToolCall(f"call_{n}", "fare", json.dumps({"flight": it})) for n, it in enumerate(flights))
+    )
 
 
 def careful(asked: Json) -> bool:
@@ -204,7 +206,7 @@ class Bare:
     async def claims(self, release: str, limit: int = 2) -> ClaimAnswer:
         """Runs of a rehearsal."""
         return await self.stage.client.claim_rehearsals(
-            release, ClaimRequest(worker=self.name, limit=limit, wait_s=PATIENCE)
+            release, ClaimRequest(worker=self.name, limit=limit, wait_s=LONGEST_WAIT_S)
         )
 
     async def rehearse(self, release: str) -> dict[str, Any]:
@@ -363,15 +365,15 @@ async def test_a_wrong_command_says_so(stage: Stage) -> None:
         assert message in run.stderr
 
 
-def wrong(asked: Json) -> Answer:
+def wrong(asked: Json) -> DemoAnswer:
     """The candidate does the same and says something else."""
     answer = agent(asked)
-    return Answer("It is free.") if careful(asked) and answer.text else answer
+    return DemoAnswer("It is free.") if careful(asked) and answer.text else answer
 
 
-def strays(asked: Json) -> Answer:
+def strays(asked: Json) -> DemoAnswer:
     """The candidate looks something else up."""
-    return Answer(calls=(Call("c", "fare", '{"flight": "XX"}'),)) if careful(asked) else agent(asked)
+    return DemoAnswer(calls=(DemoToolCall("c", "fare", '{"flight": "XX"}'),)) if careful(asked) else agent(asked)
 
 
 async def test_a_candidate_that_tells_its_users_something_else_is_rolled_back(stage: Stage, bare: Bare) -> None:
@@ -413,7 +415,7 @@ async def test_a_call_that_was_not_recorded_is_a_miss_and_every_further_one_is_r
 
 async def test_an_incumbent_that_diverges_itself_tells_nothing(stage: Stage, bare: Bare) -> None:
     await bare.record(3)
-    stage.provider.script = lambda asked: Answer(calls=(Call("c", "fare", '{"flight": "XX"}'),))
+    stage.provider.script = lambda asked: DemoAnswer(calls=(DemoToolCall("c", "fare", '{"flight": "XX"}'),))
     release = await stage.start(3)
     evidence = await bare.rehearse(release.id)
     assert evidence["diverged"] == {"candidate": 3, "incumbent": 3}
@@ -444,7 +446,7 @@ async def test_runs_that_are_forgotten_at_once_have_failed(stage: Stage, bare: B
     async def forget(rollout: str) -> None:
         while True:
             with suppress(ClientError):
-                _ = await stage.client.forget(rollout, Said(who="ann"))
+                _ = await stage.client.forget(rollout, ActionRequest(who="ann"))
                 return
 
     while (answer := await bare.claims(release.id, 4)).queue == "open":
@@ -536,7 +538,7 @@ async def test_what_fails_on_the_way_may_be_asked_again(stage: Stage, bare: Bare
     answer = await bare.claims(release.id)
     failing = [True, True]
 
-    def flaky(asked: Json) -> Answer | Failure:
+    def flaky(asked: Json) -> DemoAnswer | Failure:
         return Failure(503, "busy") if results(asked) and failing and failing.pop() else agent(asked)
 
     stage.provider.script, bare.stubborn = flaky, True
@@ -585,10 +587,10 @@ async def test_of_requests_at_once_each_gets_its_own_result_also_when_one_is_ask
 
 
 async def test_a_run_without_end_is_ended(stage: Stage, bare: Bare) -> None:
-    def again(asked: Json) -> Answer:
-        return agent(asked) if not results(asked) or careful(asked) is False else Answer(calls=agent_call)
+    def again(asked: Json) -> DemoAnswer:
+        return agent(asked) if not results(asked) or careful(asked) is False else DemoAnswer(calls=agent_call)
 
-    agent_call = (Call("call_0", "fare", '{"flight": "AC0"}'),)
+    agent_call = (DemoToolCall("call_0", "fare", '{"flight": "AC0"}'),)
     await bare.record(1)
     stage.provider.script = again
     release = await stage.start(1, steps=1)
@@ -669,7 +671,7 @@ async def test_a_rollout_that_is_forgotten_leaves_the_runs_of_others_theirs(stag
         await bare.do(claim)
     await stage.gateway.restart()
     await stage.traffic.when(release.id, lambda view: view.doing == "rehearsal" and view.done == 7)
-    await stage.client.forget(f"r{first.rollout.input['flight'][2:]}", Said(who="ann"))
+    await stage.client.forget(f"r{first.rollout.input['flight'][2:]}", ActionRequest(who="ann"))
     await stage.gateway.restart()
     await stage.traffic.when(release.id, lambda view: view.doing == "rehearsal" and view.total == 6)
     await bare.do(claims[-1])

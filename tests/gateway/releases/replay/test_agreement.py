@@ -10,9 +10,16 @@ from fakes.releasing import turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.canary.pass_test import InOrder, Trial
 from penstock.gateway.model.turn import Choice, Turn
-from penstock.gateway.releases.replay.agreement import Action, action, canonical, exact, judge_prompts, judged
+from penstock.gateway.releases.canary.pass_test import PassTest, ReorderBuffer
+from penstock.gateway.traffic.trials.replay.agreement import (
+    NextAction,
+    canonical,
+    exact,
+    judge_prompts,
+    next_action,
+    parse_agreement,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -52,9 +59,9 @@ def test_canonical_arguments_stay_what_they_are(value: object) -> None:
 
 def test_the_next_action_is_the_tools_that_are_called_or_what_is_said() -> None:
     call = ("book", '{"b":1,"a":2}')
-    assert action(turn([call], text="Let me see.")) == Action((("book", '{"a":2,"b":1}'),))
-    assert action(turn(text="Hello  there,\n\tAnn ")) == Action((), "Hello there, Ann")
-    assert action(Turn(dialect="chat")) is None
+    assert next_action(turn([call], text="Let me see.")) == NextAction((("book", '{"a":2,"b":1}'),))
+    assert next_action(turn(text="Hello  there,\n\tAnn ")) == NextAction((), "Hello there, Ann")
+    assert next_action(Turn(dialect="chat")) is None
     assert exact(turn([call, ("look", "{}")]), turn([("look", ""), call], text="Hm")) == 1
     assert exact(turn([call]), turn([call, call])) == 0
     assert exact(turn([call]), turn([("book", '{"b":2,"a":2}')])) == 0
@@ -103,22 +110,22 @@ def test_a_judge_sees_both_answers_in_both_orders_and_not_which_was_recorded() -
     ],
 )
 def test_a_judges_number_is_read(said: str, score: float | None) -> None:
-    assert judged(turn(text=said)) == score
+    assert parse_agreement(turn(text=said)) == score
 
 
 def test_a_judge_that_did_not_answer_gave_no_number() -> None:
-    assert judged(None) is None
-    assert judged(Turn(dialect="chat")) is None
+    assert parse_agreement(None) is None
+    assert parse_agreement(Turn(dialect="chat")) is None
 
 
 @given(st.permutations(range(12)))
 def test_results_are_taken_in_the_order_in_which_they_were_begun(arrivals: list[int]) -> None:
-    order: InOrder[int] = InOrder()
+    order: ReorderBuffer[int] = ReorderBuffer()
     assert [result for number in arrivals for result in order.put(number, number)] == list(range(12))
 
 
 def test_an_equal_candidate_passes_and_says_so() -> None:
-    trial = Trial(margin=0.1, alpha=0.05)
+    trial = PassTest(margin=0.1, alpha=0.05)
     while trial.verdict() is None:
         trial.add(1.0, 1.0)
     assert trial.verdict() == "pass"
@@ -127,7 +134,7 @@ def test_an_equal_candidate_passes_and_says_so() -> None:
 
 
 def test_one_that_always_differs_fails_soon() -> None:
-    trial = Trial(margin=0.1, alpha=0.05)
+    trial = PassTest(margin=0.1, alpha=0.05)
     while trial.verdict() is None:
         trial.add(0.0, 1.0)
     assert trial.verdict() == "fail"
@@ -135,7 +142,7 @@ def test_one_that_always_differs_fails_soon() -> None:
 
 
 def test_few_calls_decide_nothing() -> None:
-    trial = Trial(margin=0.1, alpha=0.05)
+    trial = PassTest(margin=0.1, alpha=0.05)
     for _ in range(5):
         trial.add(1.0, 1.0)
     assert trial.verdict() is None
@@ -144,7 +151,7 @@ def test_few_calls_decide_nothing() -> None:
 
 
 def test_an_incumbent_that_never_agrees_with_itself_lets_nothing_pass_as_proven() -> None:
-    trial = Trial(margin=0.1, alpha=0.05)
+    trial = PassTest(margin=0.1, alpha=0.05)
     for _ in range(500):
         trial.add(0.0, 0.0)
     assert trial.verdict() is None
@@ -153,7 +160,7 @@ def test_an_incumbent_that_never_agrees_with_itself_lets_nothing_pass_as_proven(
 
 
 def _run(rng: random.Random, candidate: float, incumbent: float) -> str:
-    trial = Trial(margin=0.1, alpha=0.05)
+    trial = PassTest(margin=0.1, alpha=0.05)
     for _ in range(300):
         trial.add(float(rng.random() < candidate), float(rng.random() < incumbent))
         if (found := trial.verdict()) is not None:

@@ -23,24 +23,24 @@ from fakes.some import some
 from fakes.waiting import PATIENCE_S, until
 
 from bench.trajectories import DATA, calls_of
-from penstock.gateway.calls.capture.request import ask
-from penstock.gateway.calls.turns import read_exchange
+from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Call, Json
-from penstock.gateway.dialects import by_name
 from penstock.gateway.model.attributes import CAPTURED, LEG, REPLAY_OF
 from penstock.gateway.model.release import NewRelease, Release
-from penstock.gateway.model.release_calls import own
+from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
-from penstock.gateway.releases.jobs import Progress, Report
-from penstock.gateway.releases.replay import sender, stage
-from penstock.gateway.releases.replay.comparison import HOPELESS
-from penstock.gateway.releases.replay.questions import unmasked
-from penstock.gateway.releases.replay.recorded_calls import DAMAGED, FEW, Recordings
-from penstock.gateway.releases.replay.stage import Replay
-from penstock.gateway.store.transaction import Transaction
+from penstock.gateway.reading.turns import read_exchange
+from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.trials.replay import sender, stage
+from penstock.gateway.traffic.trials.replay.comparison import HOPELESS
+from penstock.gateway.traffic.trials.replay.outbound_requests import without_masked_values
+from penstock.gateway.traffic.trials.replay.recorded_calls import DAMAGED, FEW, ReplaySource
+from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
+from penstock.gateway.wire.capture.request import add_capture_fields
+from penstock.gateway.wire.dialects import by_name
 
 MODULES = count()
 
@@ -58,14 +58,14 @@ async def rig(tmp_path: Path, provider: Counting) -> AsyncGenerator[Bench]:
         yield made
 
 
-def other(asked: Json) -> Answer:
+def other(asked: Json) -> DemoAnswer:
     """The candidate does something else."""
-    return Answer("Which flight?") if system_of(asked) == NEW else lookup(asked)
+    return DemoAnswer("Which flight?") if system_of(asked) == NEW else lookup(asked)
 
 
 async def replayed(
-    rig: Bench, calls: int, script: Callable[[Json], Answer | Failure] | None = None, **release: Any
-) -> Report:
+    rig: Bench, calls: int, script: Callable[[Json], DemoAnswer | Failure] | None = None, **release: Any
+) -> JobReport:
     """The report of a replay of so many recorded calls. `script`: what answers then."""
     await rig.record_many(calls)
     if script is not None:
@@ -97,8 +97,8 @@ async def test_one_that_acts_otherwise_fails_at_once(rig: Bench) -> None:
 async def test_noise_that_the_incumbent_has_too_is_no_harm(rig: Bench) -> None:
     rng = random.Random(5)
 
-    def moody(asked: Json) -> Answer:
-        return lookup(asked) if rng.random() < 0.6 else Answer(f"Hm {rng.random()}")
+    def moody(asked: Json) -> DemoAnswer:
+        return lookup(asked) if rng.random() < 0.6 else DemoAnswer(f"Hm {rng.random()}")
 
     report = await replayed(rig, 100, moody)
     assert report.ok, report.why
@@ -107,7 +107,7 @@ async def test_noise_that_the_incumbent_has_too_is_no_harm(rig: Bench) -> None:
 
 async def test_an_incumbent_that_never_agrees_with_itself_is_said(rig: Bench) -> None:
     numbers = iter(range(10_000))
-    report = await replayed(rig, 70, lambda asked: Answer(f"{next(numbers)} is a number"))
+    report = await replayed(rig, 70, lambda asked: DemoAnswer(f"{next(numbers)} is a number"))
     assert report.ok
     assert report.evidence["verdict"] == "undecided"
     assert "use another judge" in report.why
@@ -141,7 +141,7 @@ async def test_a_header_is_sent_byte_for_byte(rig: Bench) -> None:
 
 async def test_what_was_added_for_training_is_not_asked_again(rig: Bench) -> None:
     asked = request_of(CHAT, OLD, "flight 1")
-    more = some(ask(by_name("chat"), json.dumps(asked).encode()))
+    more = some(add_capture_fields(by_name("chat"), json.dumps(asked).encode()))
     await rig.record("r1", asked, sent=more.body, attributes={CAPTURED: list(more.added)})
     await rig.replay(await rig.release())
     assert [one.keys() for one in rig.asked()] == [asked.keys()] * 2
@@ -275,7 +275,7 @@ async def test_what_the_provider_would_do_by_itself_is_not_done_again(
     rig: Bench, path: str, more: dict[str, Any], why: str
 ) -> None:
     asked = request_of(path, OLD, "look it up", **more)
-    await rig.record("r1", asked, Answer("Found."), path=path)
+    await rig.record("r1", asked, DemoAnswer("Found."), path=path)
     report = await rig.replay(await rig.release())
     assert not report.ok
     assert rig.provider.log == []
@@ -287,11 +287,11 @@ async def test_a_long_rollout_does_not_speak_for_all(rig: Bench) -> None:
         await rig.record("long", request_of(CHAT, OLD, f"long {number}"))
     await rig.record_many(6, 2)
     release = await rig.release()
-    drawn = Recordings(rig.context, release).draw(100, "s", lambda: False)
+    drawn = ReplaySource(rig.context, release).draw(100, "s", lambda: False)
     assert Counter(span.rollout for span in drawn.spans) == {"long": FEW} | {f"r{number}": 2 for number in range(6)}
-    again = Recordings(rig.context, release).draw(100, "s", lambda: False)
+    again = ReplaySource(rig.context, release).draw(100, "s", lambda: False)
     assert again.spans == drawn.spans
-    few = Recordings(rig.context, release).draw(7, "s", lambda: False)
+    few = ReplaySource(rig.context, release).draw(7, "s", lambda: False)
     assert Counter(span.rollout for span in few.spans) == {"long": 1} | {f"r{number}": 1 for number in range(6)}
 
 
@@ -320,11 +320,11 @@ async def test_many_long_versions_do_not_hold_up_the_gateway(rig: Bench, monkeyp
     """249 of 400 slots each stopped the event loop for a second: a thread reads them."""
     threads: list[threading.Thread] = []
 
-    def reading(*given: Any) -> Recordings:
+    def reading(*given: Any) -> ReplaySource:
         threads.append(threading.current_thread())
-        return Recordings(*given)
+        return ReplaySource(*given)
 
-    monkeypatch.setattr(stage, "Recordings", reading)
+    monkeypatch.setattr(stage, "ReplaySource", reading)
     assert "there are no recorded calls of travel" in (await rig.replay(await rig.release())).why
     (thread,) = threads
     assert thread is not threading.main_thread()
@@ -469,11 +469,11 @@ async def test_after_a_restart_nothing_is_asked_or_paid_for_twice(rig: Bench) ->
 async def test_a_judge_model_is_asked_twice_with_the_answers_exchanged(tmp_path: Path, provider: Counting) -> None:
     route = [{"model": "judge", "upstream": "anthropic", "alias": "claude-judge"}]
 
-    def script(asked: Json) -> Answer:
+    def script(asked: Json) -> DemoAnswer:
         if asked["model"] == "claude-judge":
             said: str = asked["messages"][0]["content"]
             first = said.index('"says"') < said.index('"calls"')
-            return Answer(json.dumps({"agreement": 0.8 if first else 0.4}))
+            return DemoAnswer(json.dumps({"agreement": 0.8 if first else 0.4}))
         return other(asked)
 
     provider.script = script
@@ -499,14 +499,14 @@ def _both(provider: Counting) -> list[dict[str, str]]:
 
 
 async def test_a_judge_that_gives_no_number_leaves_nothing_known(rig: Bench) -> None:
-    dumb = Answer("Hard to say.")
+    dumb = DemoAnswer("Hard to say.")
     report = await replayed(rig, 20, lambda asked: dumb if asked["model"] == "judge" else other(asked), judge="judge")
     assert not report.ok
     assert "the judge gave no score" in report.why
 
 
 async def test_the_judges_requests_are_of_the_budget(rig: Bench) -> None:
-    agreed = Answer('{"agreement": 0.5}')
+    agreed = DemoAnswer('{"agreement": 0.5}')
     rig.provider.script = lambda asked: agreed if asked["model"] == "judge" else other(asked)
     await rig.record_many(40)
     report = await rig.replay(await rig.release(judge="judge", replay={"budget": 21, "concurrency": 2}))
@@ -545,8 +545,8 @@ def verifier(importable: Path) -> str:
 
 async def test_a_verifier_function_says_what_agrees(rig: Bench, verifier: str) -> None:
     await rig.record_many(70)
-    calls = (Call("call_2", "lookup", '{"what": "other"}'),)
-    rig.provider.script = lambda asked: Answer(calls=calls) if system_of(asked) == NEW else lookup(asked)
+    calls = (DemoToolCall("call_2", "lookup", '{"what": "other"}'),)
+    rig.provider.script = lambda asked: DemoAnswer(calls=calls) if system_of(asked) == NEW else lookup(asked)
     report = await rig.replay(await rig.release(judge=f"{verifier}:tools"))
     assert report.ok
     assert report.evidence["verdict"] == "pass"
@@ -574,7 +574,7 @@ async def test_a_verifier_that_does_not_work_is_a_clear_report(rig: Bench, verif
 async def test_a_release_is_replayed_before_any_rollout_is_assigned(
     traffic: Traffic, provider: Counting, client: Client, alike: bool
 ) -> None:
-    provider.script = lambda asked: Answer("Hello") if alike or system_of(asked) == OLD else Answer("Go away")
+    provider.script = lambda asked: DemoAnswer("Hello") if alike or system_of(asked) == OLD else DemoAnswer("Go away")
     for number in range(12):
         await traffic.call(f"before-{number}")
         await client.reward(f"before-{number}", "a1", Judgement(value=1.0))
@@ -641,13 +641,13 @@ async def test_on_real_trajectories_an_identical_candidate_agrees_with_the_incum
         found = [list(calls_of(json.loads(next(lines))["messages"])) for _ in range(15)]
     answers = {json.dumps(json.loads(body)["messages"][1:]): message for calls in found for body, message in calls}
 
-    def recorded(asked: Json) -> Answer:
+    def recorded(asked: Json) -> DemoAnswer:
         message = answers[json.dumps(asked["messages"][1:])]
         calls = [
-            Call(call["id"], call["function"]["name"], call["function"]["arguments"])
+            DemoToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
             for call in message.get("tool_calls") or ()
         ]
-        return Answer(message["content"] or "", tuple(calls))
+        return DemoAnswer(message["content"] or "", tuple(calls))
 
     text: str = json.loads(found[0][0][0])["messages"][0]["content"]
     literal = text.replace("{", "{{").replace("}", "}}")
@@ -658,17 +658,17 @@ async def test_on_real_trajectories_an_identical_candidate_agrees_with_the_incum
             await rig.record(f"t{number}", json.loads(body), recorded(json.loads(body)))
     rig.provider.script = recorded
     release = await rig.release("airline")
-    report = await Replay(rig.context)(release, Progress("replay"))
+    report = await CallReplayJob(rig.context)(release, JobProgress("replay"))
     assert report.ok
     assert report.evidence["verdict"] == "pass"
     assert report.evidence["candidate"] == report.evidence["incumbent"] == 1.0
 
 
 def test_masked_keys_are_no_part_of_a_path() -> None:
-    assert unmasked("/v1/x?key=***&alt=sse") == "/v1/x?alt=sse"
-    assert unmasked("/v1/x?key=***") == unmasked("/v1/x") == "/v1/x"
+    assert without_masked_values("/v1/x?key=***&alt=sse") == "/v1/x?alt=sse"
+    assert without_masked_values("/v1/x?key=***") == without_masked_values("/v1/x") == "/v1/x"
 
 
 def test_spans_of_replays_are_told_by_their_attributes() -> None:
-    assert own(Span(rollout="r", attempt="a", sequence=1, attributes={REPLAY_OF: "r/a#1"}))
-    assert not own(Span(rollout="r", attempt="a", sequence=1))
+    assert is_release_call(Span(rollout="r", attempt="a", sequence=1, attributes={REPLAY_OF: "r/a#1"}))
+    assert not is_release_call(Span(rollout="r", attempt="a", sequence=1))

@@ -21,25 +21,25 @@ from fakes.releasing import CHAT, NEW, OLD, Bench, Counting, bench, counting, re
 from fakes.shell import Shell
 from fakes.tape import Tape
 
-from penstock.gateway.calls.address import Address
-from penstock.gateway.calls.admitted import Admitted
-from penstock.gateway.calls.record import Held, Record
-from penstock.gateway.cli import export
+from examples.demo.model import DemoAnswer, Json, chat
+from penstock.console.commands import export
 from penstock.gateway.client.client import Client
-from penstock.gateway.demo.model import Answer, Json, chat
-from penstock.gateway.dialects import by_name
-from penstock.gateway.http.redact import Redactor
-from penstock.gateway.http.request import Request
 from penstock.gateway.model.attributes import LEG, SHADOW_OF
-from penstock.gateway.model.audit import Said
-from penstock.gateway.model.release import Entry, NewRelease, Pin, Release, ReleaseView
+from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, Release, ReleaseView
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
-from penstock.gateway.prompts.rewrite import find
-from penstock.gateway.releases.catalog import Uses
-from penstock.gateway.releases.jobs import Progress, Report
-from penstock.gateway.releases.replay.sender import Sender
-from penstock.gateway.releases.shadow.stage import Shadow
+from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.prompts.rewrite import find_resources
+from penstock.gateway.traffic.calls.address import CallAddress
+from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.trials.replay.sender import ReleaseSender
+from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
+from penstock.gateway.traffic.versions import ResourceUse
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request import HttpRequest
 
 WAITS: Any = {"shadowed": "required", "shadow": {"share": 1.0, "calls": 5, "concurrency": 4}}
 
@@ -47,7 +47,7 @@ WAITS: Any = {"shadowed": "required", "shadow": {"share": 1.0, "calls": 5, "conc
 @pytest.fixture
 async def provider() -> AsyncGenerator[Counting]:
     async with counting() as made:
-        made.script = lambda asked: Answer("Hello")
+        made.script = lambda asked: DemoAnswer("Hello")
         yield made
 
 
@@ -56,9 +56,9 @@ def mirrored(provider: Counting) -> list[Json]:
     return [asked for seen in provider.log if system_of(asked := json.loads(seen.body)) == NEW]
 
 
-def reply_fails(asked: Json) -> Answer | Failure:
+def reply_fails(asked: Json) -> DemoAnswer | Failure:
     """The candidate's calls fail."""
-    return Failure(400, "too long") if system_of(asked) == NEW else Answer("Hello")
+    return Failure(400, "too long") if system_of(asked) == NEW else DemoAnswer("Hello")
 
 
 # -- in a gateway ------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Rig:
                 await self.traffic.call(f"r{number}")
             await self.until(release, lambda view, number=number: view.done > number or view.doing is None)
 
-    async def entry(self, release: Release) -> Entry:
+    async def entry(self, release: Release) -> AuditTrailEntry:
         """What the stage ended with."""
         audit = await self.client.audit(release.id)
         return next(one for one in audit if one.evidence.get("requests") is not None)
@@ -241,7 +241,7 @@ async def test_a_release_that_is_taken_back_leaves_no_mirror_running(rig: Rig) -
     release = await rig.start()
     await rig.traffic.call("r1")
     await rig.provider.until(lambda: rig.provider.running == 1)
-    await rig.client.decide(release.id, "abort", Said(who="ann"))
+    await rig.client.decide(release.id, "abort", ActionRequest(who="ann"))
     await rig.provider.until(lambda: rig.provider.running == 0)
     (span,) = await rig.tape.spans(f"{release.id}-shadow", 1, f"a{release.revision + 2}")
     assert span.status == "cancelled"
@@ -273,31 +273,33 @@ class Offers:
     """A shadow without a gateway, to which calls are offered by hand."""
 
     rig: Bench
-    shadow: Shadow
+    shadow: ShadowJob
     release: Release
-    progress: Progress
-    job: asyncio.Future[Report]
+    progress: JobProgress
+    job: asyncio.Future[JobReport]
 
-    def record(self, rollout: str = "r1", agent: str | None = None, **more: Any) -> tuple[Record, Uses]:
+    def record(self, rollout: str = "r1", agent: str | None = None, **more: Any) -> tuple[CallRecord, ResourceUse]:
         """A call that has been answered."""
         asked = request_of(CHAT, OLD, "Hello", **more)
         dialect, body = by_name("chat"), json.dumps(asked).encode()
-        request = Request()
+        request = HttpRequest()
         request.method, request.started_ns = "POST", self.rig.context.now_ns()
         request.headers = [
             (b"authorization", b"Authorization", b"Bearer sk-agent"),
             (b"idempotency-key", b"Idempotency-Key", b"1"),
             (b"traceparent", b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"),
         ]
-        call = Admitted(Address(rollout, "a1", agent), dialect, CHAT, body)
-        record = Record(call, request, Redactor(), 1 << 20, Held(1 << 20))
+        call = CallRequest(CallAddress(rollout, "a1", agent), dialect, CHAT, body)
+        record = CallRecord(call, request, Redactor(), 1 << 20, BufferUsage(1 << 20))
         record.pool = self.rig.context.pools["openai"]
-        record.answered(200, json.dumps(chat(asked, Answer("Hello"))).encode())
+        record.set_own_answer(200, json.dumps(chat(asked, DemoAnswer("Hello"))).encode())
         record.status, record.end_ns = "ok", self.rig.context.now_ns()
         self.rig.context.recorder.put(record)
-        return record, Uses(["travel"], find(body, dialect, self.rig.context.pins.catalog.recogniser), None)
+        return record, ResourceUse(
+            ["travel"], find_resources(body, dialect, self.rig.context.pins.catalog.recogniser), None
+        )
 
-    def offer(self, record: Record, found: Uses, **pin: Any) -> None:
+    def offer(self, record: CallRecord, found: ResourceUse, **pin: Any) -> None:
         pins = {"travel": Pin.model_validate({"resource": "travel", "version": "v1"} | pin)}
         if self.shadow.mirrors:
             self.shadow.offer(record, found, pins)
@@ -311,8 +313,8 @@ class Offers:
 
 async def mirroring(rig: Bench, judge: str = "exact", **shadow: Any) -> Offers:
     """A shadow that mirrors."""
-    job = Shadow(rig.context)
-    release, progress = await rig.release(judge=judge, shadow={"share": 1.0} | shadow), Progress("shadow")
+    job = ShadowJob(rig.context)
+    release, progress = await rig.release(judge=judge, shadow={"share": 1.0} | shadow), JobProgress("shadow")
     made = Offers(rig, job, release, progress, asyncio.ensure_future(job(release, progress)))
     while not job.mirrors:  # noqa: ASYNC110 -- it takes a few turns of this loop
         await asyncio.sleep(0)
@@ -345,14 +347,14 @@ async def test_how_many_are_to_be_mirrored_is_shown_as_soon_as_calls_are(
     """Calls that were made on the word of it were not mirrored: it was still read what had been before a restart."""
     reading, go = asyncio.Event(), asyncio.Event()
 
-    async def earlier(sender: Sender) -> list[Span]:
+    async def earlier(sender: ReleaseSender) -> list[Span]:
         reading.set()
         await go.wait()
         return []
 
-    monkeypatch.setattr(Sender, "earlier", earlier)
+    monkeypatch.setattr(ReleaseSender, "earlier_requests", earlier)
     async with bench(tmp_path, provider) as rig:
-        job, progress = Shadow(rig.context), Progress("shadow")
+        job, progress = ShadowJob(rig.context), JobProgress("shadow")
         working = asyncio.ensure_future(job(await rig.release(shadow={"calls": 3}), progress))
         await reading.wait()
         assert (job.mirrors, progress.total) == ({}, 0)

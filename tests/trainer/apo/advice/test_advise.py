@@ -20,9 +20,9 @@ from examples.shop_model import Models
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion
-from penstock.trainer.apo.advice.evidence import Tape
-from penstock.trainer.apo.config import load, overridden
-from penstock.trainer.apo.gateway_laboratory import seeds
+from penstock.trainer.apo.advice.tape_observations import TapeObservationReader
+from penstock.trainer.apo.config import load, with_overrides
+from penstock.trainer.apo.gateway_laboratory import seed_versions
 from penstock.trainer.apo.session import splits_of
 
 pytestmark = pytest.mark.timeout(240)
@@ -114,7 +114,7 @@ async def test_without_a_reward_it_says_so(gateway: Gateway, home: Path) -> None
 
 
 async def test_earlier_rollouts_count_where_they_are_of_a_task_of_the_train_split(gateway: Gateway, home: Path) -> None:
-    loaded = overridden(load(Path(config(home))), None, None)
+    loaded = with_overrides(load(Path(config(home))), None, None)
     splits = splits_of(loaded)
     async with Client(gateway.url) as client:
         given = {"train": splits.train[0], "test": splits.test[0]}
@@ -123,8 +123,8 @@ async def test_earlier_rollouts_count_where_they_are_of_a_task_of_the_train_spli
         words = ["run", "--mode", "online", "--callable", "fakes.light_shop:agent", "--reward", "judges:reward"]
         done = await shell(gateway, home).run(*words)
         assert done.code == 0, done.err
-        tape = Tape(client, loaded.reward, None)
-        (found,) = await tape.earlier(await seeds(client, loaded), splits.train, "seed")
+        tape = TapeObservationReader(client, loaded.reward, None)
+        (found,) = await tape.earlier_observations(await seed_versions(client, loaded), splits.train, "seed")
         assert (found.rollout, found.task, found.prompt) == ("old-train", splits.train[0].id, "seed")
         assert found.reward == (await client.rollout("old-train")).reward
         assert found.output

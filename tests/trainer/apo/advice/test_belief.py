@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
-from penstock.trainer.apo.advice.belief import Belief, Quantity, believe
+from penstock.trainer.apo.advice.belief import Belief, NormalEstimate, fit_belief
 from penstock.trainer.apo.advice.observation import Arm, Observation, Stance
-from penstock.trainer.apo.advice.variance import split
+from penstock.trainer.apo.advice.variance import variance_components
 from penstock.trainer.apo.candidate import Candidate
 
 STANCES: tuple[Stance, ...] = ("seed", "terse", "steps", "checklist", "scratch", "mended")
@@ -28,7 +28,7 @@ def observed(draw: random.Random, level: dict[Stance, float], each: int = 16) ->
 
 
 def believed(observations: list[Observation]) -> Belief:
-    return believe(ARMS, observations, split(observations))
+    return fit_belief(ARMS, observations, variance_components(observations))
 
 
 def test_a_gain_is_found_and_named() -> None:
@@ -65,10 +65,10 @@ def test_misuse_of_tools_is_judged_within_tasks() -> None:
 def test_without_rewards_everything_is_open() -> None:
     found = believed([])
     assert (found.seed.mean, found.seed.sd) == pytest.approx((0.5, 0.5))
-    assert found.tools == Quantity(0.0, 0.0)
-    assert believe(ARMS[:1], [], split([])).best is None
+    assert found.tools == NormalEstimate(0.0, 0.0)
+    assert fit_belief(ARMS[:1], [], variance_components([])).best is None
 
 
 def test_a_quantity_without_doubt_is_above_or_not() -> None:
-    assert (Quantity(0.1, 0.0).above(0.05), Quantity(0.0, 0.0).above(0.05)) == (1.0, 0.0)
-    assert Quantity(0.05, 0.1).above(0.05) == 0.5
+    assert (NormalEstimate(0.1, 0.0).above(0.05), NormalEstimate(0.0, 0.0).above(0.05)) == (1.0, 0.0)
+    assert NormalEstimate(0.05, 0.1).above(0.05) == 0.5

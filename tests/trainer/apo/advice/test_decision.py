@@ -8,18 +8,18 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
-from penstock.trainer.apo.advice.belief import Belief, Quantity
-from penstock.trainer.apo.advice.decision import Findings, Verdict, find
-from penstock.trainer.apo.advice.forecast import Forecast
+from penstock.trainer.apo.advice.belief import Belief, NormalEstimate
+from penstock.trainer.apo.advice.decision import ProbeFindings, Verdict, derive_findings
+from penstock.trainer.apo.advice.explanation import why
+from penstock.trainer.apo.advice.forecast import RaceForecast
 from penstock.trainer.apo.advice.observation import Arm, Observation
-from penstock.trainer.apo.advice.variance import Grader, Split
-from penstock.trainer.apo.advice.words import why
+from penstock.trainer.apo.advice.variance import GraderVariance, VarianceComponents
 from penstock.trainer.apo.candidate import Candidate
 
 SEED, OTHER = Candidate({"p": "seed"}), Candidate({"p": "other"})
 SOME = [Observation(SEED.id, "t", reward) for reward in (0.0, 1.0)]
-QUIET = Split(0.02, 0.01, 0.0, 0.04, 20, Grader(0.0, 16))
-NOISY = replace(QUIET, within=0.24, grader=Grader(0.2, 16))
+QUIET = VarianceComponents(0.02, 0.01, 0.0, 0.04, 20, GraderVariance(0.0, 16))
+NOISY = replace(QUIET, within=0.24, grader=GraderVariance(0.2, 16))
 UNKNOWN = replace(QUIET, within=0.24, grader=None)
 
 
@@ -27,14 +27,14 @@ def findings(
     seed: float = 0.5,
     gain: tuple[float, float] = (0.0, 0.03),
     tools: tuple[float, float] = (0.0, 0.0),
-    split: Split = QUIET,
+    split: VarianceComponents = QUIET,
     power: float = 0.9,
-) -> Findings:
-    belief = Belief(Quantity(seed, 0.03), {OTHER.id: Quantity(*gain)}, OTHER.id, Quantity(*tools))
-    return Findings([Arm(SEED, "seed"), Arm(OTHER, "mended")], SOME, split, belief, Forecast(50, power))
+) -> ProbeFindings:
+    belief = Belief(NormalEstimate(seed, 0.03), {OTHER.id: NormalEstimate(*gain)}, OTHER.id, NormalEstimate(*tools))
+    return ProbeFindings([Arm(SEED, "seed"), Arm(OTHER, "mended")], SOME, split, belief, RaceForecast(50, power))
 
 
-CASES: list[tuple[Verdict, Findings]] = [
+CASES: list[tuple[Verdict, ProbeFindings]] = [
     ("prompts", findings(gain=(0.2, 0.05))),
     ("prompts", findings(seed=0.9, gain=(0.09, 0.02))),
     ("weights", findings()),
@@ -50,13 +50,13 @@ CASES: list[tuple[Verdict, Findings]] = [
     ("the grader is too noisy", findings(split=NOISY, power=0.3, gain=(0.15, 0.1))),
     ("prompts", findings(split=NOISY, power=0.3, gain=(0.3, 0.05))),
     ("prompts", findings(split=NOISY, power=0.8, gain=(0.15, 0.1))),
-    ("weights", findings(split=replace(NOISY, grader=Grader(0.2, 3)), power=0.3)),
+    ("weights", findings(split=replace(NOISY, grader=GraderVariance(0.2, 3)), power=0.3)),
     ("tool texts", findings(split=NOISY, power=0.3, tools=(0.2, 0.05))),
 ]
 
 
 @pytest.mark.parametrize(("verdict", "found"), CASES)
-def test_the_verdict(verdict: Verdict, found: Findings) -> None:
+def test_the_verdict(verdict: Verdict, found: ProbeFindings) -> None:
     assert found.verdict == verdict
     said = why(found, 500)
     assert said
@@ -78,7 +78,7 @@ def test_a_grader_that_nobody_knows_is_said_to_be_unknown() -> None:
     ],
 )
 def test_rewards_without_variation_say_nothing(rewards: tuple[float | None, ...], words: str) -> None:
-    found = find([Arm(SEED, "seed")], [Observation(SEED.id, "t", reward) for reward in rewards], 500)
+    found = derive_findings([Arm(SEED, "seed")], [Observation(SEED.id, "t", reward) for reward in rewards], 500)
     assert found.verdict == "nothing"
     (sentence,) = why(found, 500)
     assert words in sentence

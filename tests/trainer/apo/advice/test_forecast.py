@@ -8,8 +8,8 @@ pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or 
 
 import numpy as np
 
-from penstock.trainer.apo.advice.belief import Quantity
-from penstock.trainer.apo.advice.forecast import BLOCK, MOST_PAIRS, decided, forecast
+from penstock.trainer.apo.advice.belief import NormalEstimate
+from penstock.trainer.apo.advice.forecast import BLOCK, MOST_PAIRS, forecast_race, race_lengths
 from penstock.trainer.apo.gate import Racer
 
 RATE = 0.4
@@ -17,7 +17,7 @@ RATE = 0.4
 
 def test_a_race_is_decided_where_the_gate_decides_it() -> None:
     gains = np.array([0.4, 0.25, 0.15, 0.1])
-    ends = decided(gains, 0.1, RATE, np.random.default_rng(5))
+    ends = race_lengths(gains, 0.1, RATE, np.random.default_rng(5))
     source = np.random.default_rng(5)
     blocks = [source.normal(gains[:, None], 0.1**0.5, (4, BLOCK)) for _ in range(MOST_PAIRS // BLOCK)]
     drawn = np.clip(np.concatenate(blocks, axis=1), -1, 1)
@@ -32,7 +32,7 @@ def test_a_race_is_decided_where_the_gate_decides_it() -> None:
 
 def test_larger_gains_and_less_noise_take_fewer_pairs() -> None:
     pairs = [
-        forecast(Quantity(gain, 0.01), 0.05, variance, 100).pairs or MOST_PAIRS + 1
+        forecast_race(NormalEstimate(gain, 0.01), 0.05, variance, 100).pairs or MOST_PAIRS + 1
         for gain, variance in ((0.3, 0.1), (0.15, 0.1), (0.15, 0.4), (0.0, 0.5))
     ]
     assert pairs == sorted(pairs)
@@ -40,12 +40,12 @@ def test_larger_gains_and_less_noise_take_fewer_pairs() -> None:
 
 
 def test_a_gain_that_nobody_expects_is_forecast_as_the_least_that_counts() -> None:
-    found = forecast(Quantity(-5.0, 0.01), 0.05, 0.1, 50)
+    found = forecast_race(NormalEstimate(-5.0, 0.01), 0.05, 0.1, 50)
     assert found.pairs is None or found.pairs > 100
     assert found.power < 0.2
 
 
 def test_a_gain_that_is_known_well_is_played_as_it_is() -> None:
-    found = forecast(Quantity(0.9, 0.01), 0.05, 0.05, 100)
+    found = forecast_race(NormalEstimate(0.9, 0.01), 0.05, 0.05, 100)
     assert found.pairs is not None
     assert found.power == 1.0

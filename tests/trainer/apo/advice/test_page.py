@@ -10,16 +10,16 @@ from fakes.goldens import check_widths, text_of
 from fakes.process import ROOT
 
 from penstock.gateway.model.toml import validated
-from penstock.trainer.apo.advice.decision import find
+from penstock.trainer.apo.advice.decision import derive_findings
 from penstock.trainer.apo.advice.observation import Arm, Observation, Stance
 from penstock.trainer.apo.advice.page import count, page
 from penstock.trainer.apo.advice.report import Advice, advice
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.config import Config
+from penstock.trainer.apo.config import ApoConfig
 
 CONFIG = validated(
-    Config, {"run": {"name": "desk"}, "texts": {"prompts": ["desk"]}, "reflection": {"model": "m"}}, "apo.toml"
+    ApoConfig, {"run": {"name": "desk"}, "texts": {"prompts": ["desk"]}, "reflection": {"model": "m"}}, "apo.toml"
 )
 STANCES: tuple[Stance, ...] = ("seed", "terse", "steps", "checklist", "mended")
 ARMS = [Arm(Candidate({"desk": f"{stance} " * 30}), stance) for stance in STANCES]
@@ -43,8 +43,8 @@ def observations() -> list[Observation]:
 
 
 def made(seen: list[Observation], failures: list[str] | None = None, problems: list[str] | None = None) -> Advice:
-    spent = Budget(60, used_rollouts=len(seen), used_reflections=27, used_tokens=81_000, used_money=0.243)
-    return advice(CONFIG, find(ARMS, seen, 500), spent, 0, failures or [], problems or [])
+    spent = SearchBudget(60, used_rollouts=len(seen), used_reflections=27, used_tokens=81_000, used_money=0.243)
+    return advice(CONFIG, derive_findings(ARMS, seen, 500), spent, 0, failures or [], problems or [])
 
 
 def test_the_page_of_advice() -> None:

@@ -14,13 +14,13 @@ from bench.apo.advice_worlds import RIGHT, AdviceLaboratory, AdviceWorld, advice
 from bench.apo.advising import Case, advised, table
 from bench.apo.laboratory import NAME
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.advice.decision import find
-from penstock.trainer.apo.advice.probe import Probe, Probed
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.advice.decision import derive_findings
+from penstock.trainer.apo.advice.probe import Probe, ProbeReport
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.protocol import Reflection
 from penstock.trainer.apo.splits import split
-from penstock.trainer.apo.trials import Order, Trial
+from penstock.trainer.apo.trials import Trial, TrialSpec
 
 
 class Watched(AdviceLaboratory):
@@ -28,11 +28,13 @@ class Watched(AdviceLaboratory):
 
     def __init__(self, world: AdviceWorld, silent: bool = False) -> None:
         super().__init__(world, 7)
-        self.ran: list[Order] = []
+        self.ran: list[TrialSpec] = []
         self.modes: set[Mode] = set()
         self.silent = silent
 
-    async def run(self, candidates: Sequence[Candidate], orders: Sequence[Order], mode: Mode = "train") -> list[Trial]:
+    async def run(
+        self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
+    ) -> list[Trial]:
         self.ran += orders
         self.modes.add(mode)
         return await super().run(candidates, orders, mode)
@@ -41,7 +43,7 @@ class Watched(AdviceLaboratory):
         return Reflection("I do not know.") if self.silent else await super().reflect(prompt, number)
 
 
-async def probed(laboratory: Watched, world: AdviceWorld, budget: Budget) -> Probed:
+async def probed(laboratory: Watched, world: AdviceWorld, budget: SearchBudget) -> ProbeReport:
     tasks = split(world.world.tasks, 7).train
     return await Probe(laboratory, laboratory, Candidate({NAME: world.world.seed}), tasks, budget, 7).run()
 
@@ -50,7 +52,7 @@ async def probed(laboratory: Watched, world: AdviceWorld, budget: Budget) -> Pro
 async def test_it_keeps_its_budget_names_each_rollout_once_and_stays_in_the_train_split(rollouts: int) -> None:
     world = advice_world("headroom", 3)
     laboratory = Watched(world)
-    budget = Budget(rollouts)
+    budget = SearchBudget(rollouts)
     found = await probed(laboratory, world, budget)
     assert len(laboratory.ran) == len(set(laboratory.ran)) == budget.used_rollouts == len(found.observations)
     assert rollouts - 4 <= budget.used_rollouts <= rollouts
@@ -65,7 +67,7 @@ async def test_it_keeps_its_budget_names_each_rollout_once_and_stays_in_the_trai
 async def test_begun_again_it_asks_for_the_same() -> None:
     world = advice_world("long", 3)
     first, second = Watched(world), Watched(world)
-    assert await probed(first, world, Budget(60)) == await probed(second, world, Budget(60))
+    assert await probed(first, world, SearchBudget(60)) == await probed(second, world, SearchBudget(60))
     assert first.ran == second.ran
 
 
@@ -73,24 +75,24 @@ async def test_without_failures_it_ends_early() -> None:
     made = advice_world("none", 3)
     perfect = replace(made.world, rules=tuple(replace(one, followed=1.1) for one in made.world.rules), _readings={})
     world = replace(made, world=perfect)
-    budget = Budget(60)
+    budget = SearchBudget(60)
     found = await probed(Watched(world), world, budget)
     assert budget.used_rollouts == 16
     assert budget.used_reflections == 0
-    assert find(found.arms, found.observations, 500).verdict == "nothing"
+    assert derive_findings(found.arms, found.observations, 500).verdict == "nothing"
 
 
 async def test_a_reflecting_model_that_says_nothing_is_named_as_the_problem() -> None:
     world = advice_world("headroom", 3)
-    found = await probed(Watched(world, silent=True), world, Budget(60))
+    found = await probed(Watched(world, silent=True), world, SearchBudget(60))
     assert len(found.arms) == 1
     assert any(problem.startswith("checklist: ") for problem in found.problems)
-    assert find(found.arms, found.observations, 500).verdict == "weights"
+    assert derive_findings(found.arms, found.observations, 500).verdict == "weights"
 
 
 async def test_the_budget_of_reflections_is_kept() -> None:
     world = advice_world("headroom", 3)
-    budget = Budget(60, reflections=5)
+    budget = SearchBudget(60, reflections=5)
     found = await probed(Watched(world), world, budget)
     assert budget.used_reflections == 5
     assert any("budget.reflections" in problem for problem in found.problems)

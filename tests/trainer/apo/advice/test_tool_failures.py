@@ -9,7 +9,7 @@ import pytest
 from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
-from penstock.gateway.model.transcript import Call, Transcript
+from penstock.gateway.model.transcript import Transcript, TranscriptCall
 from penstock.gateway.model.turn import Message, Part, Turn
 from penstock.trainer.apo.advice.tool_failures import ToolFailures, blame, complains_of_tools, tool_failures
 
@@ -26,7 +26,7 @@ def transcript(*results: Part) -> Transcript:
         rollout=Rollout(id="r"),
         attempt=Attempt(rollout="r", id="a"),
         outcome=Outcome(),
-        calls=[Call(span=span, turn=turn)],
+        calls=[TranscriptCall(span=span, turn=turn)],
     )
 
 

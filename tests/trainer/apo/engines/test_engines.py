@@ -14,27 +14,32 @@ from fakes.laboratories import SLOT, Odd, searched
 
 from bench.apo.laboratory import NAME
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.choose import make_engine
-from penstock.trainer.apo.engines.beam import SIZES, Beam
-from penstock.trainer.apo.engines.edits import RATE, Edits
-from penstock.trainer.apo.engines.gepa import IDLE, Gepa
+from penstock.trainer.apo.engine_factory import make_engine
+from penstock.trainer.apo.engines.beam import SIZES, BeamEngine
+from penstock.trainer.apo.engines.edits import RATE, EditEngine
+from penstock.trainer.apo.engines.gepa import IDLE, GepaEngine
 from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.search import Result
+from penstock.trainer.apo.search import SearchResult
 from penstock.trainer.apo.trials import Pool, Trial
 
 ENGINES = ("beam", "edits", "gepa")
-Made = Callable[[], Beam | Edits | Gepa]
-MAKES: dict[str, Made] = {"beam": Beam, "edits": Edits, "gepa": Gepa, "gepa, one at a time": lambda: Gepa(1, 1)}
+Made = Callable[[], BeamEngine | EditEngine | GepaEngine]
+MAKES: dict[str, Made] = {
+    "beam": BeamEngine,
+    "edits": EditEngine,
+    "gepa": GepaEngine,
+    "gepa, one at a time": lambda: GepaEngine(1, 1),
+}
 
 
-def released(engine: Beam | Edits | Gepa, result: Result) -> Candidate:
+def released(engine: BeamEngine | EditEngine | GepaEngine, result: SearchResult) -> Candidate:
     """What the original would release."""
     return next(iter(engine.finalists(result.pool)), result.pool.seed)
 
 
-def story(result: Result) -> list[object]:
+def story(result: SearchResult) -> list[object]:
     """All that has happened."""
     candidates = [(one.id, one.parent, one.claim) for one in result.pool.candidates.values()]
     return [candidates, result.pool.trials, result.validation, result.why, result.budget]
@@ -45,7 +50,7 @@ async def test_it_improves_prompts_where_there_is_something_to_gain(name: str) -
     gains: list[float] = []
     for seed in range(3):
         laboratory, engine = Odd("headroom", seed), MAKES[name]()
-        result = await searched(laboratory, engine, Budget(700), seed)
+        result = await searched(laboratory, engine, SearchBudget(700), seed)
         gains.append(laboratory.value(released(engine, result)) - laboratory.value(laboratory.seed))
     assert min(gains) > 0
     assert sum(gains) / len(gains) > 0.15
@@ -55,7 +60,7 @@ async def test_it_improves_prompts_where_there_is_something_to_gain(name: str) -
 @pytest.mark.parametrize("family", ["headroom", "noisy"])
 async def test_it_comes_to_the_same_place_whatever_order_things_end_in(name: str, family: str) -> None:
     stories = [
-        story(await searched(Odd(family, 1, hurry), MAKES[name](), Budget(300, reflections=40, tokens=60_000)))  # type: ignore[arg-type]
+        story(await searched(Odd(family, 1, hurry), MAKES[name](), SearchBudget(300, reflections=40, tokens=60_000)))  # type: ignore[arg-type]
         for hurry in range(3)
     ]
     assert stories[0] == stories[1] == stories[2]
@@ -65,7 +70,7 @@ async def test_it_comes_to_the_same_place_whatever_order_things_end_in(name: str
 @pytest.mark.parametrize("budget", [40, 97, 300])
 async def test_it_never_exceeds_its_budget(name: str, budget: int) -> None:
     laboratory = Odd("headroom", 2)
-    result = await searched(laboratory, MAKES[name](), Budget(budget))
+    result = await searched(laboratory, MAKES[name](), SearchBudget(budget))
     assert laboratory.rollouts == result.budget.used_rollouts <= budget
     assert laboratory.reflections == result.budget.used_reflections
 
@@ -74,7 +79,7 @@ async def test_it_never_exceeds_its_budget(name: str, budget: int) -> None:
 @pytest.mark.parametrize("reflections", [0, 1, 5])
 async def test_it_ends_when_reflections_are_used_up_and_keeps_its_best(name: str, reflections: int) -> None:
     laboratory, engine = Odd("headroom", 1), MAKES[name]()
-    result = await searched(laboratory, engine, Budget(500, reflections=reflections))
+    result = await searched(laboratory, engine, SearchBudget(500, reflections=reflections))
     assert laboratory.reflections == reflections
     assert f"{reflections} of {reflections} are used" in result.why
     if not reflections:
@@ -84,7 +89,7 @@ async def test_it_ends_when_reflections_are_used_up_and_keeps_its_best(name: str
 @pytest.mark.parametrize("name", MAKES)
 async def test_a_text_that_has_lost_a_slot_is_never_run_and_never_released(name: str) -> None:
     laboratory, engine = Odd("headroom", 1, slot=True), MAKES[name]()
-    result = await searched(laboratory, engine, Budget(600))
+    result = await searched(laboratory, engine, SearchBudget(600))
     winner = released(engine, result)
     assert SLOT in winner.texts[NAME]
     assert winner != result.pool.seed
@@ -94,7 +99,7 @@ async def test_a_text_that_has_lost_a_slot_is_never_run_and_never_released(name:
 @pytest.mark.parametrize("name", MAKES)
 async def test_without_any_reward_it_ends_and_releases_nothing(name: str) -> None:
     laboratory, engine = Odd("headroom", change=lambda trial: None), MAKES[name]()
-    result = await searched(laboratory, engine, Budget(2000))
+    result = await searched(laboratory, engine, SearchBudget(2000))
     assert released(engine, result) == result.pool.seed
     assert result.winner is None
     assert result.budget.used_rollouts < 1400
@@ -103,7 +108,7 @@ async def test_without_any_reward_it_ends_and_releases_nothing(name: str) -> Non
 @pytest.mark.parametrize("name", MAKES)
 async def test_several_texts_are_optimised_together(name: str) -> None:
     laboratory, engine = Odd("headroom", 1, more={"greeter": "Greet.", "writer": "Write."}), MAKES[name]()
-    result = await searched(laboratory, engine, Budget(900))
+    result = await searched(laboratory, engine, SearchBudget(900))
     winner = released(engine, result)
     assert winner.texts.keys() == laboratory.seed.texts.keys()
     assert laboratory.value(winner) > laboratory.value(laboratory.seed)
@@ -125,14 +130,14 @@ def every_third(trial: Trial) -> float | None:
 @pytest.mark.parametrize("name", MAKES)
 async def test_rollouts_without_a_reward_are_left_out(name: str) -> None:
     laboratory, engine = Odd("headroom", 1, change=every_third), MAKES[name]()
-    result = await searched(laboratory, engine, Budget(900))
+    result = await searched(laboratory, engine, SearchBudget(900))
     assert laboratory.value(released(engine, result)) > laboratory.value(laboratory.seed)
 
 
 @pytest.mark.parametrize("name", MAKES)
 async def test_where_nothing_fails_it_ends_soon_and_releases_nothing(name: str) -> None:
     laboratory, engine = Odd("none", change=lambda trial: 1.0), MAKES[name]()
-    result = await searched(laboratory, engine, Budget(3000))
+    result = await searched(laboratory, engine, SearchBudget(3000))
     assert released(engine, result) == result.pool.seed
     assert result.budget.used_rollouts < 1400
 
@@ -140,7 +145,7 @@ async def test_where_nothing_fails_it_ends_soon_and_releases_nothing(name: str) 
 @pytest.mark.parametrize("name", MAKES)
 async def test_candidates_say_what_they_were_made_from_and_after_which_rollouts(name: str) -> None:
     laboratory, engine = Odd("headroom", 1), MAKES[name]()
-    result = await searched(laboratory, engine, Budget(500))
+    result = await searched(laboratory, engine, SearchBudget(500))
     winner = released(engine, result)
     assert winner.parent in result.pool.candidates
     assert winner.claim
@@ -152,7 +157,7 @@ async def test_candidates_say_what_they_were_made_from_and_after_which_rollouts(
 
 async def test_gepa_stops_after_minibatches_without_a_flaw() -> None:
     laboratory = Odd("none", change=lambda trial: 1.0)
-    result = await searched(laboratory, Gepa(1, 1), Budget(3000))
+    result = await searched(laboratory, GepaEngine(1, 1), SearchBudget(3000))
     held_out = 48
     assert result.budget.used_rollouts == held_out + 3 * IDLE
     assert result.why.startswith("the engine knows no more")
@@ -160,7 +165,7 @@ async def test_gepa_stops_after_minibatches_without_a_flaw() -> None:
 
 async def test_gepa_leaves_no_thread_when_the_budget_is_used_up() -> None:
     before = threading.active_count()
-    result = await searched(Odd("headroom"), Gepa(), Budget(200))
+    result = await searched(Odd("headroom"), GepaEngine(), SearchBudget(200))
     assert "are left for the search, and its next" in result.why
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.daemon:
@@ -198,7 +203,7 @@ class Listening(Odd):
 
 async def test_edits_are_few_and_reflections_see_those_that_were_rejected() -> None:
     laboratory = Listening("noisy", 3)
-    result = await searched(laboratory, Edits(), Budget(900))
+    result = await searched(laboratory, EditEngine(), SearchBudget(900))
     claims = [one.claim.split("; ") for one in result.pool.candidates.values() if one.claim]
     assert max(map(len, claims)) <= RATE
     assert any("tried, and have not helped" in prompt for prompt in laboratory.asked)
@@ -214,7 +219,7 @@ class Stubborn(Odd):
 
 
 async def test_a_rejected_edit_is_not_made_again_before_all_tasks_were_seen() -> None:
-    result = await searched(Stubborn("headroom", 1, change=lambda trial: 0.5), Edits(), Budget(700))
+    result = await searched(Stubborn("headroom", 1, change=lambda trial: 0.5), EditEngine(), SearchBudget(700))
     tried = [one for one in result.pool.candidates.values() if one.claim]
     assert len(tried) == 1
     # On 24 tasks that are held out, once in each pass through the 72 others.
@@ -228,5 +233,5 @@ def test_a_beam_is_as_large_as_the_original_where_the_budget_suffices() -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_it_has_a_name(name: str) -> None:
-    assert type(make_engine(name)) in (Beam, Edits, Gepa)
+    assert type(make_engine(name)) in (BeamEngine, EditEngine, GepaEngine)
     assert make_engine(name).finalists(Pool(Candidate({"p": "x"}))) == []  # type: ignore[attr-defined]

@@ -7,14 +7,14 @@ from fakes.laboratories import Odd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.budget import Budget, Spent
-from penstock.trainer.apo.engines.asking import ask_all, run_all
-from penstock.trainer.apo.engines.held_out import parts
+from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
+from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
+from penstock.trainer.apo.engines.held_out import hold_out
 from penstock.trainer.apo.protocol import AgentTask, Evidence
 from penstock.trainer.apo.trials import Pool
 
 
-def evidence(tasks: list[AgentTask], budget: Budget, hurry: int = 0) -> Evidence:
+def evidence(tasks: list[AgentTask], budget: SearchBudget, hurry: int = 0) -> Evidence:
     laboratory = Odd("headroom", hurry=hurry)
     return Evidence(laboratory, Pool(laboratory.seed), tasks, budget, 0)
 
@@ -22,7 +22,7 @@ def evidence(tasks: list[AgentTask], budget: Budget, hurry: int = 0) -> Evidence
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=4, max_size=60), st.integers(1, 70))
 def test_parts_are_all_tasks_and_part_no_key(keys: list[str], count: int) -> None:
     tasks = [AgentTask(f"t{at}", at, key) for at, key in enumerate(keys)]
-    learn, choose = parts(evidence(tasks, Budget(0)), count)
+    learn, choose = hold_out(evidence(tasks, SearchBudget(0)), count)
     assert sorted(learn + choose) == sorted(task.id for task in tasks)
     assert 1 <= len(choose) <= len(tasks) // 2
     in_choose = {task.key for task in tasks if task.id in choose}
@@ -33,14 +33,14 @@ def test_parts_are_all_tasks_and_part_no_key(keys: list[str], count: int) -> Non
 @given(st.integers(1, 70))
 def test_without_keys_exactly_so_many_are_held_out(count: int) -> None:
     tasks = [AgentTask(f"t{at}", at, f"t{at}") for at in range(50)]
-    assert len(parts(evidence(tasks, Budget(0)), count).choose) == min(count, 25)
+    assert len(hold_out(evidence(tasks, SearchBudget(0)), count).choose) == min(count, 25)
 
 
 async def test_rollouts_of_which_not_all_are_left_are_not_begun() -> None:
     laboratory = Odd("headroom")
-    found = evidence(laboratory.world.tasks, Budget(3))
+    found = evidence(laboratory.world.tasks, SearchBudget(3))
     pairs = [(laboratory.seed, task.id) for task in laboratory.world.tasks[:4]]
-    with pytest.raises(Spent, match="3 of 3 rollouts are left for the search, and its next step takes 4"):
+    with pytest.raises(BudgetExhausted, match="3 of 3 rollouts are left for the search, and its next step takes 4"):
         await run_all(found, pairs)
     assert found.budget.used_rollouts == 0
     assert [trial.task for trial in await run_all(found, pairs[:3])] == ["t000", "t001", "t002"]
@@ -48,9 +48,9 @@ async def test_rollouts_of_which_not_all_are_left_are_not_begun() -> None:
 
 @pytest.mark.parametrize("hurry", range(4))
 async def test_answers_are_in_the_order_of_the_questions_and_the_last_ones_are_missing(hurry: int) -> None:
-    found = evidence([], Budget(0, reflections=2), hurry)
-    alone = [await evidence([], Budget(0)).reflect(prompt) for prompt in ("one", "two")]
+    found = evidence([], SearchBudget(0, reflections=2), hurry)
+    alone = [await evidence([], SearchBudget(0)).reflect(prompt) for prompt in ("one", "two")]
     assert await ask_all(found, ["one", "two", "three"]) == [*alone, None]
-    with pytest.raises(Spent, match="reflections"):
+    with pytest.raises(BudgetExhausted, match="reflections"):
         await ask_all(found, ["one"])
     assert await ask_all(found, []) == []

@@ -11,22 +11,22 @@ from fakes.goldens import GOLDENS, check_golden, check_text, check_widths
 from fakes.laboratory import SEED as DESK
 from fakes.laboratory import Bench, tasks
 
-from penstock.gateway.client.console import Failure
+from penstock.gateway.client.console import CommandError
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import Budget
+from penstock.trainer.apo.budget import SearchBudget
 from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.commands import report as command
 from penstock.trainer.apo.protocol import Evidence
 from penstock.trainer.apo.report.changes import changes
 from penstock.trainer.apo.report.files import results
-from penstock.trainer.apo.report.gathered import Ended, Settings, gathered
 from penstock.trainer.apo.report.page import page, wealth
 from penstock.trainer.apo.report.result import RunResult
-from penstock.trainer.apo.report.summary import figures, together
+from penstock.trainer.apo.report.result_builder import RunIdentity, RunOutcome, build_result
+from penstock.trainer.apo.report.summary import aggregate_figures, figures
 from penstock.trainer.apo.report.terminal import report
-from penstock.trainer.apo.search import Search
+from penstock.trainer.apo.search import PromptSearch
 from penstock.trainer.apo.splits import Splits
-from penstock.trainer.apo.trials import Order, Pool
+from penstock.trainer.apo.trials import Pool, TrialSpec
 
 BETTER = result(leaks=LEAKS)
 SEEDS = [
@@ -52,7 +52,7 @@ def test_a_task_without_a_reward_on_one_side_is_no_pair() -> None:
 
 
 def test_a_run_whose_seed_stays_counts_as_a_gain_of_nothing() -> None:
-    found = together(SEEDS)
+    found = aggregate_figures(SEEDS)
     assert [run.gain and run.gain.mean for run in found.runs] == [0.375, pytest.approx(-0.1875), 0.0]
     assert (found.better, found.worse, found.same, found.untested) == (1, 1, 1, 0)
     assert found.gain is not None
@@ -61,7 +61,7 @@ def test_a_run_whose_seed_stays_counts_as_a_gain_of_nothing() -> None:
 
 def test_a_winner_that_was_not_tested_is_in_no_figure_of_the_test() -> None:
     untested = BETTER.model_copy(update={"tests": [], "tasks": []})
-    found = together([untested, SEEDS[2]])
+    found = aggregate_figures([untested, SEEDS[2]])
     assert (found.untested, found.same, found.gap) == (1, 1, None)
     assert found.gain is not None
     assert found.gain.mean == 0.0
@@ -100,14 +100,14 @@ async def test_the_race_is_drawn_as_it_was_run(rollouts: int) -> None:
         async def propose(self, pool: Pool, evidence: Evidence) -> list[Candidate]:
             return [] if good.id in pool.candidates else [good, fair]
 
-    def graded(candidate: Candidate, order: Order) -> float:
+    def graded(candidate: Candidate, order: TrialSpec) -> float:
         wrong = {good.id: 1, fair.id: 2}.get(candidate.id, 3)
         return float((int(order.task[1:]) + order.number) % 5 >= wrong)
 
     splits = Splits(tasks(20), tasks(24, first=20), tasks(4, first=50))
-    search = Search(Bench(graded), Both(), DESK, splits.train, splits.validation, Budget(rollouts), 0)
-    ended = Ended(Settings("desk", "both", "", 0, placebo=False), await search.run(), (), splits, {})
-    found = gathered(ended, (), (), 1)
+    search = PromptSearch(Bench(graded), Both(), DESK, splits.train, splits.validation, SearchBudget(rollouts), 0)
+    ended = RunOutcome(RunIdentity("desk", "both", "", 0, placebo=False), await search.run(), (), splits, {})
+    found = build_result(ended, (), (), 1)
     assert found.race
     for racer in found.race:
         assert wealth(found, racer)[-1] == (racer.pairs, racer.e_value)
@@ -137,7 +137,7 @@ def test_what_is_no_result_is_said(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"format": 2}')
     with pytest.raises(ConfigError, match=r"result\.json is no result of a run that this penstock reads"):
         results([tmp_path])
-    with pytest.raises(Failure):
+    with pytest.raises(CommandError):
         command([tmp_path])
 
 

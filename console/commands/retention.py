@@ -1,0 +1,154 @@
+"""Commands about retention: forget, hold, retention."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from penstock.console.commands.audit import ACTION_DEFAULTS, ActionOptions
+from penstock.console.commands.rollouts import apply_to_each, fail_if_refused
+from penstock.console.commands.terminal import show
+from penstock.gateway.client.console import (
+    FLAT,
+    LOCAL,
+    CommandError,
+    Json,
+    Limit,
+    RolloutSelection,
+    Url,
+    ids_or_filter,
+    limited_rows,
+    with_client,
+)
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.retention import RetentionStatus
+
+POLL_S = 0.2
+"""Seconds between two requests for the status."""
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def forget(
+    *rollouts: RolloutSelection,
+    yes: Flag = False,
+    wait: bool = True,
+    said: Annotated[ActionOptions, FLAT] = ACTION_DEFAULTS,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Take rollouts off the tape for good: what they were given, their calls, rewards and outcomes.
+
+    Of those that a filter finds, those are taken that have ended; that needs --yes. They are out of sight at once. Then
+    their bytes are deleted, from the tape and from the index, and the command waits until nothing is left of them.
+
+    Parameters
+    ----------
+    yes
+        Forget what a filter finds.
+    wait
+        Whether to wait until nothing is left.
+    """
+    from penstock.console.views import retention
+    from penstock.gateway.model.lifecycle import FINAL
+
+    async def ask(client: Client) -> None:
+        rids = found or [one.id async for one in client.rollouts(filter) if one.status in FINAL]
+        if not rids:
+            raise CommandError("No rollout matches that has ended.", 1)
+        if not found and not yes:
+            raise CommandError(
+                f"{len(rids):,} rollouts that have ended match, such as {rids[0]}: add --yes to forget them for good", 2
+            )
+        gone, refused = await apply_to_each(rids, lambda rid: client.forget(rid, reason))
+        if gone:
+            show(gone, json, lambda: retention.forgotten(gone))
+        if gone and wait:
+            status = await _done(client)
+            if not json:
+                print(retention.wiped(status))
+        fail_if_refused(refused, rids, "forgotten")
+
+    found, filter = ids_or_filter(rollouts)
+    reason = said.request()
+    with_client(gateway, ask)
+
+
+async def _done(client: Client) -> RetentionStatus:
+    """Waits until nothing is left of forgotten rollouts, or the deletion is stuck; returns the status."""
+    while True:
+        status = await client.retention()
+        if status.done or status.stuck:
+            return status
+        await asyncio.sleep(POLL_S)
+
+
+def hold(
+    *rollouts: RolloutSelection,
+    lift: Flag = False,
+    said: Annotated[ActionOptions, FLAT] = ACTION_DEFAULTS,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Keep rollouts, whatever the rules of retention say, until that is lifted.
+
+    Nobody can forget them meanwhile. Without a rollout or a filter it lists those that are kept.
+
+    Parameters
+    ----------
+    lift
+        Lift the hold.
+    """
+    from penstock.console.views import retention
+
+    async def list_them(client: Client) -> None:
+        holds = await client.holds()
+        show(holds, json, lambda: retention.holds(holds), "Nobody keeps a rollout.")
+
+    async def ask(client: Client) -> None:
+        rids: Sequence[str] = found or [one.id async for one in client.rollouts(filter)]
+        if lift and not found:
+            held = {one.rollout for one in await client.holds()}
+            rids = [rid for rid in rids if rid in held]
+        if not rids:
+            raise CommandError("No rollout matches that is kept." if lift else "No rollout matches.", 1)
+        change = client.lift_hold if lift else client.hold_rollout
+        changed, refused = await apply_to_each(rids, lambda rid: change(rid, reason))
+        if changed:
+            show(changed, json, lambda: retention.held(changed, lift))
+        fail_if_refused(refused, rids, "kept" if not lift else "let go")
+
+    if not rollouts and lift:
+        raise CommandError("say which: penstock hold --lift ROLLOUT, or a filter", 2)
+    if not rollouts:
+        with_client(gateway, list_them)
+        return
+    found, filter = ids_or_filter(rollouts)
+    reason = said.request()
+    with_client(gateway, ask)
+
+
+def status(*, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show how long rollouts stay, how large the tape is, and what is still to be deleted."""
+    from penstock.console.views import retention
+
+    async def ask(client: Client) -> None:
+        view = await client.retention()
+        show([view], json, lambda: retention.status(view))
+
+    with_client(gateway, ask)
+
+
+def forgotten(*, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List rollouts that were forgotten, by name: when, and why."""
+    from penstock.console.views import retention
+
+    async def ask(client: Client) -> None:
+        found = await limited_rows(limit, client.forgotten)
+        show(found, json, lambda: retention.forgotten_list(found), "Nothing was forgotten yet.")
+
+    with_client(gateway, ask)

@@ -1,0 +1,169 @@
+"""The `penstock` command. Its commands stand in `commands.command_table`, and one is loaded when it runs.
+
+`--help` shows the tables and loads no command, and so no server, no database and no client. All but `serve`, `check`,
+`backup`, `restore`, `completion` and `run` speak to a running gateway through `gateway.client.client` and to nothing
+else. Exit codes: 0 done, 1 failed, 2 wrongly called, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import gc
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+from cyclopts import Group as Section
+
+from penstock.console.commands.command_table import COMMANDS, GROUPS, CommandEntry, CommandGroup
+from penstock.console.commands.sections import SECTIONS
+from penstock.gateway.client.console import CommandError
+from penstock.gateway.model.terminal_text import terminal_safe
+
+EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
+"""What a value should be, by the type that it becomes."""
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+HELP = "A transparent gateway that records every model call of unmodified agents on a durable tape."
+
+
+def version() -> str:
+    """What is installed."""
+    from importlib import metadata
+
+    return f"penstock {metadata.version('penstock-gateway')}"
+
+
+def _application() -> App:
+    made = App(
+        name="penstock",
+        help=HELP,
+        version=version,
+        result_action="return_value",
+        print_error=False,
+        exit_on_error=False,
+    )
+    for number, (title, names) in enumerate(SECTIONS.items()):
+        section = Section(title, sort_key=number)
+        for order, name in enumerate(names):
+            if name in COMMANDS:
+                command = COMMANDS[name]
+                made.command(command.path, name=name, help=command.help, group=section, sort_key=order)
+            else:
+                made.command(_part(name, GROUPS[name], section, order))
+    made["--help"].group = made["--version"].group = Section("Options", sort_key=len(SECTIONS))
+    return made
+
+
+def _part(name: str, group: CommandGroup, section: Section | None, order: int) -> App:
+    made = App(name=name, help=group.help, group=section, sort_key=order)
+    for place, (action, command) in enumerate(group.commands.items()):
+        if isinstance(command, CommandGroup):
+            made.command(_part(action, command, None, place))
+        else:
+            made.command(command.path, name=action, help=command.help, sort_key=place)
+    return made
+
+
+app = _application()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The console script."""
+    _collect_rarely()
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] != ["mcp"]:
+        # Who speaks a protocol there refuses to (`commands.mcp`).
+        _open_closed()
+    try:
+        app(with_default_command(words))
+        sys.stdout.flush()
+    except CommandError as e:
+        _end(str(e), e.code)
+    except CycloptsError as e:
+        command = " ".join(["penstock", *(e.command_chain or ())])
+        _end(f"{_wrong(e)} See {command} --help.", 2)
+    except BrokenPipeError:
+        # The reader has seen enough.
+        _write_no_more()
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        _write_no_more()
+        _end(f"{e.filename or 'stdout'} cannot be written: {e.strerror}", 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _open_closed() -> None:
+    """Streams that were closed before it began have nothing in them, and take anything."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _write_no_more() -> None:
+    """What stdout has not taken is not flushed again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _collect_rarely() -> None:
+    """What is imported stays, and a process that ends gives all of its memory back at once: to look through it for
+    garbage, while it is imported and at the end, took a quarter of a command's time.
+    """
+    gc.set_threshold(50_000, 20, 20)
+    atexit.register(gc.freeze)
+
+
+def with_default_command(arguments: list[str]) -> list[str]:
+    """The arguments, with the usual command of their group where none is named."""
+    commands: Mapping[str, CommandEntry | CommandGroup] = GROUPS
+    for at, word in enumerate(arguments):
+        group = commands.get(word)
+        if not isinstance(group, CommandGroup):
+            return arguments
+        named = arguments[at + 1 : at + 2]
+        if group.usual is not None and not (named and _names(group, named[0])):
+            return [*arguments[: at + 1], group.usual, *arguments[at + 1 :]]
+        commands = group.commands
+    return arguments
+
+
+def _names(group: CommandGroup, word: str) -> bool:
+    """Whether the word behind a group is, or should be, one of its commands, or asks for help."""
+    if word in group.commands or word in ("-h", "--help"):
+        return True
+    return not word.startswith("-") and not group.words
+
+
+def _wrong(error: CycloptsError) -> str:
+    """Says how a command was called wrongly."""
+    if isinstance(error, UnusedCliTokensError) and not isinstance(error, UnknownOptionError):
+        return f"Nothing is done with {' '.join(map(repr, error.unused_tokens or ()))}."
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.keyword or error.argument.name
+        # cyclopts says the same of an option that is not there and of one without its value.
+        given = error.keyword is not None or bool(error.argument.tokens)
+        return f"{name} needs a value." if given else f"{name} is missing."
+    if isinstance(error, CoercionError) and error.token is not None and error.target_type in EXPECTED_TYPES:
+        name = error.token.keyword or (error.argument.name if error.argument is not None else "the argument")
+        return f"{name}: {error.token.value!r} is not {EXPECTED_TYPES[error.target_type]}."
+    return " ".join(str(error).split())
+
+
+def _end(message: str, code: int) -> None:
+    print(f"penstock: {terminal_safe(message)}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

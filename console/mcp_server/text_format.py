@@ -1,0 +1,64 @@
+"""Text for a model: tables as plain lines, long texts in pieces, times, messages. Pure."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from rich.console import Console, RenderableType
+
+from penstock.console.views.table import ENDLESS
+from penstock.console.views.text import clean, compact
+from penstock.gateway.model.turn import Message, Part
+
+
+class TextPiece(NamedTuple):
+    """A part of a long text."""
+
+    text: str
+    next: int | None
+    """The offset of the rest; None at the end."""
+
+
+def plain(*shown: RenderableType) -> str:
+    """Renderables as a pipe gets them: without colours, each row of a table on one line."""
+    console = Console(file=io.StringIO(), width=ENDLESS, highlight=False, emoji=False, markup=False, color_system=None)
+    console.print(*shown, sep="\n", crop=False, soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def piece(text: str, offset: int, most: int) -> TextPiece:
+    """Up to `most` characters of a text from an offset on."""
+    end = offset + most
+    return TextPiece(text[offset:end], end if end < len(text) else None)
+
+
+def cut(text: str, most: int) -> str:
+    """The beginning of a text, with the number of missing characters. Line breaks stay."""
+    return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} characters more"
+
+
+def moment(ns: int | None) -> str | None:
+    """An ISO time in UTC."""
+    return None if ns is None else f"{datetime.fromtimestamp(ns / 1e9, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def message_text(message: Message) -> str:
+    """The text of a message, including tool calls and their results."""
+    return "\n".join(clean(_part(part)) for part in message.parts)
+
+
+def _part(part: Part) -> str:
+    text = part.text or ""
+    name = f" {part.id}" if part.id else ""
+    match part.type:
+        case "text":
+            return text
+        case "tool_call":
+            return f"[calls tool{name}] {part.name}({part.arguments or ''})"
+        case "tool_call_response":
+            return f"[tool result{name}] {text or compact(part.data)}"
+        case _:
+            return f"[{part.type}] {text or compact(part.data)}"

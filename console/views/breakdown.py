@@ -1,0 +1,67 @@
+"""Figures of calls, grouped by a common property, for a terminal."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from rich.console import Group
+from rich.text import Text
+
+from penstock.console.views.rollouts import sums
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import duration, moment, number, plain
+from penstock.gateway.model.breakdown import Breakdown, UnreadList
+from penstock.gateway.model.prices import staleness_warning
+
+
+def breakdown(found: Breakdown) -> Group:
+    """A row for each value of the property, and the spans that the sums are over."""
+    listing = Listing(
+        Column(found.by, narrows="cut", least=12), figure("calls"), figure("errors", 6), figure("cancelled", 1),
+        figure("tokens", 7), figure("cost", 8), figure("tools", 2), figure("median", 4), figure("p95", 5),
+        figure("rollouts", 3), figure("reward"),
+    )  # fmt: skip
+    for row in found.rows:
+        listing.add_row(
+            plain(row.value), f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row), money(row.cost),
+            f"{row.tool_calls:,}", duration(row.median_ns), duration(row.p95_ns), f"{row.rollouts:,}",
+            number(row.reward),
+        )  # fmt: skip
+    over = "the whole tape" if found.complete else f"the newest {found.looked_at:,} spans"
+    said = [Text(f"{found.more:,} more values; a filter leaves out some.")] if found.more else []
+    if unpriced := sum(row.unpriced for row in found.rows):
+        said.append(Text(f"In no cost: {unpriced:,} calls of models without a price (penstock prices)."))
+    if reported := sum(row.reported for row in found.rows):
+        said.append(Text(f"By the provider's own word, and not by the list: the cost of {reported:,} calls."))
+    if aged := staleness_warning(found.prices_as_of, time.time_ns()):
+        said.append(Text(f"Warning: {aged}.", style="yellow"))
+    head = f"Sums over {over}; reward is the mean of rollouts that have one, cost is in {found.currency}."
+    return Group(Text(head), listing, *said)
+
+
+def unread(found: UnreadList) -> Group:
+    """A row for each path of keys in answers that was not read."""
+    listing = Listing(
+        Column("dialect", 1), Column("key", narrows="fold", least=16), Column("what", 2), figure("calls"),
+        Column("first", 3), Column("last", 4), Column("example", narrows="fold", least=12),
+    )  # fmt: skip
+    for row in found.rows:
+        listing.add_row(
+            plain(row.dialect), plain(row.key), row.kind.replace("_", " "), f"{row.calls:,}", moment(row.first_ns)[:16],
+            moment(row.last_ns)[:16], plain(row.example),
+        )  # fmt: skip
+    over = (
+        [] if found.complete else [Text("Of the newest calls alone; a filter such as since:7d looks at all its own.")]
+    )
+    return Group(listing, *over)
+
+
+ALL_READ: Final = "All answers were read as they came, as far as calls were looked at."
+
+
+def money(amount: float | None) -> str:
+    """An amount with as many digits as matter: two decimals, or three digits below one; empty for None."""
+    if amount is None:
+        return ""
+    return f"{amount:,.2f}" if amount >= 0.995 or not amount else f"{amount:.3g}"

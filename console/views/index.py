@@ -1,0 +1,18 @@
+"""The state of the index, for a terminal."""
+
+from __future__ import annotations
+
+from penstock.console.views.text import size
+from penstock.gateway.model.index import IndexView
+
+
+def index(view: IndexView) -> str:
+    """The state of the index and how far it has read, in a few lines."""
+    lines = [f"{view.status}: {view.reason}"]
+    if view.status in ("ready", "reading"):
+        share = 100 * view.cursor // view.newest if view.newest else 100
+        lines.append(f"changes   {view.cursor:,} of {view.newest:,} ({share} %)")
+        lines.append(f"files     {view.files:,}, {size(view.bytes)}; {view.unsealed:,} spans in memory")
+        if view.forgotten:
+            lines.append(f"forgotten {view.forgotten:,} rollouts are being taken out of its files")
+    return "\n".join(lines)

@@ -1,0 +1,185 @@
+"""A release as one page of HTML: its state, the evidence for its decisions, and their reasons. Pure.
+
+The page is self-contained: it has no script and loads nothing, and its own policy forbids both. It follows light and
+dark, in the colours of Okabe and Ito. It can be read by people who do not see it (titles, descriptions, and a table for
+each chart), and every foreign text is escaped. Its series are computed again from the observations
+(`console.views.release_series`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from json import dumps
+
+from penstock.console.views.coverage import lines
+from penstock.console.views.release_charts import charts
+from penstock.console.views.release_series import EvidencePoint, History, series
+from penstock.console.views.release_summary import (
+    StageStatus,
+    arms,
+    audience,
+    decision_thresholds,
+    difference,
+    left_out,
+    path,
+    stage_name,
+    units,
+    version_changes,
+    versions,
+    wait_conditions,
+)
+from penstock.console.views.svg import Chart, legend, svg, text
+from penstock.console.views.text import asked_by, duration, moment
+from penstock.gateway.model.release import AuditTrailEntry, ReleaseView
+from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.model.validation_messages import pluralized
+
+ROWS = 24
+"""Maximum number of rows of a chart's table."""
+STYLE = """
+:root { color-scheme: light dark; --text: #1b1b1f; --dim: #5b5b66; --back: #fdfdfd; --rule: #d9d9e0; --band: #0072b21f;
+  --c0: #5b5b66; --c1: #0072b2; --c2: #d55e00; --c3: #009e73; --c4: #cc79a7; --c5: #e69f00; --limit: #b3261e; }
+@media (prefers-color-scheme: dark) { :root { --text: #e7e7ec; --dim: #a2a2ae; --back: #16161a; --rule: #34343c;
+  --band: #56b4e92b; --c0: #b4b4c0; --c1: #56b4e9; --c2: #e69f00; --c3: #009e73; --c4: #cc79a7; --c5: #f0e442;
+  --limit: #ff8a80; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back); max-width: 60rem;
+  margin: 0 auto; padding: 1.5rem; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; } figure { margin: 1.5rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--dim); }
+th, td { text-align: right; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--rule); font-weight: normal; }
+th:first-child { text-align: left; }
+.dim, .tick { color: var(--dim); fill: var(--dim); } .tick { font-size: 11px; }
+ol.way { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; }
+.way [aria-current] { font-weight: bold; text-decoration: underline; }
+ul.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: .3rem 0; }
+svg { width: 100%; height: auto; } svg.key { width: 34px; height: 10px; margin-right: .4rem; }
+.grid { stroke: var(--rule); } .limit { stroke: var(--limit); stroke-dasharray: 2 3; } .band { fill: var(--band); }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; } .s0 { stroke: var(--c0); }
+.s1 { stroke: var(--c1); stroke-dasharray: 9 4; } .s2 { stroke: var(--c2); stroke-dasharray: 2 5; }
+.s3 { stroke: var(--c3); stroke-dasharray: 12 4 2 4; } .s4 { stroke: var(--c4); stroke-dasharray: 5 5; }
+.s5 { stroke: var(--c5); stroke-dasharray: 14 3 2 3 2 3; } ol.chain > li { margin: .6rem 0; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; } summary { cursor: pointer; color: var(--dim); }
+"""
+MARKS = {"done": "✓ ", "skipped": "– ", "failed": "✗ ", "now": "▶ ", "ahead": ""}
+
+
+def page(view: ReleaseView, history: History, now_ns: int) -> str:
+    """The whole page as of `now_ns`, nanoseconds since the epoch."""
+    release, points = view.release, series(view.release, history)
+    if points:
+        view = view.model_copy(update={"figures": points[-1].figures, "interval": points[-1].interval})
+    body = [*_head(view, history, now_ns), *_arms(view, history)]
+    for number, chart in enumerate(charts(view, history, points, now_ns)):
+        body.append(figure(chart, f"chart{number}"))
+    body += _evidence(view, points)
+    body += _chain(history.audit)
+    return document(f"{release.id}: {stage_name(release.stage)}", body)
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A complete page in this style; `body` is HTML, the title is text."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body></html>\n"
+    )
+
+
+def _head(view: ReleaseView, history: History, now_ns: int) -> Iterator[str]:
+    release = view.release
+    only = audience(release.only)
+    yield f"<header><h1>{text(release.id)}: {text(stage_name(release.stage))}</h1>"
+    yield (
+        f"<p>{text(release.kind)} {text(release.resource)}: {text(version_changes(release))}"
+        f"{' for ' + text(only) if only else ''}. {text(release.reason)}</p>"
+    )
+    stations = "".join(_station(step) for step in path(release, history.audit))
+    yield f'<ol class="way" aria-label="Stages">{stations}</ol>'
+    for line in (line for name, one in view.coverage.items() for line in lines(name, one, now_ns)):
+        yield f"<p>Coverage: {text(line)}.</p>"
+    if awaited := list(wait_conditions(view)):
+        yield f"<p>Waits for {text('; '.join(awaited))}.</p>"
+    yield f'<p class="dim">As of {moment(now_ns)[:19]} UTC; started {moment(release.created_ns)[:19]} UTC.</p></header>'
+
+
+def _station(step: StageStatus) -> str:
+    here = ' aria-current="step"' if step.mark == "now" else ""
+    said = f" ({step.mark})" if step.mark in ("skipped", "failed") else ""
+    return f"<li{here}>{MARKS[step.mark]}{text(step.name)}{said}</li>"
+
+
+def _arms(view: ReleaseView, history: History) -> Iterator[str]:
+    release = view.release
+    rest = [one.arm for one in history.assigned[len(history.seen) :]]
+    rows = list(arms(release, view.figures, (rest.count("stable"), rest.count("candidate"))))
+    heads = ("", f"stable {versions(release, 'stable')}", f"candidate {versions(release, 'candidate')}")
+    yield "<h2>Arms</h2>" + table("Figures by arm", heads, rows)
+    if (shown := difference(view)) is not None:
+        yield f"<p>Candidate less stable: {text(shown)}. It is for display; decisions are made from the e-values.</p>"
+    for warning in view.warnings:
+        yield f"<p><strong>Warning:</strong> {text(warning)}.</p>"
+    if left := left_out(release, view.figures):
+        why = "they have seen both versions, or were cancelled"
+        said = pluralized(left, release.policy.observation_noun.removesuffix("s"))
+        yield f"<p>Left out of all figures: {said}: {why}.</p>"
+    if (shown := units(release)) is not None:
+        yield f"<p>Units {text(shown)}.</p>"
+
+
+def figure(chart: Chart, name: str) -> str:
+    """A chart as HTML, with its title, its legend and its numbers; `name` makes its ids unique on the page."""
+    rows = sorted({x for line in chart.lines for x, _ in line.points})
+    rows = [x for at, x in enumerate(rows) if at % max(1, -(-len(rows) // ROWS)) == 0 or at == len(rows) - 1]
+    columns = [dict(line.points) for line in chart.lines]
+    cells = [[chart.tick_x(x), *(f"{column[x]:.4g}" if x in column else "" for column in columns)] for x in rows]
+    numbers = table(chart.title, [chart.x, *(line.name for line in chart.lines)], cells)
+    return (
+        f"<figure><figcaption><h2>{text(chart.title)}</h2><p>{text(chart.description)}</p>{legend(chart)}</figcaption>"
+        f"{svg(chart, name)}<details><summary>{text(chart.title)} as a table</summary>{numbers}</details></figure>"
+    )
+
+
+def _evidence(view: ReleaseView, points: Sequence[EvidencePoint]) -> Iterator[str]:
+    if points:
+        rows = [
+            (one.name, f"{one.value:.4g}", f"{one.limit:g}", "reached" if one.crossed else "", one.follows)
+            for one in decision_thresholds(view.release, view.figures)
+        ]
+        yield "<h2>Limits</h2>" + table("e-values against their limits", ("", "e-value", "limit", "", "then"), rows)
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of texts as an HTML table; the first cell of each row is its heading."""
+    head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in heads)
+    lines = (
+        f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
+    body = "".join(lines)
+    return f"<table><caption>{text(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _chain(entries: Sequence[AuditTrailEntry]) -> Iterator[str]:
+    yield '<h2>What was done, and why</h2><ol class="chain">'
+    for before, entry in zip([None, *entries], entries, strict=False):
+        yield _link(entry, "" if before is None else f", {duration(entry.at_ns - before.at_ns)} later")
+    yield "</ol>"
+
+
+def _link(entry: AuditTrailEntry, since: str) -> str:
+    who = "by the rules" if entry.who == GATEWAY else f"by {asked_by(entry.who, entry.key)}"
+    what = f"<strong>{text(stage_name(entry.after))}</strong>: {text(entry.action.replace('_', ' '))} {text(who)}"
+    at = moment(entry.at_ns)[:19]
+    when = f'<time datetime="{at.replace(" ", "T")}Z">{at}</time><span class="dim">{text(since)}</span>'
+    return f"<li>{what}, {when}. {text(entry.why)}{_found(entry)}</li>"
+
+
+def _found(entry: AuditTrailEntry) -> str:
+    if not entry.evidence:
+        return ""
+    figures = dumps(entry.evidence, indent=1, ensure_ascii=False)
+    return f"<details><summary>Evidence</summary><pre>{text(figures)}</pre></details>"

@@ -1,0 +1,84 @@
+"""Retention for a terminal: rules, holds and forgotten rollouts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.console.views.table import Column, Listing
+from penstock.console.views.text import moment, plain, size
+from penstock.gateway.model.retention import RetentionStatus
+from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
+from penstock.gateway.model.validation_messages import pluralized
+
+HOLDS = (
+    Column("rollout"), Column("since"), Column("who"), Column("why", 1, narrows="fold", least=16),
+)  # fmt: skip
+_NAMED: Final = 3
+"""Maximum number of rollouts that are named; more are counted."""
+FORGOTTEN = (Column("rollout"), Column("when"), Column("why", 1, narrows="fold", least=16))
+
+
+def status(view: RetentionStatus) -> str:
+    """The rules and the progress of retention, in a few lines."""
+    lines = [f"forget    {rule}" for rule in view.rules]
+    if view.keep_bytes is not None:
+        lines.append(f"forget    the oldest, while the tape uses more than {size(view.keep_bytes)}")
+    if not lines:
+        lines.append("forget    nothing by itself: penstock.toml has neither [[retention]] nor tape.keep_bytes")
+    lines.append(f"tape      {size(view.used_bytes)} in use of a file of {size(view.file_bytes)}")
+    by_rule = f", {view.retired:,} of them by rules since the gateway started" if view.retired else ""
+    lines.append(f"forgotten {pluralized(view.forgotten, 'rollout')}{by_rule}")
+    lines.append(f"left      {_left(view)}")
+    lines += [f"stuck     {why}" for why in (view.stuck, view.full) if why]
+    return "\n".join(lines)
+
+
+def _left(view: RetentionStatus) -> str:
+    if view.done:
+        return "nothing of what was forgotten"
+    left: list[str] = []
+    if view.wiping:
+        left.append(f"calls of {pluralized(view.wiping, 'rollout')}")
+    if view.overwriting:
+        left.append("bytes in free parts of the file, until they are overwritten")
+    if view.in_index is None:
+        left.append("perhaps something in the index, which has not caught up")
+    elif view.in_index:
+        left.append(f"{pluralized(view.in_index, 'rollout')} in files of the index")
+    return "; ".join(left)
+
+
+def forgotten(gone: Sequence[ForgottenRollout]) -> str:
+    """A sentence naming the rollouts that were removed from the tape."""
+    names = ", ".join(one.rollout for one in gone) if len(gone) <= _NAMED else pluralized(len(gone), "rollout")
+    return f"forgotten: {names}"
+
+
+def wiped(view: RetentionStatus) -> str:
+    """A sentence with the data of forgotten rollouts that is still left after waiting for its deletion."""
+    return f"left: {_left(view)}" if not view.stuck else f"not done yet: {view.stuck}"
+
+
+def held(changed: Sequence[RetentionHold], lifted: bool) -> str:
+    """A sentence naming the rollouts that are kept from now on, or not any more."""
+    names = ", ".join(one.rollout for one in changed) if len(changed) <= _NAMED else pluralized(len(changed), "rollout")
+    verb = "is" if len(changed) == 1 else "are"
+    lift = f"`penstock hold --lift {changed[0].rollout if len(changed) == 1 else 'ROLLOUT'}`"
+    return f"{names} {verb} not kept any more" if lifted else f"{names} {verb} kept until {lift}"
+
+
+def holds(found: Sequence[RetentionHold]) -> Listing:
+    """A line for each hold."""
+    made = Listing(*HOLDS)
+    for one in found:
+        made.add_row(one.rollout, moment(one.at_ns), plain(one.who), plain(one.why))
+    return made
+
+
+def forgotten_list(found: Sequence[ForgottenRollout]) -> Listing:
+    """A line for each forgotten rollout."""
+    made = Listing(*FORGOTTEN)
+    for one in found:
+        made.add_row(one.rollout, moment(one.at_ns), plain(one.why))
+    return made

@@ -1,0 +1,365 @@
+"""A rollout as a tree for a terminal: attempts, calls, and what was said. Pure, as `console.views.rollouts` is.
+
+A conversation is shown once. Agents send it whole with every call, so for each call only those messages are shown that
+no earlier call of the attempt began with or was answered by. Spans of an instrumented agent are shown inside their
+parents, calls inside the span that they were made in (`gateway.model.span_tree`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.text import Text
+from rich.tree import Tree
+
+from penstock.console.views.rollouts import BRIEF, gaps, pluralized, span_line, status, style, total_tokens
+from penstock.console.views.text import abbreviate, clean, compact, duration, joined, moment, number, plain, size
+from penstock.gateway.model import span_tree
+from penstock.gateway.model.answers import SideView, SpanDetail
+from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Choice, Message, Part, Turn
+
+DEEPEST = 20
+"""Maximum depth of nested spans that is shown."""
+MOST = 1_000
+"""Maximum number of messages of a call, parts of a message and answers that are shown: the first and the last ones.
+Each takes a fraction of a millisecond and some kilobytes to be laid out."""
+LONGEST = 4 << 20
+"""Maximum number of characters of a text that is shown whole; no model reads as many at once."""
+T = TypeVar("T")
+_NOTHING = Part(type="unknown")
+
+Key = tuple[str, tuple[tuple[str | None, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedToolRuns:
+    """The tool runs that the model calls of an attempt requested; each is shown below its call."""
+
+    runs: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Tool runs in the attempt: sequence of the run -> sequence of the model call."""
+    elsewhere: Sequence[tuple[int, SpanDetail]] = ()
+    """Tool runs in other rollouts, whose address named none, each with the sequence of the model call."""
+
+
+class ConversationPrefixes:
+    """The beginnings of the earlier calls and answers of an attempt. Each beginning is kept as a hash, so that the cost
+    of a thousand calls depends only on their new messages."""
+
+    def __init__(self) -> None:
+        self._beginnings = set[int]()
+
+    def known_length(self, messages: Sequence[Message]) -> int:
+        """The number of first messages with which an earlier call began, or by which it was answered."""
+        hashes = _beginnings(messages)
+        return next((at for at, one in enumerate(hashes) if one not in self._beginnings), len(messages))
+
+    def add(self, turn: Turn) -> None:
+        """Adds a call whose messages and answer later calls may begin with."""
+        answer = (choice.message for choice in turn.choices[:1])
+        self._beginnings.update(_beginnings([*turn.messages, *answer]))
+
+
+class SpanSubtree(NamedTuple):
+    """A span that is shown directly below its attempt, with the spans that are shown inside it."""
+
+    attempt: Attempt
+    spans: Sequence[tuple[Span, int | None]]
+    """Each span with the sequence of the span that it is shown in; None for the first one."""
+    left: int
+    """Number of the attempt's spans that are not shown, if this is its last place; else 0."""
+
+
+class RolloutTree:
+    """Renders a rollout piece by piece, so that the first lines are there before the last call is read."""
+
+    def __init__(
+        self, rollout: RolloutSummary, spans: Sequence[Span], asked: Mapping[str, RequestedToolRuns] | None = None
+    ) -> None:
+        """`spans`: the spans to show, in order. `asked`: the requested tool runs, by attempt."""
+        self._rollout, self._asked = rollout, asked or {}
+        self._conversations, self._offered = ConversationPrefixes(), list[str]()
+        self._spans = {attempt.id: [it for it in spans if it.attempt == attempt.id] for attempt in rollout.attempts}
+
+    def head(self) -> Text:
+        """The line of the rollout."""
+        rollout, t = self._rollout, self._rollout.totals
+        facts = (
+            pluralized(t.calls, "call"),
+            pluralized(t.errors, "error") if t.errors else "",
+            total_tokens(t),
+            gaps(t),
+        )
+        about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
+        return joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *about, *facts)
+
+    def task(self) -> RenderableType | None:
+        """The line of the rollout's task; None without one."""
+        rollout = self._rollout
+        if rollout.input is None:
+            return None
+        task = joined(Text("task", style="dim"), plain(abbreviate(compact(rollout.input), BRIEF)))
+        return _TreeNode(task, not rollout.attempts)
+
+    def attempt(self, attempt: Attempt) -> RenderableType:
+        """The line of an attempt; the lines of its spans follow."""
+        self._conversations, self._offered = ConversationPrefixes(), []
+        attempts = self._rollout.attempts
+        return _TreeNode(_attempt_line(attempt, len(attempts) == 1), attempt is attempts[-1])
+
+    def subtrees(self, attempt: Attempt) -> Iterator[SpanSubtree]:
+        """The places below an attempt, from the top."""
+        spans = self._spans[attempt.id]
+        asked = self._asked.get(attempt.id, RequestedToolRuns())
+        left = attempt.spans - len(spans) if spans else 0
+        below: list[tuple[Span, int | None]] = []
+        for span, parent in nested_spans(spans, asked.runs):
+            if parent is None and below:
+                yield SpanSubtree(attempt, below, 0)
+                below = []
+            below.append((span, parent))
+        if below:
+            yield SpanSubtree(attempt, below, left)
+
+    def render_subtree(
+        self, place: SpanSubtree, details: Mapping[int, SpanDetail], last: bool
+    ) -> Iterator[RenderableType]:
+        """The lines of a place, with the messages that its calls added to the conversation. `details`: its spans in
+        full, by sequence; `last`: whether it is the last place of its attempt."""
+        nodes: dict[int, Tree] = {}
+        for span, parent in place.spans:
+            line = span_line(span)
+            nodes[span.sequence] = Tree(line) if parent is None else nodes[parent].add(line)
+        for sequence, run in self._asked.get(place.attempt.id, RequestedToolRuns()).elsewhere:
+            if (node := nodes.get(sequence)) is not None:
+                where = Text(clean(f"{run.span.rollout}/{run.span.attempt}"), style="dim")
+                below = node.add(joined(where, span_line(run.span)))
+                if run.turn is not None:
+                    _add_turn(below, run.turn, 0, [], BRIEF)
+        for span, _ in place.spans:
+            self._add_said(nodes[span.sequence], details[span.sequence])
+        above = place.attempt is self._rollout.attempts[-1]
+        yield _TreeNode(_TreeNode(nodes[place.spans[0][0].sequence], last and not place.left), above, inside=True)
+        if place.left:
+            shown = place.attempt.spans - place.left
+            left = Text(f"{shown:,} of {place.attempt.spans:,} spans are shown", style="dim")
+            yield _TreeNode(_TreeNode(left, True), above, inside=True)
+
+    def _add_said(self, node: Tree, detail: SpanDetail) -> None:
+        turn = detail.turn
+        if turn is None:
+            return
+        names = [tool.name for tool in turn.tools]
+        if detail.span.kind != "llm":
+            _add_turn(node, turn, 0, names, BRIEF)
+            return
+        _add_turn(
+            node, turn, self._conversations.known_length(turn.messages), names if names != self._offered else [], BRIEF
+        )
+        self._conversations.add(turn)
+        self._offered = names
+
+
+class _TreeNode:
+    """A node of a tree, printed by itself: with its guides, as `rich.tree` draws them."""
+
+    def __init__(self, shown: RenderableType, last: bool, inside: bool = False) -> None:
+        """`inside`: the node is a descendant, so its first line gets the guides of a later line."""
+        rest = "    " if last else "│   "
+        self._shown, self._first, self._rest = shown, rest if inside else "└── " if last else "├── ", rest
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrower = options.update_width(max(1, options.max_width - len(self._rest)))
+        for at, line in enumerate(console.render_lines(self._shown, narrower, pad=False)):
+            yield Segment(self._rest if at else self._first)
+            yield from line
+            yield Segment.line()
+
+
+def rollout_tree(
+    rollout: RolloutSummary, details: Sequence[SpanDetail], asked: Mapping[str, RequestedToolRuns] | None = None
+) -> Group:
+    """Rollout, attempts, calls, and the messages that each call added to the conversation. `asked`: the requested tool
+    runs, by attempt."""
+    tree = RolloutTree(rollout, [detail.span for detail in details], asked)
+    parts: list[RenderableType] = [tree.head(), *filter(None, (tree.task(),))]
+    for attempt in rollout.attempts:
+        read = {detail.span.sequence: detail for detail in details if detail.span.attempt == attempt.id}
+        places = list(tree.subtrees(attempt))
+        parts.append(tree.attempt(attempt))
+        for place in places:
+            parts += tree.render_subtree(place, read, place is places[-1])
+    return Group(*parts)
+
+
+def call_tree(detail: SpanDetail) -> Tree:
+    """A call, with all its messages and its whole text."""
+    tree = Tree(span_line(detail.span))
+    for line in _facts(detail):
+        tree.add(line)
+    if detail.turn is not None:
+        _add_turn(tree, detail.turn, 0, None, None)
+    return tree
+
+
+def added_messages(turn: Turn, earlier: Iterable[Turn]) -> Tree:
+    """The messages that a call added to the conversation, with their whole text; `earlier`: calls of the same attempt
+    before it."""
+    conversations = ConversationPrefixes()
+    for one in earlier:
+        conversations.add(one)
+    skip = conversations.known_length(turn.messages)
+    tree = Tree(joined(plain(turn.model or turn.dialect, "bold"), pluralized(len(turn.messages) - skip, "new message")))
+    _add_turn(tree, turn, skip, None, None)
+    return tree
+
+
+def nested_spans(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> Iterator[tuple[Span, int | None]]:
+    """The spans of one attempt from the top, each with the sequence of the span it is shown in; None for the
+    attempt."""
+    inside = span_tree.tree(spans, asked)
+    waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
+    while waiting:
+        span, parent, depth = waiting.pop()
+        yield span, parent
+        # Spans that are nested deeper than a terminal is wide are shown side by side.
+        under = span.sequence if depth < DEEPEST else parent
+        waiting += [(inner, under, depth + 1) for inner in reversed(inside.get(span.sequence, []))]
+
+
+def _beginnings(messages: Sequence[Message]) -> Iterator[int]:
+    """The hashes of the first message, of the first two, and so on."""
+    one = 0
+    for message in messages:
+        one = hash((one, _key(message)))
+        yield one
+
+
+def _key(message: Message) -> Key:
+    """A key that is equal for equal messages, however they were sent. Reasoning does not count, because agents often do
+    not send it back."""
+    parts = (p for p in message.parts if p.type != "reasoning")
+    return message.role, tuple((p.type, p.text, p.id, p.name, p.arguments, compact(p.data)) for p in parts)
+
+
+def _add_turn(node: Tree, turn: Turn, skip: int, tools: list[str] | None, limit: int | None) -> None:
+    names = [tool.name for tool in turn.tools] if tools is None else tools
+    if names:
+        rest = f" … {len(names) - MOST:,} more" if len(names) > MOST else ""
+        node.add(joined(Text("tools", style="dim"), clean(", ".join(names[:MOST]) + rest)))
+    if skip:
+        node.add(Text(f"… {pluralized(skip, 'message')} as before", style="dim"))
+    # A message of MCP without parameters adds nothing to the name of its span.
+    told = [one for one in turn.messages[skip:] if not one.parts or any(part != _NOTHING for part in one.parts)]
+    for message in _some(told, "messages"):
+        node.add(message if isinstance(message, Text) else _message(message, limit))
+    for choice in _some(turn.choices, "answers"):
+        node.add(choice if isinstance(choice, Text) else _choice(choice, len(turn.choices), limit))
+    for text in filter(None, (turn.error, *turn.problems)):
+        node.add(plain(_cut(text, limit), "red"))
+
+
+def _some(rows: Sequence[T], what: str) -> Iterator[T | Text]:
+    """The rows, or the first and the last ones with a line that counts the rows between them."""
+    if len(rows) <= MOST:
+        yield from rows
+        return
+    yield from rows[: MOST // 2]
+    left = len(rows) - 2 * (MOST // 2)
+    yield Text(f"… {left:,} {what} are not shown; `penstock show` has all with --json or --raw", style="dim")
+    yield from rows[-(MOST // 2) :]
+
+
+def _cut(text: str, limit: int | None) -> str:
+    """A text as it is shown: abbreviated to `limit`; without one, cut at `LONGEST`."""
+    if limit is not None or len(text) <= LONGEST:
+        return abbreviate(text, limit)
+    left = len(text) - LONGEST
+    return f"{text[:LONGEST]} … {left:,} characters are not shown; `penstock show` has all with --json or --raw"
+
+
+def _message(message: Message, limit: int | None) -> RenderableType:
+    role = plain(message.role if message.name is None else f"{message.role} {message.name}", style(message.role))
+    return _with_parts(role, message.parts, limit)
+
+
+def _choice(choice: Choice, of: int, limit: int | None) -> RenderableType:
+    label = "answer" if of == 1 else f"answer {choice.index + 1} of {of}"
+    ended = plain(f" ({choice.finish})" if choice.finish else "", "dim")
+    return _with_parts(Text(f"→ {label}", style="bold green").append_text(ended), choice.message.parts, limit)
+
+
+def _with_parts(label: Text, parts: Sequence[Part], limit: int | None) -> RenderableType:
+    """A label with its only part beside it, or several parts below it."""
+    if len(parts) == 1:
+        return joined(label, _part(parts[0], limit))
+    tree = Tree(label)
+    for part in _some(parts, "parts"):
+        tree.add(part if isinstance(part, Text) else _part(part, limit))
+    return tree
+
+
+def _part(part: Part, limit: int | None) -> Text:
+    text = _cut(part.text or "", limit)
+    match part.type:
+        case "text":
+            return plain(text)
+        case "tool_call":
+            call = f"{part.name}({_cut(part.arguments or '', limit)})"
+            return plain(call, "cyan")
+        case "tool_call_response":
+            return plain(text or _cut(compact(part.data), limit), "yellow")
+        case "reasoning" | "refusal":
+            return joined(Text(part.type, style="dim"), plain(text, "italic"))
+        case _:
+            return joined(Text(part.type, style="dim"), plain(_cut(text or compact(part.data), limit or BRIEF)))
+
+
+def _sides(detail: SpanDetail) -> list[SideView]:
+    return detail.exchange.sides if detail.exchange else []
+
+
+def _facts(detail: SpanDetail) -> Iterator[Text]:
+    """The facts that only the view of a single call shows."""
+    span, turn = detail.span, detail.turn
+    shown = {
+        "started": f"{moment(span.start_ns)} UTC",
+        "called": detail.exchange.url if detail.exchange else None,
+        "also spoken": ", ".join(f"{side.who}: {side.dialect} {side.path}" for side in _sides(detail)),
+        "served": span.model_served if span.model_served != span.model else None,
+        "bytes": f"{size(span.request_bytes)} → {size(span.response_bytes)}",
+        "sampling": compact(turn.sampling) if turn and turn.sampling else None,
+        "forced": turn.forced if turn else None,
+        "trace": span.trace_id,
+    }
+    for name, value in shown.items():
+        if value:
+            yield joined(Text(name, style="dim"), clean(value))
+
+
+def _attempt_line(attempt: Attempt, only: bool) -> Text:
+    """A line for an attempt; if it is the only one, the rollout's own line has the figures."""
+    t, outcome = attempt.totals, attempt.outcome or Outcome()
+    reason = clean(abbreviate(outcome.reason or "", BRIEF))
+    code = f"exit code {outcome.exit_code}" if outcome.exit_code is not None else ""
+    ended = (
+        # A runner's reason already contains the code or the signal.
+        *(piece for piece in (code, clean(outcome.signal or "")) if piece not in reason),
+        duration(outcome.duration_ns),
+        f"by {clean(attempt.worker)}" if attempt.worker else "",
+        reason,
+    )
+    name, figures = (
+        Text(clean(attempt.id), style="bold"),
+        (pluralized(t.calls, "call"), _reward(attempt.reward), gaps(t)),
+    )
+    return joined(name, status(attempt.status), *(() if only else figures), *ended)
+
+
+def _reward(value: float | None) -> str:
+    return "" if value is None else f"reward {number(value)}"

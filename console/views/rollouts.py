@@ -1,0 +1,337 @@
+"""The tape for a terminal: nouns in, rich renderables out. Pure: no console, no clock, no network.
+
+Strangers (models, web pages, tools) wrote the texts on the tape. Control characters in them are made visible, so that
+none can control the terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich.console import Group
+from rich.text import Text
+
+from penstock.console.views import span_summary
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import (
+    abbreviate,
+    age,
+    ago,
+    clean,
+    compact,
+    duration,
+    joined,
+    moment,
+    number,
+    plain,
+    size,
+    tally,
+)
+from penstock.gateway.model.answers import RewardStats, ServerState, Stats
+from penstock.gateway.model.attributes import TRIES, UNREAD
+from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
+from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.tools import ToolStats, ToolUse
+from penstock.gateway.model.validation_messages import pluralized
+
+STYLES = {
+    "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
+    "unresponsive": "magenta", "environment": "magenta", "cancelled": "yellow", "open": "cyan", "running": "cyan",
+    "preparing": "cyan", "queuing": "blue", "requeuing": "blue", "system": "blue", "developer": "blue", "user": "bold",
+    "assistant": "bold green", "tool": "yellow",
+}  # fmt: skip
+BRIEF = 240
+"""Maximum number of characters of a text that is shown briefly."""
+PRINTED = ("stdout", "stderr")
+"""Names of events that are pieces of an agent's output."""
+LOGGED = "otel.body"
+"""The attribute that contains the line of a log, in an event made of one."""
+
+
+# --- figures ---
+
+
+def sums(t: Totals) -> str:
+    """Tokens in and out: `1,200 → 80`, or `≥1,200 → ≥80` where the tokens of some calls were not counted."""
+    least = "≥" if t.uncounted else ""
+    return " → ".join("?" if n is None else f"{least}{n:,}" for n in (t.input_tokens, t.output_tokens))
+
+
+# --- tables ---
+
+
+ROLLOUTS = (
+    Column("rollout"), Column("group", 8, optional=True), Column("mode", 2), Column("status"), figure("attempts", 4),
+    figure("reward", 10), figure("calls", 9), figure("errors", 7), figure("tokens", 5), figure("tools", 1),
+    figure("age", 6), Column("last call", 3),
+)  # fmt: skip
+SPANS = (
+    Column("attempt"), figure("#"), Column("started (UTC)", 3), Column("what", 7),
+    Column("model", narrows="cut", least=16), Column("status"), figure("http", 4), figure("latency", 6),
+    figure("first byte", 1), figure("tokens", 5), figure("tools", 2), Column("finish", narrows="cut", least=32),
+)  # fmt: skip
+RECENT = (
+    Column("call"), figure("ago", 4), Column("what", 1), Column("model", 3, narrows="cut", least=16), Column("status"),
+    figure("http", 2), figure("latency", 6), figure("tokens", 5), Column("error", optional=True),
+)  # fmt: skip
+SUMS = (
+    Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 6),
+    figure("tools", 1), figure("median", 3), figure("p95", 4),
+)  # fmt: skip
+USED = (
+    Column("tool", narrows="cut", least=12), Column("server", 2), figure("calls"), figure("errors", 6),
+    figure("cancelled", 1), figure("median", 3), figure("p95", 4), figure("in failed rollouts"), figure("in others"),
+)  # fmt: skip
+TOOLS = (
+    figure("#"), Column("tool", narrows="cut", least=12), Column("server", 2), Column("status", 3), figure("took", 4),
+    Column("asked by"), Column("rule", 5, optional=True), Column("known", 1),
+    Column("why", narrows="cut", least=24),
+)  # fmt: skip
+
+
+def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
+    """A line for each rollout. The column of groups is shown if there are any."""
+    made = Listing(*ROLLOUTS)
+    for r in rows:
+        head = (plain(r.id), plain(r.group), r.mode, _stands(r))
+        made.add_row(*head, *map(plain, _figures(r)), age(r.created_ns, now_ns), _last_call(r, now_ns))
+    return made
+
+
+def _stands(r: RolloutSummary) -> Text:
+    """The status, with a note if the rollout is ambiguous."""
+    return joined(status(r.status), Text("ambiguous", style="yellow") if r.totals.ambiguous else "")
+
+
+def _figures(r: RolloutSummary) -> Iterator[object]:
+    t = r.totals
+    yield f"{r.tries}/{r.config.max_attempts}" if r.origin == "queued" else len(r.attempts)
+    yield number(r.reward)
+    yield from (t.calls or "", t.errors or "", sums(t) if t.calls else "")
+    yield t.tool_calls or ""
+
+
+def _last_call(r: RolloutSummary, now_ns: int) -> str:
+    return ago(r.last_seen_ns, now_ns) if r.totals.calls else ""
+
+
+def spans(rows: Iterable[Span]) -> Listing:
+    """A line for each span. A span that is no call has its name in the column of models, and its content in the last
+    one."""
+    made = Listing(*SPANS)
+    for s in rows:
+        end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
+        times = (length(s), duration(s.first_byte_ns), tokens(s), s.tool_calls or "")
+        head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
+        end = Text(", ").join(filter(None, (end, missing_part(s))))
+        made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
+    return made
+
+
+def recent(rows: Iterable[Span], now_ns: int) -> Listing:
+    """A line for each call of several rollouts, with the name that `penstock show` takes."""
+    made = Listing(*RECENT)
+    for s in rows:
+        facts = (plain(s.http_status), length(s), tokens(s), error_text(s))
+        place = plain(f"{s.rollout}/{s.attempt}#{s.sequence}")
+        made.add_row(place, age(s.start_ns, now_ns), _what(s), plain(s.model or s.name), status(s.status), *facts)
+    return made
+
+
+def tools(rows: Iterable[ToolUse]) -> Listing:
+    """A line for each tool that was run."""
+    made = Listing(*TOOLS)
+    for use in rows:
+        asked = f"{use.asked_in or ''}#{use.asked_by}" if use.asked_by else _may_have_asked(use)
+        took = duration(None if use.end_ns is None else use.end_ns - use.start_ns)
+        took = took if use.span is not None or not took else f"≤ {took}"
+        where = plain(use.server or "inside the agent")
+        span = plain(f"{use.run_in or ''}#{use.span}" if use.span else "")
+        known = map(plain, (asked, use.rule, use.grade, use.reason))
+        made.add_row(span, plain(use.tool), where, status(use.status), took, *known)
+    return made
+
+
+def _may_have_asked(use: ToolUse) -> str:
+    return ", ".join(f"{one}?" for one in (*(f"#{one}" for one in use.candidates), *use.elsewhere))
+
+
+def stats(figures: Stats) -> Group:
+    """The sums, model by model, the rewards, and the tape."""
+    whole = "all spans" if figures.complete else f"the newest {figures.counted_spans:,} spans"
+    ended = ", ".join(f"{count:,} {status}" for status, count in sorted(figures.by_status.items()))
+    sums = Listing(*SUMS)
+    for name, m in figures.by_model.items():
+        sums.add_row(plain(name), *_sums(m), duration(m.median_ns), duration(m.p95_ns))
+    sums.add_row(Text("all", style="bold"), *_sums(figures.totals), "", "")
+    tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
+    lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
+    gaps = [Text(f"{pluralized(figures.gaps, 'call')} could not be recorded.", style="red")] if figures.gaps else []
+    tools_used = [tool_figures(figures.by_tool)] if figures.by_tool else []
+    told = servers(figures.servers)
+    return Group(Text(lines[0]), sums, *tools_used, *_rewards(figures.rewards), Text(lines[1]), *gaps, *told)
+
+
+def servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
+    """A line for each server that requests do not reach at once, and why."""
+    for name, server in sorted(servers.items()):
+        if server.breaker != "closed":
+            doing = "is left alone" if server.breaker == "open" else "is tried by one request"
+            yield Text(f"Server {clean(name)} {doing}, because it has failed (its breaker is open).", style="red")
+        if server.waiting:
+            yield Text(f"{server.waiting:,} requests wait for server {clean(name)} (max_concurrent).")
+
+
+def tool_figures(tools: Sequence[ToolStats]) -> Listing:
+    """A line for each tool. The last two columns give the share of failed rollouts in which it was run, and that of
+    other rollouts: a tool that is in many of the former and few of the latter is worth a look."""
+    made = Listing(*USED)
+    for it in tools:
+        shares = ("" if share is None else f"{share:.0%}" for share in (it.share_of_failed, it.share_of_others))
+        counts = (f"{it.calls:,}", f"{it.errors:,}", f"{it.cancelled:,}")
+        made.add_row(plain(it.tool), plain(it.server), *counts, duration(it.median_ns), duration(it.p95_ns), *shares)
+    return made
+
+
+def _rewards(given: RewardStats) -> Iterator[Text]:
+    if given.count:
+        sources = ", ".join(f"{count:,} {source}" for source, count in sorted(given.by_source.items()))
+        mean = f", mean {number(given.mean)}" if given.mean is not None else ""
+        untrusted = f", {given.untrusted:,} untrusted" if given.untrusted else ""
+        yield Text(f"Rewards: {sources}{mean}{untrusted}.")
+
+
+def _sums(t: Totals) -> Iterator[str]:
+    yield from (f"{t.calls:,}", f"{t.errors:,}", f"{t.cancelled:,}", sums(t))
+    yield f"{t.tool_calls:,}"
+
+
+def change(entry: Change) -> Text:
+    """A line of the change feed."""
+    line = Text(f"{entry.cursor:>6} ", style="dim")
+    if entry.span is not None:
+        s = entry.span
+        return line.append_text(joined(f"{clean(s.rollout)}/{clean(s.attempt)}", span_line(s)))
+    noun = entry.rollout or entry.attempt
+    name = f"{entry.attempt.rollout}/{entry.attempt.id}" if entry.attempt else noun.id if noun else entry.name or ""
+    return line.append_text(joined(clean(name), entry.kind, status(noun.status) if noun else ""))
+
+
+# --- lines ---
+
+
+def span_line(span: Span) -> Text:
+    """A span on one line; a call without a model is shown by its path, a span that is no call by its name."""
+    if span.kind not in CALLS:
+        failed = status(span.status) if span.status == SpanStatus.ERROR else ""
+        return joined(*label(span), failed, clean(content(span)), length(span))
+    first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
+    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "")
+    asked = pluralized(span.tool_calls, "tool call") if span.tool_calls else ""
+    return joined(*label(span), status(span.status), span.error or "", missing_part(span), *facts, asked, _tried(span))
+
+
+def missing_part(span: Span) -> Text:
+    """The part of an ended call that is missing on the tape, or was not read; empty where nothing is missing."""
+    if span.kind not in CALLS or span.status in (SpanStatus.OPEN, SpanStatus.INTERRUPTED):
+        return Text()
+    if span.body is None and span.request_bytes + span.response_bytes:
+        return Text("not recorded", style="red")
+    unread = "not all read" if UNREAD in (span.attributes or {}) else ""
+    return Text("recorded in part" if span.truncated else unread, style="yellow")
+
+
+def error_text(span: Span) -> Text:
+    """A span's error, and the part of it that is missing on the tape."""
+    return Text(", ").join(filter(None, (plain(span.error, "red"), missing_part(span))))
+
+
+def _tried(span: Span) -> str:
+    """The upstream that served a call, if others failed to serve it before."""
+    tries = (span.attributes or {}).get(TRIES, [])
+    before = ", ".join(f"{one['upstream']} ({one['why']})" for one in tries)
+    return clean(f"by {span.upstream} after {before}") if before else ""
+
+
+def label(span: Span) -> tuple[str, ...]:
+    """The texts that identify a span: number, kind, agent, and model or name."""
+    if span.kind not in CALLS:
+        return f"#{span.sequence}", _what(span), clean(span.name) if span.name not in (None, _what(span)) else ""
+    name = span.model or span.name or f"{span.method} {span.path}"
+    return f"#{span.sequence}", _what(span), clean(span.agent or ""), clean(name)
+
+
+def content(span: Span) -> str:
+    """The content of a span that is no call: value and reason of a reward, a few attributes of an agent's span or
+    event."""
+    if span.kind == "reward":
+        return "  ".join(filter(None, _reward(Reward.of(span))))
+    if span.kind == "otel":
+        return "  ".join(span_summary.facts(span))
+    attributes = span.attributes or {}
+    if isinstance(text := attributes.get("text" if span.name in PRINTED else LOGGED), str):
+        return abbreviate(text, BRIEF)
+    # Attributes with the origin of a log record are left out: every record has them.
+    facts = {name: value for name, value in attributes.items() if not name.startswith("otel.")}
+    said = list(facts.values())
+    return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(facts or None), BRIEF)
+
+
+def _reward(given: Reward) -> Iterator[str]:
+    yield number(given.value)
+    yield from (f"{name} {number(value)}" for name, value in given.dimensions.items())
+    yield f"by {given.source}"
+    yield f"of #{given.span}" if given.span else ""
+    yield "" if given.trusted else "untrusted"
+    yield "late" if given.late else ""
+    yield abbreviate(given.reason or "", BRIEF)
+
+
+def length(span: Span) -> str:
+    """The duration of a span; empty for one without a duration, such as a reward or an event."""
+    return duration(span.duration_ns) if span.kind in CALLS or span.duration_ns else ""
+
+
+def _what(span: Span) -> str:
+    return span.dialect if span.kind == "llm" else span.kind
+
+
+def tokens(span: Span) -> str:
+    """Tokens in and out as counted; ~80 is an estimate, ? is unknown. Empty for a span that uses no tokens."""
+    if span.estimate is None:
+        known = span.usage or (Usage() if _uncounted(span) else None)
+        return "" if known is None else " → ".join(map(tally, (known.input_tokens, known.output_tokens)))
+    known, guess = span.usage or Usage(), span.estimate
+    pairs = ((known.input_tokens, guess.input_tokens), (known.output_tokens, guess.output_tokens))
+    return " → ".join(f"~{about:,}" if count is None and about is not None else tally(count) for count, about in pairs)
+
+
+def _uncounted(span: Span) -> bool:
+    # Imported here: most commands show no calls, and need no wire formats.
+    from penstock.gateway.wire.dialects import by_name
+    from penstock.gateway.wire.dialects.token_estimate import lacks_token_counts
+
+    return lacks_token_counts(span, by_name(span.dialect))
+
+
+def total_tokens(t: Totals) -> str:
+    """Tokens in and out, with the unit."""
+    return f"{sums(t)} tokens"
+
+
+def gaps(t: Totals) -> str:
+    """Missing or uncertain calls of the sums; empty when there are none."""
+    missing = f"{t.gaps:,} not recorded" if t.gaps else ""
+    return "  ".join(filter(None, (missing, f"{t.ambiguous:,} ambiguous" if t.ambiguous else "")))
+
+
+def status(word: str) -> Text:
+    """A status word in its colour."""
+    return Text(word, style=style(word))
+
+
+def style(word: str) -> str:
+    """The colour of a status or a role; empty for others."""
+    return STYLES.get(word, "")

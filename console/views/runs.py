@@ -1,0 +1,145 @@
+"""Training runs for a terminal. Pure, as `console.views.rollouts` is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from penstock.console.views.candidates import tree
+from penstock.console.views.rollouts import pluralized, status
+from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.text import age, ago, clean, duration, joined, moment, number, plain
+from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
+
+BARS = "▁▂▃▄▅▆▇█"
+TREND = 32
+"""Number of characters of a sparkline."""
+WATCHED = 12
+"""Maximum number of candidates that are shown of a run in progress."""
+RUNS = (
+    Column("run"), Column("kind", 6), Column("status"), figure("step"), figure("metrics", 1), figure("made", 2),
+    figure("resumed", 3), figure("age", 5), Column("heard", 4), Column("message", 7, narrows="fold", least=24),
+)  # fmt: skip
+METRICS = (
+    Column("metric"), figure("last"), Column("trend", 4), figure("lowest", 2), figure("highest", 3),
+    figure("points", 1), figure("not finite", 5),
+)  # fmt: skip
+COLOURS = {"warning": "yellow", "error": "red"}
+
+
+def runs(rows: Iterable[RunHead], now_ns: int) -> Listing:
+    """A line for each run."""
+    made = Listing(*RUNS)
+    for r in rows:
+        figures = (_step(r), len(r.metrics) or "", len(r.made) or "", r.resumed or "", age(r.created_ns, now_ns))
+        heard = ago(r.ended_ns or r.last_seen_ns, now_ns)
+        made.add_row(plain(r.id), r.kind, status(r.status), *map(plain, figures), heard, plain(r.message or r.name))
+    return made
+
+
+def _step(run: RunHead) -> str:
+    done = "" if run.step is None else f"{run.step:,}"
+    return done if run.steps is None else f"{done or 0}/{run.steps:,}"
+
+
+def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: int) -> Group:
+    """A run with its configuration, metrics and events, to fit a screen or two; `events` newest first."""
+    pieces: list[RenderableType] = [_head(run, now_ns), *_facts(run)]
+    if run.tree is not None:
+        pieces += [Text(), tree(run.tree)]
+    if run.config is not None:
+        pieces += [Text("\nconfig", style="dim"), Padding.indent(_json(run), 2)]
+    if curves:
+        pieces += [Text(), metrics(curves)]
+    if events:
+        pieces += [Text(), *(event(one) for one in reversed(events))]
+    return Group(*pieces)
+
+
+def watched(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: int) -> Group:
+    """A run in progress, with its metrics and events; `events` newest first."""
+    pieces: list[RenderableType] = [_head(run, now_ns)]
+    if run.steps is not None:
+        pieces.append(_progress(run, run.steps, now_ns))
+    pieces += _facts(run)
+    if run.tree is not None:
+        pieces.append(tree(run.tree, WATCHED))
+    return Group(*pieces, metrics(curves), *(event(one) for one in reversed(events)))
+
+
+def _head(run: RunHead, now_ns: int) -> Text:
+    end = run.ended_ns or now_ns
+    took = f"{'took' if run.ended_ns else 'for'} {duration(end - run.created_ns)}"
+    name = Text(clean(run.id), style="bold")
+    return joined(name, run.kind, status(run.status), f"step {_step(run)}" if run.step is not None else "", took)
+
+
+def _progress(run: RunHead, steps: int, now_ns: int) -> Table:
+    done = 0 if run.step is None else min(run.step + 1, steps)
+    left = ""
+    if done and run.status == "running":
+        left = f"{duration((run.last_seen_ns - run.created_ns) * (steps - done) // done)} left at this pace"
+    row = Table.grid(padding=(0, 2))
+    row.add_row(ProgressBar(total=steps, completed=done, width=40), f"{done / steps:.0%}", left)
+    return row
+
+
+def _facts(run: RunHead) -> Iterator[Text]:
+    if run.name:
+        yield plain(run.name)
+    if run.message:
+        yield plain(run.message)
+    if run.resumed:
+        yield joined(f"resumed {pluralized(run.resumed, 'time')}, the last from step {run.since_step:,}")
+    if run.made:
+        yield joined("made", ", ".join(f"{clean(made.name)}@{clean(made.version)}" for made in run.made))
+
+
+def _json(run: Run) -> Text:
+    return plain(json.dumps(run.config, indent=2, ensure_ascii=False))
+
+
+def metrics(curves: Iterable[Curve]) -> Listing:
+    """A line for each metric: the last value, its trend, and its range."""
+    made = Listing(*METRICS)
+    for curve in curves:
+        low = min((value for value in curve.low if value is not None), default=None)
+        high = max((value for value in curve.high if value is not None), default=None)
+        last = number(curve.last) if curve.last is not None or not curve.count else "none"
+        figures = (number(low), number(high), f"{curve.count:,}", f"{curve.nulls:,}" if curve.nulls else "")
+        made.add_row(plain(curve.metric), last, sparkline(curve.mean), *figures)
+    return made
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Values as bars between their lowest and their highest; a space where there is none."""
+    finite = [value for value in values if value is not None]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    # Halved first: the difference of two doubles may overflow.
+    span = high / 2 - low / 2
+
+    def bar(value: float | None) -> str:
+        if value is None:
+            return " "
+        return BARS[round((value / 2 - low / 2) / span * (len(BARS) - 1))] if span else BARS[len(BARS) // 2 - 1]
+
+    return "".join(map(bar, values))
+
+
+def event(one: RunEvent) -> Text:
+    """A run's event on a line."""
+    at = Text(moment(one.time_ns or 0)[5:19], style="dim")
+    level = Text("" if one.level == "info" else one.level, style=COLOURS.get(one.level, ""))
+    return joined(at, "" if one.step is None else f"step {one.step:,}", level, clean(one.text))
+
+
+def line(run: RunHead, curves: Iterable[Curve]) -> Text:
+    """The state of a run on a line, for output that is no terminal."""
+    values = (f"{clean(curve.metric)} {number(curve.last) or 'none'}" for curve in curves if curve.count)
+    return joined(clean(run.id), status(run.status), f"step {_step(run)}", *values)

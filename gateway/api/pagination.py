@@ -1,0 +1,315 @@
+"""Reads the tape page by page, off the event loop, with a bound on the work of one page.
+
+A list is a *walk*: a generator that looks at one span or rollout after another and yields two values for each: a
+*mark*, from which a later walk goes on, and a row, or None if the filter rejects it. `page` runs a walk in slices, each
+in a worker thread and each a fresh generator, so no generator (nor a read transaction in it) lives longer than a slice.
+A page ends when it is full, when the walk ends, or when it has looked at enough; its cursor lets the caller go on. The
+cursor is the mark and the name of its list. It is opaque to clients and checked when it comes back.
+
+With an index (`followers.index`), a walk looks only at rows that the index has found, and the filter checks them again.
+Marks are the same with an index and without, so that a list may begin with one and end without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.gateway.api.contents import contents
+from penstock.gateway.api.heavy_reads import ReadRunner
+from penstock.gateway.followers.index.protocol import FindResult
+from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.summaries import summarised
+from penstock.gateway.reading.filters.query import Query
+from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
+from penstock.gateway.tape.store.directory import TapeError
+
+SCAN = 20_000
+"""Most heads that are looked at for one page."""
+SCAN_BODIES = 1_000
+"""The same if bodies must be read as well."""
+SLICE = 500
+"""Most heads that are looked at between two turns of the event loop."""
+SLICE_S, PAGE_S = 0.5, 3.0
+"""Seconds that a slice, and a page, may take: the rows found by then are returned, with a cursor to go on from."""
+
+Mark = tuple[int | str, ...]
+MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
+    "rollouts": ((int,), (int, str, int)),
+    "spans": ((str, int),),
+    "recent": ((int,),),
+    "runs": ((int,),),
+    "run_events": ((int, int),),
+    "audit_log": ((int,),),
+}
+"""The shapes of marks, by list."""
+
+
+class TapeSource(Protocol):
+    """The part of the store that the control API reads."""
+
+    def rollout(self, rid: str, /) -> Rollout | None: ...
+    def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]: ...
+    def attempts(self, rid: str, /) -> list[Attempt]: ...
+    def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]: ...
+    def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None, /) -> Iterator[Span]: ...
+    def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
+    def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]: ...
+    def at(self, cursors: Iterable[int], /) -> Iterator[tuple[int, Span]]: ...
+    def exchange(self, span: Span) -> Exchange | None: ...
+    def exchanges(self, spans: Iterable[Span]) -> Iterator[tuple[Span, Exchange | None]]: ...
+    def changes(self, since: int, limit: int, wanted: ChangeFilter = ALL_CHANGES) -> tuple[list[Change], int]: ...
+    def cursor(self) -> int: ...
+    def identity(self) -> str: ...
+    def figures(self) -> dict[str, int]: ...
+    def find_response(self, response_id: str, /) -> Span | None: ...
+    def pass_over(self, what: str, error: TapeError, /) -> None: ...
+
+
+class CursorError(ValueError):
+    """A paging cursor that is not one of this list's."""
+
+    def __init__(self, message: str, given: str) -> None:
+        super().__init__(message)
+        self.given = given
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class PageRows(Generic[T]):
+    """The rows that a page, or a slice of one, found."""
+
+    rows: list[T]
+    mark: Mark | None
+    """Mark to go on from; None if the walk has ended."""
+    scanned: int = 0
+
+
+IndexLookup = Callable[[int | None, int], FindResult | None]
+"""(position to look below, most rows) -> positions of rows that the filter accepts; None without an index."""
+FIRST, MOST = 128, 4096
+"""Number of positions in the first query to the index, and the most in a later one."""
+Walk = Callable[[Mark | None], Iterator[tuple[Mark, T | None]]]
+
+
+async def page(
+    walk: Walk[T], mark: Mark | None, limit: int, most: int = SCAN, run: ReadRunner = asyncio.to_thread
+) -> PageRows[T]:
+    """Up to `limit` rows from `mark` on, looking at no more than `most` items. `run`: runs the slices."""
+    found: PageRows[T] = PageRows([], mark)
+    until = time.monotonic() + PAGE_S
+    while True:
+        wanted, budget = limit - len(found.rows), most - found.scanned
+        piece = await run(take, walk, found.mark, wanted, min(SLICE, budget))
+        found.rows += piece.rows
+        found.mark, found.scanned = piece.mark, found.scanned + piece.scanned
+        if piece.mark is None or len(found.rows) >= limit or found.scanned >= most or time.monotonic() > until:
+            return found
+
+
+def take(walk: Walk[T], mark: Mark | None, limit: int, most: int) -> PageRows[T]:
+    """One slice of a page, in one go; it ends early if it takes long. Its time begins with its first item: if an index
+    was slow to find that, the other rows that it has found come with it, and need not be found again."""
+    found: PageRows[T] = PageRows([], mark)
+    until = math.inf
+    for found.mark, row in walk(mark):
+        until = min(until, time.monotonic() + SLICE_S)
+        found.scanned += 1
+        if row is not None:
+            found.rows.append(row)
+        if len(found.rows) >= limit or found.scanned >= most or time.monotonic() > until:
+            return found
+    found.mark = None
+    return found
+
+
+def scan(before: int | None, limit: int) -> None:
+    """A `IndexLookup` without an index: every row is looked at."""
+
+
+def recent_walk(tape: TapeSource, query: Query, find: IndexLookup = scan) -> Walk[Span]:
+    """Spans of all rollouts, newest change first."""
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
+        wanted = span_filter(tape, query)
+        for position, span in _spans(tape, find, int(mark[0]) if mark else None):
+            yield (position,), span if span is not None and wanted(span) else None
+
+    return walk
+
+
+def spans_walk(tape: TapeSource, query: Query, rid: str, aid: str | None) -> Walk[Span]:
+    """Spans of a rollout or of one attempt, in order."""
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, Span | None]]:
+        wanted = span_filter(tape, query)
+        for span in tape.spans(rid, aid, (str(mark[0]), int(mark[1])) if mark else None):
+            yield (span.attempt, span.sequence), span if wanted(span) else None
+
+    return walk
+
+
+def rollouts_walk(tape: TapeSource, query: Query, find: IndexLookup = scan) -> Walk[RolloutSummary]:
+    """Rollouts, newest first. A term about spans makes the walk go through the spans of each, so the mark may be in the
+    middle of a rollout."""
+
+    def walk(mark: Mark | None) -> Iterator[tuple[Mark, RolloutSummary | None]]:
+        wanted = span_filter(tape, query)
+        before, begun, after = _resume(mark)
+        for position, rollout, hit in _rollouts(tape, find, before):
+            if rollout is None:
+                yield (position,), None
+                continue
+            try:
+                if not query.matches_rollout(summary(tape, rollout) if query.needs_attempts else rollout):
+                    yield (position,), None
+                elif not query.needs_spans or any(map(wanted, hit)):
+                    yield (position,), summary(tape, rollout)
+                else:
+                    yield from _through_spans(tape, rollout, position, after if position == begun else None, wanted)
+            except TapeError as error:
+                tape.pass_over(f"rollout {rollout.id}", error)
+                yield (position,), None
+
+    return walk
+
+
+def named_rollouts(tape: TapeSource, query: Query, ids: Iterable[str]) -> list[RolloutSummary]:
+    """The rollouts with these ids that exist and match, newest first."""
+    wanted, found = span_filter(tape, query), list[RolloutSummary]()
+    for _, rollout in tape.named(ids):
+        try:
+            row = summary(tape, rollout)
+            matches = query.matches_rollout(row if query.needs_attempts else rollout)
+            if matches and (not query.needs_spans or any(map(wanted, tape.spans(rollout.id)))):
+                found.append(row)
+        except TapeError as error:
+            tape.pass_over(f"rollout {rollout.id}", error)
+    return found
+
+
+def _spans(tape: TapeSource, find: IndexLookup, before: int | None) -> Iterator[tuple[int, Span | None]]:
+    """The spans that an index finds below a position; all spans from where it has no answer any more. None between two
+    answers: a page may end there."""
+    for found in _found(find, before):
+        yield from tape.at(found.positions)
+        if found.complete:
+            return
+        before = found.reached
+        yield before, None
+    yield from tape.recent(before)
+
+
+def _rollouts(
+    tape: TapeSource, find: IndexLookup, before: int | None
+) -> Iterator[tuple[int, Rollout | None, Iterable[Span]]]:
+    """The same for rollouts, each with a span that its filter accepts, if the index names one."""
+    for found in _found(find, before):
+        hits = dict(zip(found.names, found.hits, strict=False))
+        for position, rollout in tape.named(found.names):
+            at = hits.get(rollout.id)
+            yield position, rollout, () if at is None else (span for _, span in tape.at([at]))
+        if found.complete:
+            return
+        before = found.reached
+        yield before, None, ()
+    yield from ((position, rollout, ()) for position, rollout in tape.rollouts(before))
+
+
+def _found(find: IndexLookup, before: int | None) -> Iterator[FindResult]:
+    """Yield the rows that an index finds, page by page, until it is complete or has no answer."""
+    limit = FIRST
+    while (found := find(before, limit)) is not None:
+        yield found
+        if not found.complete:
+            before, limit = found.reached, min(4 * limit, MOST)
+
+
+def _resume(mark: Mark | None) -> tuple[int | None, int | None, tuple[str, int] | None]:
+    """The position to go on below, the position of the rollout to go on in, and its last span before."""
+    if mark is None:
+        return None, None, None
+    position = int(mark[0])
+    return (position, None, None) if len(mark) == 1 else (position + 1, position, (str(mark[1]), int(mark[2])))
+
+
+def _through_spans(
+    tape: TapeSource, rollout: Rollout, position: int, after: tuple[str, int] | None, wanted: Callable[[Span], bool]
+) -> Iterator[tuple[Mark, RolloutSummary | None]]:
+    for span in tape.spans(rollout.id, None, after):
+        if wanted(span):
+            yield (position,), summary(tape, rollout)
+            return
+        yield (position, span.attempt, span.sequence), None
+    yield (position,), None
+
+
+def span_filter(tape: TapeSource, query: Query) -> Callable[[Span], bool]:
+    """The filter as a predicate over a span alone; rollouts are looked up once each, and only if it needs them. Damaged
+    records count as missing."""
+
+    @lru_cache(maxsize=256)
+    def rollout(rid: str) -> Rollout | None:
+        if query.needs_attempts:
+            return summary_of(tape, rid)
+        return next((found for _, found in tape.named([rid])), None) if query.needs_rollout else None
+
+    read = contents(tape)
+    return lambda span: query.matches(rollout(span.rollout), span, read)
+
+
+def summary(tape: TapeSource, rollout: Rollout) -> RolloutSummary:
+    """A rollout with its attempts and their sums."""
+    return summarised(rollout, tape.attempts(rollout.id))
+
+
+def summary_of(tape: TapeSource, rid: str) -> RolloutSummary | None:
+    """The same for a rollout's id; None if it does not exist or cannot be read."""
+    try:
+        found = tape.rollout(rid)
+        return None if found is None else summary(tape, found)
+    except TapeError as error:
+        tape.pass_over(f"rollout {rid}", error)
+        return None
+
+
+def encode_cursor(name: str, mark: Mark | None) -> str | None:
+    """The cursor for clients; None for no mark."""
+    if mark is None:
+        return None
+    return base64.urlsafe_b64encode(json.dumps([name, *mark]).encode()).decode().rstrip("=")
+
+
+def decode_cursor(name: str, cursor: str | None) -> Mark | None:
+    """The mark of a cursor; raises `CursorError` if it is not a cursor of the list with this name."""
+    if cursor is None:
+        return None
+    try:
+        blob = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        kind, *mark = json.loads(blob)
+    except (ValueError, TypeError, RecursionError):
+        raise CursorError("is not a cursor that this gateway gave", cursor) from None
+    if kind != name or not any(_fits(mark, shape) for shape in MARKS[name]):
+        raise CursorError("is a cursor of another list", cursor)
+    return tuple(mark)
+
+
+def _fits(mark: list[Any], shape: tuple[type, ...]) -> bool:
+    return len(mark) == len(shape) and all(
+        type(value) is kind and (0 <= value < 2**62 if kind is int else re.fullmatch(ID_PATTERN, value) is not None)
+        for value, kind in zip(mark, shape, strict=True)
+    )

@@ -1,5 +1,0 @@
-"""The `penstock` commands: a module of functions for each kind of command. `tables` lists them.
-
-It may import every other layer, and only `gateway.__main__` imports it. A module is loaded when one of its commands
-runs; the command imports what it needs of the gateway. Begin with `reading`.
-"""

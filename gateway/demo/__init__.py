@@ -1,4 +1,0 @@
-"""`make demo`: agents, a local model and a gateway, by `python -m penstock.gateway.demo`.
-
-It is outside the layers and nothing imports it. Begin with `demo`.
-"""

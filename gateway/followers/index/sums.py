@@ -1,0 +1,86 @@
+"""Sums over calls as SQL, grouped by a value. `gateway.api.breakdown` computes the same by a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.negotiation import KIND
+from penstock.gateway.reading.filters.sql import SqlFragment
+from penstock.gateway.wire.dialects import DIALECTS
+
+QueryFunction = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
+_DAY: Final = "strftime(make_timestamp(s.start_ns // 1000), '%Y-%m-%d{}')"
+_VALUES: Final[Mapping[BreakdownDimension, str]] = {
+    **{name: f"s.{name}" for name in ("agent", "upstream", "dialect", "status", "error", "finish")},
+    "model": "coalesce(s.model, 'unknown')",
+    "tool": "unnest(case when len(s.tools) > 0 then list_distinct(s.tools) else [''] end)",
+    "version": "unnest(case when len(s.versions) > 0 then s.versions else [''] end)",
+    "arm": "unnest(string_split(coalesce(s.arm, ''), ','))",
+    "hour": _DAY.format(" %H:00"),
+    "day": _DAY.format(""),
+    **{name: f'(select r."{name}" from rollouts r where r.number = s.number)' for name in ("mode", "group", "origin")},
+}
+_CALLS: Final = "s.kind = 'llm' and not s.of_release and s.status <> 'open'"
+_REFUSED: Final = f"(s.status = 'error' and s.error = '{KIND}' and s.upstream is null)"
+_ANSWERS: Final = ", ".join(f"'{dialect.name}'" for dialect in DIALECTS if dialect.generates)
+_ANSWERED: Final = (
+    "select number, attempt, max(cursor) as cursor from spans where kind = 'llm' and status = 'ok' and not of_release "
+    f"and dialect in ({_ANSWERS}) group by number, attempt"
+)
+"""The last answer that each attempt got. A refusal before it does not count as an error
+(`gateway.model.negotiation`)."""
+_COLUMNS: Final = (
+    "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "cost",
+    "unpriced", "reported", "median_ns", "p95_ns",
+)  # fmt: skip
+_EARNED: Final = ("rollouts", "rewarded", "reward", "reward_quartiles")
+
+
+def quantiles(column: str) -> str:
+    """SQL of the median and the 95th percentile, without NULLs: a call that died with its gateway has no duration."""
+    return f"coalesce(quantile_disc({column}, [0.5, 0.95]), [null, null])"
+
+
+def breakdown_rows(
+    ask: QueryFunction, by: BreakdownDimension, where: SqlFragment, limit: int
+) -> tuple[list[dict[str, Any]], int]:
+    """(a row for each of the `limit` values with the most calls, the number of values)."""
+    rows = call_breakdown_rows(ask, by, where)
+    rollouts = ask(
+        f"with c as (select distinct coalesce({_VALUES[by]}, '') as value, s.number from spans s "
+        f"where {_CALLS} and ({where.text})) "
+        "select value, count(*), count(r.reward), avg(r.reward), quantile_disc(r.reward, [0.0, 0.25, 0.5, 0.75, 1.0]) "
+        "from c left join rollouts r on r.number = c.number group by value",
+        where.values,
+    )
+    earned: dict[str, dict[str, Any]] = {
+        value: dict(zip(_EARNED, of_value, strict=True)) for value, *of_value in rollouts
+    }
+    return [row | earned[row["value"]] for row in rows[:limit]], len(rows)
+
+
+def call_breakdown_rows(ask: QueryFunction, by: BreakdownDimension, where: SqlFragment) -> list[dict[str, Any]]:
+    """The rows of `breakdown_rows` without the figures of rollouts."""
+    condition = f"{_CALLS} and ({where.text})"
+    [(refused,)] = ask(f"select count(*) from spans s where {_REFUSED} and {condition}", where.values)
+    settled = f"coalesce({_REFUSED} and d.cursor > s.cursor, false)" if refused else "false"
+    answers = f" left join ({_ANSWERED}) d on d.number = s.number and d.attempt = s.attempt" if refused else ""
+    calls = (
+        f"select {_VALUES[by]} as value, s.number, s.status, s.duration_ns, s.input_tokens, s.output_tokens, "
+        f"s.tool_calls, s.uncounted, s.cost, s.cost_reported, {settled} as settled from spans s{answers} "
+        f"where {condition}"
+    )
+    rows = ask(
+        f"with c as ({calls}) select coalesce(value, '') as value, count(*) as calls, "
+        "count(*) filter (status in ('error', 'interrupted') and not settled), "
+        "count(*) filter (status = 'cancelled'), cast(coalesce(sum(input_tokens), 0) as bigint), "
+        "cast(coalesce(sum(output_tokens), 0) as bigint), cast(sum(tool_calls) as bigint), "
+        "count(*) filter (uncounted), sum(cost), "
+        "count(*) filter (cost is null and (input_tokens is not null or output_tokens is not null)), "
+        "count(*) filter (cost_reported), "
+        f"{quantiles('duration_ns')} from c group by 1 order by calls desc, 1",
+        where.values,
+    )
+    return [dict(zip(_COLUMNS, (*row[:-1], *row[-1]), strict=True)) for row in rows]

@@ -1,0 +1,221 @@
+"""Reads the next chunk of a tape's log and makes rows of it: as many as fit into memory and into a file.
+
+A chunk is read in short transactions, so that the gateway's pages are free again soon. A changed rollout is read once
+for each chunk, at its end; the cursor of its row is its last change in the chunk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from penstock.gateway.followers.index.passages import PassageReader
+from penstock.gateway.followers.index.rows import COLUMNS, Row, SpanRecord, attempt_row, rollout_row, span_row
+from penstock.gateway.followers.lake.table_definitions import (
+    BODIES,
+    DAY_NS,
+    TABLE_DEFINITIONS,
+    Values,
+    message_row,
+    tool_call_row,
+    view_row,
+)
+from penstock.gateway.model.prices import Prices
+from penstock.gateway.tape.store import Store, keys
+from penstock.gateway.tape.store.codec import DECODE_ERRORS, StoredBody
+from penstock.gateway.tape.store.directory import DamagedRecordError
+from penstock.gateway.tape.store.view import TapeView
+
+READ_S: Final = 0.2
+"""Longest time of reading in one transaction, in seconds."""
+PIECE: Final = 4096
+"""Changes, or rollouts, that are read in one transaction."""
+ROWS, BYTES = 100_000, 64 << 20
+"""Size of a chunk, about: rows of all tables, and bytes of calls' texts and bodies."""
+FORGOTTEN, GONE = b"f", b"x"
+"""Records of the log: a rollout was forgotten; stands in place of an earlier record of a forgotten rollout."""
+MARK_LOOKS: Final = 256
+"""Most changes that are searched for a call that marks the state of a tape."""
+_log: Final = logging.getLogger("penstock.lake")
+_START: Final = list(COLUMNS["spans"]).index("start_ns")
+_KIND: Final = list(COLUMNS["spans"]).index("kind")
+_CREATED: Final = {table: list(COLUMNS[table]).index("created_ns") for table in ("rollouts", "attempts")}
+
+
+@dataclass(slots=True)
+class RowChunk:
+    """The rows of some changes."""
+
+    cursor: int = 0
+    """The last of the changes."""
+    mark: int = 0
+    """Identifies the state of the tape (`mark_of`)."""
+    rows: dict[str, dict[int, list[Values]]] = field(default_factory=dict[str, dict[int, list[Values]]])
+    """Rows by table and day, in days since 1970."""
+    forgotten: dict[str, int] = field(default_factory=dict[str, int])
+    """Rollouts, with the change that forgot each: rows of earlier changes must be deleted."""
+    count: int = 0
+    size: int = 0
+
+    def add(self, table: str, start_ns: int, row: Values) -> None:
+        """Adds a row to the day of its beginning."""
+        self.rows.setdefault(table, {}).setdefault(start_ns // DAY_NS, []).append(row)
+        self.count += 1
+
+    def is_gone(self, row: Values) -> bool:
+        """True if the rollout of a row was forgotten later."""
+        forgotten = self.forgotten.get(row[1])
+        return forgotten is not None and row[0] < forgotten
+
+    def after(self, table: str, cursor: int) -> dict[int, list[Values]]:
+        """The rows of a table after a cursor by day, without those of forgotten rollouts."""
+        days = self.rows.get(table, {})
+        kept = {day: [row for row in rows if row[0] > cursor and not self.is_gone(row)] for day, rows in days.items()}
+        return {day: rows for day, rows in kept.items() if rows}
+
+
+class ChunkReader:
+    """Reads one tape, from any change on."""
+
+    def __init__(self, store: Store, prices: Prices, rows: int = ROWS, size: int = BYTES) -> None:
+        self._store, self._prices, self._most_rows, self._most_bytes = store, prices, rows, size
+        self._passages = PassageReader()
+
+    def read(self, after: int, bodies: bool) -> RowChunk | None:
+        """The chunk after a change; None if there is none. `bodies`: True to read the bytes of calls, too."""
+        chunk, changed = RowChunk(after), dict[str, int]()
+        end = self._store.cursor()
+        while chunk.cursor < end and chunk.count < self._most_rows and chunk.size < self._most_bytes:
+            self._read_piece(chunk, changed, min(end, chunk.cursor + PIECE), bodies)
+        if chunk.cursor == after:
+            return None
+        names = list(changed)
+        for first in range(0, len(names), PIECE):
+            with self._store.view() as view:
+                for name in names[first : first + PIECE]:
+                    with _isolated(f"rollout {name}"):
+                        _read_rollout(view, name, changed[name], chunk)
+        with self._store.view() as view:
+            chunk.mark = mark_of(view, chunk.cursor)
+        return chunk
+
+    def _read_piece(self, chunk: RowChunk, changed: dict[str, int], end: int, bodies: bool) -> None:
+        until = time.monotonic() + READ_S
+        with self._store.view() as view:
+            if (hole := view.hole("log", chunk.cursor + 1)) is not None:
+                chunk.cursor = hole[1]
+                # If the beginning of the log was swept, the records that rollouts were forgotten may be gone, too.
+                for key, _ in view.scan("forgotten") if hole[0] == 1 else ():
+                    name = key[:-1].decode("ascii")
+                    again = view.origins(name)
+                    chunk.forgotten[name] = hole[1] + 1 if again is None else min(hole[1] + 1, again.number)
+                return
+            for at, record in records(view, chunk.cursor + 1, end):
+                with _isolated(f"change {at}"):
+                    self._take(view, at, record, chunk, changed, bodies)
+                chunk.cursor = at
+                if time.monotonic() > until or chunk.size >= self._most_bytes:
+                    return
+
+    def _take(
+        self, view: TapeView, at: int, record: bytes, chunk: RowChunk, changed: dict[str, int], bodies: bool
+    ) -> None:  # fmt: skip
+        kind = record[:1]
+        if kind == FORGOTTEN:
+            name = _name(record)
+            chunk.forgotten[name] = at
+            changed.pop(name, None)
+        elif kind in (b"s", b"o", b"a", b"r"):
+            name = _name(record)
+            changed.pop(name, None)
+            changed[name] = at
+            if kind == b"s":
+                self._take_span(view, at, record[1:], chunk, bodies)
+
+    def _take_span(self, view: TapeView, at: int, key: bytes, chunk: RowChunk, bodies: bool) -> None:
+        length = keys.summary_key_length(key)
+        head = SpanRecord(view, key[:length], key[length:])
+        passages, body = self._passages.read_call(view, head)
+        row = span_row(head, at, 0, head.tools(passages), self._prices)
+        start, span = row[_START], (at, head.rollout, head.attempt, head.sequence)
+        chunk.add("spans", start, (*view_row("spans", row), *_hashes(body)))
+        if row[_KIND] == "reward":
+            chunk.add("rewards", start, view_row("rewards", row))
+        for position, passage in enumerate(passages):
+            chunk.add("messages", start, message_row(span, position, passage))
+            chunk.size += len(passage.text)
+            if (call := tool_call_row(span, position, passage)) is not None:
+                chunk.add("tool_calls", start, call)
+        if bodies and body is not None:
+            chunk.add(BODIES, start, (*span, body.request, body.response))
+            chunk.size += len(body.request) + len(body.response)
+
+
+@contextmanager
+def _isolated(what: str) -> Generator[None]:
+    """Logs damage and continues behind it, so that it does not stop all later changes."""
+    try:
+        yield
+    except (DamagedRecordError, *DECODE_ERRORS) as error:
+        _log.error("%s is not in the lake, it cannot be read: %s; run `penstock check`", what, error)
+
+
+def _read_rollout(view: TapeView, name: str, at: int, chunk: RowChunk) -> None:
+    found = view.numbered_rollout(name)
+    if found is None:
+        return  # it was forgotten meanwhile: the next chunk has that record
+    tries = view.attempts(name)
+    _add_version("rollouts", at, rollout_row(*found, tries), chunk)
+    for attempt in tries:
+        _add_version("attempts", at, attempt_row(found[0], attempt), chunk)
+
+
+def _add_version(table: str, at: int, row: Row, chunk: RowChunk) -> None:
+    chunk.add(table, row[_CREATED[table]], (at, *view_row(table, row)))
+
+
+def _hashes(body: StoredBody | None) -> tuple[str | None, str | None]:
+    if body is None:
+        return None, None
+    return hashlib.sha256(body.request).hexdigest(), hashlib.sha256(body.response).hexdigest()
+
+
+def _name(record: bytes) -> str:
+    return record[1 : record.index(0)].decode("ascii")
+
+
+def records(view: TapeView, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """The records of the log with these cursors, both included."""
+    while first <= last:
+        begins, found = view.log_segment(first)
+        yield from enumerate(found[first - begins : last + 1 - begins], first)
+        first = begins + len(found)
+
+
+def mark_of(view: TapeView, cursor: int) -> int:
+    """Identifies the state of a tape at a change: a hash of the last call that had ended, which contains its times; the
+    lowest eight bits hold how many changes back it is. Without such a call, the hash of the change itself."""
+    for back in range(min(MARK_LOOKS, cursor)):
+        record = view.log_record(cursor - back)
+        if record[:1] == b"s":
+            return _hash(record) << 8 | back
+    return _hash(view.log_record(cursor)) << 8
+
+
+def is_marked(view: TapeView, cursor: int, mark: int) -> bool:
+    """True if a tape has this mark at a change. A record that was forgotten since counts as equal."""
+    record = view.log_record(cursor - (mark & 0xFF))
+    return record[:1] == GONE or _hash(record) == mark >> 8
+
+
+def _hash(record: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(record, digest_size=6).digest(), "big")
+
+
+ALWAYS: Final = tuple(name for name in TABLE_DEFINITIONS if name != BODIES)
+"""The tables of every lake."""

@@ -1,0 +1,286 @@
+"""`POST /v1/traces`, `/v1/logs`, `/v1/metrics`: telemetry of any instrumented agent, kept in the attempt it belongs to.
+
+A span stays a span, a log record becomes an event, a metric is accepted and not kept. When the request is answered, all
+accepted items are durable. Items that cannot be read, belong nowhere, or belong to another rollout than the token's,
+are rejected one by one: the answer is then a partial success that gives their number and the reasons, and the metrics
+count them. A reward that a span carries is kept after the spans; its source is `agent` if it came with an agent token,
+else `user`. An exporter that did not hear the answer sends its batch again: its spans and events are then there twice,
+its rewards once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from penstock.gateway.followers.otlp import log_import, span_import, wire
+from penstock.gateway.followers.otlp.attempt_lookup import (
+    AttemptReference,
+    ItemRejectedError,
+    RequestScope,
+    Traces,
+    attempt_in_scope,
+    attempt_of,
+    attempt_reference,
+    rollout_of_session,
+)
+from penstock.gateway.followers.otlp.signals import (
+    JSON,
+    LOGS,
+    METRICS,
+    SIGNALS,
+    TRACES,
+    UNSUPPORTED_SIGNALS,
+    Encoding,
+    OtlpRequestError,
+    RequestTree,
+    Signal,
+    TelemetryItem,
+    items,
+    place_of,
+)  # fmt: skip
+from penstock.gateway.followers.otlp.span_import import has_reward, judgement_of, scope_of
+from penstock.gateway.followers.otlp.values import Bounds
+from penstock.gateway.model.base import Origin
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.rollout import RewardSource
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.work.queue.dispatcher import Dispatcher
+
+SLICE_S = 0.003
+"""Seconds of work on items between two turns of the event loop."""
+MOST_REASONS = 10
+KEY = "key"
+"""The scope of a request that came with a key for calls, which opens nothing else."""
+_HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
+_ENTRIES: dict[str, Callable[[Any, dict[str, Any], dict[str, Any]], SpanEntry]] = {
+    TRACES.name: span_import.entry_of,
+    LOGS.name: log_import.entry_of,
+}
+_POINTS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+
+
+class TelemetryReceiver:
+    """The state of the telemetry handler."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, tape: Store, metrics: Metrics, request_bytes: int = wire.REQUEST_BYTES
+    ) -> None:
+        """`metrics` counts items; `request_bytes`: most bytes of one request, without its compression."""
+        self.dispatcher = dispatcher
+        self.tape = tape
+        self.metrics = metrics
+        self.received = {TRACES.name: metrics.otlp_spans, LOGS.name: metrics.otlp_logs}
+        self.request_bytes = request_bytes
+        self.traces = Traces(tape, dispatcher.wait_until_recorded)
+
+
+RECEIVER = web.AppKey("otlp", TelemetryReceiver)
+
+
+async def post_telemetry(request: web.Request) -> web.StreamResponse:
+    """Telemetry as OTLP/HTTP sends it: protobuf or JSON, gzip or not. What is answered is durable."""
+    ingest, encoding = request.app[RECEIVER], JSON
+    try:
+        signal = _signal(request)
+        encoding = wire.encoding_of(request)
+        tree = await wire.decode(signal, encoding, await wire.body_of(request, ingest.request_bytes))
+        if signal is METRICS:
+            ingest.metrics.otlp_metric_points += await _count_points(tree)
+            return wire.success_response(signal, encoding)
+        return await _keep(ingest, signal, encoding, tree, request)
+    except OtlpRequestError as failure:
+        return wire.error_response(encoding, failure)
+    except TapeError as error:
+        return wire.error_response(encoding, OtlpRequestError(503, f"the tape does not take it: {error}"))
+
+
+def _signal(request: web.Request) -> Signal:
+    name = request.match_info["signal"]
+    if name not in SIGNALS:
+        why = UNSUPPORTED_SIGNALS.get(name, f"{name!r} is no signal")
+        raise OtlpRequestError(404, f"{why}; send to /v1/{', /v1/'.join(SIGNALS)}", "path")
+    if request.method != "POST":
+        raise OtlpRequestError(405, f"{request.method} is not how telemetry is sent: use POST", "method")
+    return SIGNALS[name]
+
+
+async def _keep(
+    ingest: TelemetryReceiver, signal: Signal, encoding: Encoding, tree: RequestTree, request: web.Request
+) -> web.StreamResponse:
+    batch = _TelemetryRequest(ingest, signal, tree, request)
+    await batch.take()
+    await batch.keep()
+    return wire.success_response(signal, encoding, batch.rejected.total(), batch.message())
+
+
+async def _count_points(tree: RequestTree) -> int:
+    """Number of points in those metrics that can be read."""
+    count, pause = 0, _Pause()
+    for item in items(METRICS, tree):
+        if item.message is not None and not isinstance(item.message, ItemRejectedError):
+            kinds = (getattr(item.message, kind) for kind in _POINTS)
+            count += sum(len(kind.data_points or ()) for kind in kinds if kind is not None)
+        await pause.if_due()
+    return count
+
+
+class _Pause:
+    """Gives the event loop a turn from time to time while a large request is read."""
+
+    def __init__(self) -> None:
+        self._until = monotonic() + SLICE_S
+
+    async def if_due(self) -> None:
+        if monotonic() > self._until:
+            await asyncio.sleep(0)
+            self._until = monotonic() + SLICE_S
+
+
+class _TelemetrySource(NamedTuple):
+    """The common parts of the items of one resource and instrumentation."""
+
+    resource: dict[str, Any]
+    instrumentation: dict[str, Any]
+    said: AttemptReference | ItemRejectedError | None
+    """The rollout that the resource names, or why it may not name that one."""
+
+
+class _TelemetryRequest:
+    """A request on its way to the tape."""
+
+    def __init__(self, ingest: TelemetryReceiver, signal: Signal, tree: RequestTree, request: web.Request) -> None:
+        """The dispatch has put the scope of the request into the match of its path: see
+        `gateway.process.control_plane`."""
+        found = request.match_info
+        self._ingest = ingest
+        self._signal = signal
+        self._tree = tree
+        self._scope = RequestScope(found["rid"], found["aid"], found["kind"]) if "rid" in found else None
+        self._by_key = found.get("scope") == KEY
+        self._source = _TelemetrySource({}, {}, None)
+        self._entries: list[SpanEntry] = []
+        self._by_trace: list[tuple[SpanEntry, TelemetryItem]] = []
+        self._attempts: dict[str, str] = {}
+        self._warnings: list[str] = []
+        self._reasons: dict[str, tuple[int, str]] = {}
+        """For each of the first reasons, the number of rejected items and the place of the first."""
+        self.rejected: Counter[str] = Counter()
+        """Number of rejected items, by outcome."""
+
+    async def take(self) -> None:
+        """Read every item and find its attempt."""
+        entry_of, pause, new_source = _ENTRIES[self._signal.name], _Pause(), True
+        for item in items(self._signal, self._tree):
+            try:
+                if item.message is None:
+                    new_source = True
+                else:
+                    if new_source:
+                        self._source, new_source = _source_of(item), False
+                    source = self._source
+                    if isinstance(item.message, ItemRejectedError):
+                        raise item.message
+                    self._place(entry_of(item.message, source.resource, source.instrumentation), item)
+            except ItemRejectedError as error:
+                self._reject(error, item)
+            await pause.if_due()
+        if self._by_trace:
+            await self._place_by_trace()
+
+    def _reject(self, error: ItemRejectedError, item: TelemetryItem) -> None:
+        self.rejected[error.outcome] += 1
+        why = str(error)
+        if why in self._reasons or len(self._reasons) < MOST_REASONS:
+            count, where = self._reasons.get(why, (0, ""))
+            self._reasons[why] = count + 1, where or place_of(self._signal, self._tree, item.place)
+
+    def _place(self, entry: SpanEntry, item: TelemetryItem) -> None:
+        if self._by_key:
+            raise ItemRejectedError(
+                "foreign", "a key for calls opens nothing else: telemetry needs an agent token, or none"
+            )
+        said = self._source.said or attempt_reference(entry.attributes or {})
+        if isinstance(said, ItemRejectedError):
+            raise said
+        if self._scope is not None:
+            self._give(entry, *attempt_in_scope(self._scope, said), self._scope.origin)
+        elif said is not None:
+            self._give(entry, said[0], said[1] or self._attempt_of(said[0]))
+            if entry.trace_id is not None:
+                self._ingest.traces.learn(entry.trace_id, (entry.rollout, entry.attempt))
+        else:
+            self._by_trace.append((entry, item))
+
+    def _give(self, entry: SpanEntry, rollout: str, attempt: str, origin: Origin = "header") -> None:
+        entry.rollout, entry.attempt, entry.origin = rollout, attempt, origin
+        if not entry.start_ns:
+            entry.start_ns = entry.end_ns = self._ingest.dispatcher.now_ns()
+        self._entries.append(entry)
+
+    def _attempt_of(self, rollout: str) -> str:
+        found = self._attempts.get(rollout)
+        if found is None:
+            found = self._attempts[rollout] = attempt_of(self._ingest.tape, rollout)
+        return found
+
+    async def _place_by_trace(self) -> None:
+        """Find attempts by the trace, or else by the session."""
+        traces = {entry.trace_id for entry, _ in self._by_trace if entry.trace_id is not None}
+        known = await self._ingest.traces.find(traces)
+        for entry, item in self._by_trace:
+            name = known.get(entry.trace_id or "")
+            if name is not None:
+                self._give(entry, *name)
+            elif (rollout := rollout_of_session(self._ingest.tape, entry.name, entry.attributes or {})) is not None:
+                self._give(entry, rollout, self._attempt_of(rollout), "implicit")
+            else:
+                why = f"their trace and their session belong to no rollout, or to several; {_HOWTO}"
+                self._reject(ItemRejectedError("unjoined", why), item)
+
+    async def keep(self) -> None:
+        """Write the accepted items to the tape, with their rewards, and count them; raises `TapeError`."""
+        if self._entries:
+            await self._ingest.dispatcher.add(self._entries)
+        received = self._ingest.received[self._signal.name]
+        received["accepted",] += len(self._entries)
+        for outcome, count in self.rejected.items():
+            received[outcome,] += count
+        rewarding = [entry for entry in self._entries if self._signal is TRACES and has_reward(entry)]
+        await asyncio.gather(*(self._reward(entry) for entry in rewarding))
+
+    async def _reward(self, entry: SpanEntry) -> None:
+        source: RewardSource = "agent" if self._scope is not None and self._scope.agent_token else "user"
+        try:
+            await self._ingest.dispatcher.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
+        except (ItemRejectedError, OperationRefusedError) as error:
+            self._warnings.append(str(error))
+
+    def message(self) -> str:
+        """The message to the sender; empty when everything was accepted."""
+        reasons = [f"{count} rejected: {where}: {why}" for why, (count, where) in self._reasons.items()]
+        if more := self.rejected.total() - sum(count for count, _ in self._reasons.values()):
+            reasons.append(f"{more} more rejected for other reasons")
+        return "; ".join(reasons + self._warnings[:MOST_REASONS])
+
+
+def _source_of(item: TelemetryItem) -> _TelemetrySource:
+    """The common parts of the items of this item's resource and instrumentation; raises `ItemRejectedError` where one
+    of these cannot be read."""
+    for part, what in ((item.resource, "resource"), (item.scope, "scope")):
+        if isinstance(part, ItemRejectedError):
+            raise ItemRejectedError("invalid", f"its {what}: {part}")
+    resource = Bounds().attributes(item.resource.attributes if item.resource else None)
+    scope = {} if item.scope is None else scope_of(item.scope.name, item.scope.version)
+    try:
+        return _TelemetrySource(resource, scope, attempt_reference(resource))
+    except ItemRejectedError as error:
+        return _TelemetrySource(resource, scope, error)

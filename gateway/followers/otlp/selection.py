@@ -1,0 +1,198 @@
+"""Chooses the spans that are sent for a change of the tape, and their time and place.
+
+Spans of an attempt that a worker runs wait for its end, which comes after the last span of its agent: then the whole
+attempt is read from the tape and sent as one trace (`placement.OneTrace`). Later spans are sent as they come. Calls of
+other attempts wait for `otlp.wait` seconds, because SDKs send spans some seconds late; the feed waits with them. The
+choice follows from the tape, so a gateway that is started again needs only the cursor.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from itertools import islice
+from typing import NamedTuple
+
+from penstock.gateway.followers.otlp.call_placer import CallPlacer
+from penstock.gateway.followers.otlp.causes import CauseFinder
+from penstock.gateway.followers.otlp.placement import (
+    MOST_LINKS,
+    AttemptTrace,
+    SpanPlacement,
+    original_placement,
+    root_id,
+)
+from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.change import Change
+from penstock.gateway.model.rollout import Attempt, Reward
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.span_tree import SpanNode
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.damage import unless_damaged
+
+REMEMBERED = 10_000
+"""Most attempts that are known to have been sent, and most calls that were sent in their agent's trace."""
+
+Name = tuple[str, str]
+"""(rollout, attempt)."""
+ExportItem = Attempt | tuple[Span, SpanPlacement]
+"""The root of an attempt, or a span."""
+
+
+class ExportedAttempt(NamedTuple):
+    """An attempt that was sent."""
+
+    ended_ns: int
+    cursor: int
+    """The cursor up to which all its spans were sent."""
+
+
+class SpanSelector:
+    """Chooses spans; for one thread at a time."""
+
+    def __init__(self, tape: Store, wait_s: float, now_ns: Callable[[], int]) -> None:
+        self._tape = tape
+        self._wait_ns = int(wait_s * 1e9)
+        self._now_ns = now_ns
+        self._piece: Iterable[Change] = ()
+        self._sent: OrderedDict[Name, ExportedAttempt] = OrderedDict()
+        self._traces: dict[Name, AttemptTrace] = {}
+        self._beside = CallPlacer(tape)
+        self._joined: OrderedDict[tuple[str, str, int], str] = OrderedDict()
+        self._causes = CauseFinder(tape)
+        self._handed_out = lru_cache(maxsize=4096)(self._find_handed_out)
+
+    def refresh(self, piece: Iterable[Change], attempt_goes_on: bool) -> None:
+        """Forget what was read, since the tape may have grown. `piece`: the changes that come next; `attempt_goes_on`:
+        the first of them has been sent in part."""
+        self._piece = piece
+        self._beside.forget()
+        if not attempt_goes_on:
+            self._traces.clear()
+
+    def must_wait(self, change: Change) -> bool:
+        """True if spans of a call's agent may still come, which would give the call's place."""
+        span = change.span
+        if span is None or span.kind not in CALLS or span.parent_id is not None or span.end_ns is None:
+            return False
+        # A clock that was set back must not hold up the feed.
+        recent = 0 <= self._now_ns() - span.end_ns < self._wait_ns
+        return recent and not self._handed_out(span.rollout, span.attempt)
+
+    def select(self, change: Change) -> Iterator[ExportItem]:
+        attempt, span = change.attempt, change.span
+        if attempt is not None and attempt.ended_ns is not None:
+            # The attempt was only quiet: an attempt without a worker has no reported end, and its calls have no root.
+            if attempt.worker is None and attempt.outcome is None:
+                return
+            yield from self._ended(attempt, attempt.ended_ns, change.cursor)
+        elif span is not None and span.status != SpanStatus.OPEN:
+            if self._waits_for_end(span.rollout, span.attempt):
+                yield from self._of_attempt(span, change.cursor)
+            else:
+                yield span, self._linked(span)
+
+    def _waits_for_end(self, rollout: str, attempt: str) -> bool:
+        return self._wait_ns > 0 and self._handed_out(rollout, attempt)
+
+    def _find_handed_out(self, rollout: str, attempt: str) -> bool:
+        return any(one.id == attempt and one.worker is not None for one in self._tape.attempts(rollout))
+
+    def _ended(self, attempt: Attempt, ended_ns: int, cursor: int) -> Iterator[ExportItem]:
+        """The spans of an attempt that has ended. The feed has the attempt at each of its changes: it is sent once, its
+        root for each end."""
+        name = attempt.rollout, attempt.id
+        sent = self._sent.get(name)
+        if sent is None and self._waits_for_end(*name):
+            yield from self._whole(attempt, ended_ns)
+        elif sent is None or sent.ended_ns != ended_ns:
+            yield attempt
+            self._remember(name, ExportedAttempt(ended_ns, cursor if sent is None else sent.cursor))
+
+    def _of_attempt(self, span: Span, cursor: int) -> Iterator[ExportItem]:
+        """A span of an attempt that is sent when it has ended."""
+        name = span.rollout, span.attempt
+        sent = self._sent.get(name)
+        attempt = None if sent is not None else self._attempt(*name)
+        if attempt is not None and attempt.ended_ns is not None:
+            if span.kind != "reward" or not Reward.of(span).late:
+                yield from self._whole(attempt, attempt.ended_ns)
+                return
+            # The attempt was sent before this gateway started: only spans after its end are still to be sent.
+            sent = ExportedAttempt(attempt.ended_ns, cursor - 1)
+            self._remember(name, sent)
+        if sent is not None and cursor > sent.cursor:
+            yield span, self._linked(span)
+
+    def _whole(self, attempt: Attempt, ended_ns: int) -> Iterator[ExportItem]:
+        name, cursor = (attempt.rollout, attempt.id), self._tape.cursor()
+        yield attempt
+        for span in self._tape.spans(*name, (attempt.id, 0)):
+            if span.status != SpanStatus.OPEN:
+                yield span, self._linked(span)
+        self._remember(name, ExportedAttempt(ended_ns, cursor))
+
+    def _remember(self, name: Name, sent: ExportedAttempt) -> None:
+        self._sent[name] = sent
+        self._sent.move_to_end(name)
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
+
+    def _attempt(self, rollout: str, attempt: str) -> Attempt | None:
+        return next((one for one in self._tape.attempts(rollout) if one.id == attempt), None)
+
+    # -- where it stands ---------------------------------------------------------------------------------------------
+
+    def _linked(self, span: Span) -> SpanPlacement:
+        """The place of a span, with links to its causes."""
+        causes = unless_damaged(partial(self._caused, span))
+        return self._place(span)._replace(causes=tuple(causes or ()))
+
+    def _caused(self, span: Span) -> list[tuple[str, str, str, str | None]]:
+        causes: list[tuple[str, str, str, str | None]] = []
+        for cause in islice(self._causes.find(span), MOST_LINKS):
+            found = self._tape.span(span.rollout, span.attempt, cause.sequence)
+            if found is not None and found.span_id is not None:
+                causes.append((self._trace_of(found), found.span_id, cause.link_type, cause.known))
+        return causes
+
+    def _trace_of(self, call: Span) -> str:
+        """The trace in which a call was sent, or will be."""
+        return self._joined.get((call.rollout, call.attempt, call.sequence)) or self._place(call).trace
+
+    def _place(self, span: Span) -> SpanPlacement:
+        judged = judged_call(self._tape, span) if span.kind == "reward" else None
+        if judged is not None:
+            return SpanPlacement(self._trace_of(judged), judged.span_id)
+        name = span.rollout, span.attempt
+        if self._wait_ns <= 0:
+            return original_placement(span, root_id(*name) if self._handed_out(*name) else None)
+        return self._one_trace(name).place(span) if self._handed_out(*name) else self._beside_agent(span)
+
+    def _one_trace(self, name: Name) -> AttemptTrace:
+        found = self._traces.get(name)
+        if found is None:
+            agent: list[SpanNode] = []
+            calls: list[Span] = []
+            for span in self._tape.spans(*name, (name[1], 0)):
+                if span.kind == "otel":
+                    agent.append(SpanNode.of(span))
+                elif span.kind in CALLS and span.parent_id is None:
+                    calls.append(span)
+            found = self._traces[name] = AttemptTrace(*name, agent, calls)
+        return found
+
+    def _beside_agent(self, span: Span) -> SpanPlacement:
+        place = self._beside.place(span, (change.span for change in self._piece if change.span is not None))
+        if place.inferred:
+            self._joined[span.rollout, span.attempt, span.sequence] = place.trace
+            if len(self._joined) > REMEMBERED:
+                self._joined.popitem(last=False)
+        return place
+
+
+def judged_call(tape: Store, span: Span) -> Span | None:
+    """The call that a reward judges; None if it does not judge one call."""
+    sequence = Reward.of(span).span
+    return None if sequence is None else tape.span(span.rollout, span.attempt, sequence)

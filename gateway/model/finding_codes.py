@@ -1,0 +1,45 @@
+"""Names of the findings of a diagnosis, which documents, reports and findings share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+SequenceStart = Literal["first", "forked", "retokenised", "template", "compacted"]
+"""Why a training sequence begins; `gateway.reading.diagnosis.rows` defines each."""
+FindingCode = Literal[
+    "no_reward",
+    "untrusted_reward",
+    "unfinished",
+    "gap",
+    "ambiguous",
+    "mixed_versions",
+    "for_release",
+    "no_generation",
+    "error",
+    "refused",
+    "interrupted",
+    "cancelled",
+    "retry",
+    "late",
+    "other_model",
+    "unattributed",
+    "truncated",
+    "unreadable",
+    "unread",
+    "no_token_ids",
+    "no_logprobs",
+    "token_counts",
+    "cut_off",
+    "retokenised",
+    "template",
+    "forced",
+    "sampling",
+    "tool_unanswered",
+    "tool_failed",
+    "tool_denied",
+    "tool_ambiguous",
+    "base_url",
+    "inlined_tools",
+    "no_websocket",
+]
+"""Why a call cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""

@@ -1,0 +1,394 @@
+"""The policy of a release: what it may do by itself. A strict TOML file, all keys with defaults, frozen with the
+release.
+
+The error probabilities of the reward, of all guards that are on and of the holdback add up to 0.05 at most
+(Bonferroni). So a candidate that is no worse in anything is rolled back with at most that probability.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from penstock.gateway.model.baggage import BAGGAGE_NAME
+from penstock.gateway.model.base import LONGEST_S
+from penstock.gateway.model.toml import ConfigError, Section, explained
+
+MISSING = "missing"
+"""The guard on missing outcomes."""
+EARLY = "early_error"
+"""The guard that is evaluated long before a reward is due."""
+ROLLOUT = "rollout"
+"""The unit of a release that assigns each rollout by itself."""
+
+MOST_ALPHA = 0.05
+"""Largest sum of the error probabilities of reward and guards."""
+HOLDBACK_ALPHA = 0.005
+"""Probability of a false rollback in the holdback, shared by reward and guards in the proportions of the stages
+before."""
+HOLDBACK = "holdback"
+"""Name of the last stage."""
+QUARTER = 0.0025
+"""Error probability of the guards of latency and costs: with both on, and defaults otherwise, `MOST_ALPHA` is used
+up."""
+ODDS_BELOW = 0.6
+"""Below this mean reward a share of it is so small beside the noise of single rollouts that few releases would be
+decided: there the margin keeps its odds ratio. 10 % is 0.60 to 0.54, and then 0.36 to 0.306, and 0.10 to 0.080."""
+LEAST_MARGIN = 0.02
+"""Tolerated loss in a guard that hardly ever varies: 1 % of errors may become less than 3 %."""
+SPREAD_MARGIN = 0.15
+"""Tolerated loss in a guard as a share of the standard deviation. A loss of 10 % of a success rate of 0.70 is as large,
+so that guards take about as long as the reward."""
+SRM_ALPHA = 0.01
+"""Probability per stage of a false alarm about the split of outcomes: a person looks, and nothing is lost by it."""
+REPLAY_ALPHA = 0.05
+"""Probability that a candidate that is worse by the margin passes in replay. The canary has the last word."""
+Gate = Literal["required", "report", "skip"]
+
+
+class RampStep(NamedTuple):
+    """One split of a release: a stage of the ramp, or the holdback."""
+
+    name: str
+    split: float
+    rollouts: int
+
+
+class CanaryStage(Section):
+    """`[[stages]]`: one step of the canary."""
+
+    split: float = Field(gt=0, lt=1)
+    """Share of new rollouts that get the candidate, above 0 and below 1; larger than in the stage before."""
+    rollouts: int = Field(default=20, ge=0, le=1_000_000)
+    """Rewarded rollouts on the candidate, assigned in this stage, before it may be left, 0 to 1,000,000."""
+    seconds: float = Field(default=0.0, ge=0, le=LONGEST_S)
+    """Seconds from its first rollout before it may be left, at least 0."""
+    approval: bool = False
+    """Whether a person must approve before it is left; in the last stage that is before the promotion."""
+
+    @property
+    def name(self) -> str:
+        """The stage's split in percent."""
+        return f"{self.split * 100:g}%"
+
+
+class Holdback(Section):
+    """`[holdback]`: the last stage, after a loss is excluded: nearly all new rollouts get the candidate, and harm still
+    takes it back."""
+
+    share: float = Field(default=0.05, gt=0, lt=1)
+    """Share of new rollouts that still get the stable version, above 0 and below 1."""
+    rollouts: int = Field(default=4000, ge=0, le=10_000_000)
+    """Rollouts that are assigned in it and counted before the promotion is final, 0 to 10,000,000; 0 is no holdback."""
+
+
+class Guard(Section):
+    """`[guards.error]`, `[guards.violation]`, `[guards.missing]`: something that may not become more frequent."""
+
+    alpha: float = Field(default=0.005, ge=0, le=MOST_ALPHA)
+    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+
+
+class EarlyGuard(Section):
+    """`[guards.early_error]`: errors that show soon, so that nobody waits for a reward to see them."""
+
+    alpha: float = Field(default=0.005, ge=0, le=MOST_ALPHA)
+    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
+    deadline_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
+    """Seconds from its assignment after which a rollout counts as free of early errors, above 0. It counts sooner when
+    a call has failed, when it has ended or when its reward has come. Later errors are left to `[guards.error]`."""
+
+
+class LatencyGuard(Section):
+    """`[guards.latency]`: the share of rollouts within a time; off unless given."""
+
+    alpha: ClassVar[float] = QUARTER
+    slo_s: float = Field(gt=0, le=LONGEST_S)
+    """Seconds within which a rollout counts as fast enough, above 0."""
+
+    def goodness(self, seconds: float) -> float:
+        """1 within the time, else 0."""
+        return 1.0 if seconds <= self.slo_s else 0.0
+
+
+class CostGuard(Section):
+    """`[guards.cost]`: what a rollout costs; off unless given."""
+
+    alpha: ClassVar[float] = QUARTER
+    cap: float = Field(gt=0)
+    """Cost of a rollout from which it counts as worst, above 0, in the unit in which costs are given; about four times
+    what one usually costs."""
+
+    def goodness(self, cost: float) -> float:
+        """1 for no cost, 0 from the cap on."""
+        return max(0.0, 1.0 - cost / self.cap)
+
+
+class Guards(Section):
+    """`[guards]`: goodness besides the reward; each is tested for harm, and before a promotion for no loss."""
+
+    margin: float | None = Field(default=None, gt=0, lt=1)
+    """How much worse a candidate may be in each guard and still be promoted, as a difference of shares, above 0 to
+    below 1. Unless given it is 0.02, or more for a guard that varied much before the start: 0.15 of the standard
+    deviation that the stable version had."""
+    early_error: EarlyGuard = EarlyGuard()
+    """Rollouts that failed or had a failed call soon after they were assigned; it does not wait for rewards."""
+    error: Guard = Guard()
+    """Rollouts that failed or had a failed call, up to their outcome."""
+    violation: Guard = Guard()
+    """Rollouts with a policy violation."""
+    missing: Guard = Guard()
+    """Rollouts without a reward at their deadline."""
+    latency: LatencyGuard | None = None
+    """Slow rollouts."""
+    cost: CostGuard | None = None
+    """Dear rollouts."""
+
+
+class Replay(Section):
+    """`[replay]`: recorded calls asked again, of the candidate and of the incumbent."""
+
+    calls: int = Field(default=200, ge=1, le=100_000)
+    """Recorded calls to take, 1 to 100,000."""
+    budget: int = Field(default=400, ge=2, le=1_000_000)
+    """Requests to models at most, both legs and the judge counted, 2 to 1,000,000."""
+    concurrency: int = Field(default=8, ge=1, le=1000)
+    """Requests at the same time, 1 to 1,000."""
+    margin: float = Field(default=0.1, ge=0, lt=1)
+    """How much lower than the incumbent's own the candidate's agreement may be, 0 to below 1."""
+    closed_loop: int = Field(default=0, ge=0, le=10_000)
+    """Recorded rollouts to rehearse with the agent itself and recorded tool results, 0 to 10,000; 0 is none."""
+    steps: int = Field(default=100, ge=1, le=100_000)
+    """Requests to models in one rehearsed run at most, 1 to 100,000."""
+
+
+class Shadow(Section):
+    """`[shadow]`: live calls sent to the candidate too, after the answer went out."""
+
+    share: float = Field(default=0.05, gt=0, le=1)
+    """Share of calls that are mirrored, above 0 to 1."""
+    budget: int = Field(default=500, ge=1, le=1_000_000)
+    """Requests to models at most, the judge's counted, 1 to 1,000,000."""
+    calls: int = Field(default=100, ge=1, le=100_000)
+    """Mirrored calls after which the stage is done, 1 to 100,000."""
+    concurrency: int = Field(default=2, ge=1, le=1000)
+    """Requests at the same time, 1 to 1,000; a call that finds none free is not mirrored."""
+
+
+class ReleasePolicy(Section):
+    """The whole file."""
+
+    stages: list[CanaryStage] = Field(
+        default=[CanaryStage(split=0.05, rollouts=20), CanaryStage(split=0.2, rollouts=80), CanaryStage(split=0.5)],
+        min_length=1,
+        max_length=20,
+    )
+    """The ramp, 1 to 20 stages."""
+    checked: Gate = "required"
+    """Static checks: `required`, `report` (done, but a failure does not stop the release) or `skip`."""
+    replayed: Gate = "required"
+    """Replay of recorded calls: `required`, `report` or `skip`."""
+    shadowed: Gate = "required"
+    """Mirrored live calls: `required`, `report` or `skip`."""
+    reward: str | None = Field(default=None, min_length=1, max_length=128)
+    """Dimension of the reward that decides; the rollout's reward itself unless given."""
+    reward_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
+    """Rewards that count as worst and as best; what is beyond counts as these."""
+    unit: str = Field(default=ROLLOUT, pattern=BAGGAGE_NAME)
+    """What is assigned to an arm and is one observation: `rollout`, or the entry of the calls' `baggage` header (or of
+    the rollout's metadata) that names it, such as `user.id`. Stages, holdback and horizon count units then."""
+    margin: float = Field(default=0.1, ge=0, lt=1)
+    """How much worse a candidate may be and still be promoted, as a share of the stable's mean reward before the start,
+    0 to below 1. Where that mean is below 0.6, the loss with the same odds ratio as this share of 0.6."""
+    margin_absolute: float | None = Field(default=None, ge=0)
+    """The same as a difference of rewards, at least 0 and less than the range; it replaces `margin`."""
+    alpha: float = Field(default=0.02, gt=0, le=MOST_ALPHA)
+    """Probability of rolling back by the reward a candidate that is not worse, above 0 to 0.05."""
+    alpha_promote: float = Field(default=0.05, gt=0, le=0.2)
+    """Probability of promoting a candidate that is worse by the margin, above 0 to 0.2."""
+    guards: Guards = Guards()
+    """What is watched besides the reward."""
+    holdback: Holdback = Holdback()
+    """How long the stable version is kept beside the candidate after no loss was found."""
+    missing: Literal["leave_out", "worst"] = "leave_out"
+    """What a rollout without a reward at its deadline counts as: `leave_out`, nothing is concluded about the reward;
+    `worst`, as if the worst reward had come. Take `worst` where failures are what gives no reward."""
+    missing_limit: float = Field(default=0.5, gt=0, le=1)
+    """Share of rollouts without a reward, of the first 50 or more, above which the release is held; 1 turns it off."""
+    outcome_deadline_s: float = Field(default=3600.0, gt=0, le=LONGEST_S)
+    """Seconds from its assignment after which a rollout without a reward counts as missing. Decisions wait that long
+    for the slowest, so that quick failures are not seen first."""
+    horizon: int = Field(default=6000, ge=10, le=10_000_000)
+    """Rollouts after which an undecided release is held, 10 to 10,000,000."""
+    hold_split: bool = False
+    """Whether it is a plain experiment: never promoted, the margin is 0; harm still rolls back."""
+    judge: str = Field(default="exact", pattern=r"^\S{1,200}$")
+    """Who says whether an answer of replay or shadow agrees: `exact`, `module:function`, or the name of a model."""
+    replay: Replay = Replay()
+    """How recorded calls are asked again."""
+    shadow: Shadow = Shadow()
+    """How live calls are mirrored."""
+
+    @model_validator(mode="after")
+    def _ramp_rises(self) -> Self:
+        splits = [stage.split for stage in self.stages]
+        if self.has_holdback and splits[-1] >= self.ramp[-1].split:
+            raise ValueError(
+                f"holdback.share: {self.holdback.share:g} must be below {1 - splits[-1]:g}, what the last stage leaves "
+                "to the stable version; lower it, or turn the holdback off with holdback.rollouts = 0"
+            )
+        if any(later <= earlier for earlier, later in pairwise(splits)):
+            raise ValueError(f"stages: splits must rise, since no rollout may change its arm; found {_listed(splits)}")
+        needed = sum(stage.rollouts / stage.split for stage in self.stages)
+        if needed >= self.horizon + 1:
+            raise ValueError(
+                f"horizon: {self.horizon} rollouts, but the stages take about {needed:.0f} (their rollouts divided by "
+                "their splits); raise horizon or lower stages.rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _errors_add_up(self) -> Self:
+        alphas = {"alpha": self.alpha} | {f"guards.{name}.alpha": alpha for name, alpha in self.guard_alphas.items()}
+        alphas |= {"holdback": HOLDBACK_ALPHA} if self.has_holdback else {}
+        total = sum(alphas.values())
+        if total > MOST_ALPHA + 1e-9:
+            found = " + ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
+            raise ValueError(
+                f"alpha: {found} = {total:g} is more than {MOST_ALPHA:g}, the most that a good candidate may be rolled "
+                "back with; lower one, or turn a guard off with alpha = 0 or the holdback with holdback.rollouts = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _margin_has_a_unit(self) -> Self:
+        low, high = self.reward_range
+        if low >= high:
+            raise ValueError(f"reward_range: the worst, {low:g}, must be below the best, {high:g}")
+        if self.margin_absolute is not None and self.margin_absolute >= high - low:
+            raise ValueError(
+                f"margin_absolute: {self.margin_absolute:g} must be below {high - low:g}, the width of reward_range: "
+                "nothing could be worse than that"
+            )
+        if self.margin_absolute is None and low != 0 and not self.hold_split:
+            raise ValueError(
+                "margin: a share of the stable's reward needs rewards that start at 0, and reward_range starts at "
+                f"{low:g}; give margin_absolute"
+            )
+        return self
+
+    @classmethod
+    def load(cls, text: str, where: str = "policy") -> ReleasePolicy:
+        """Read the policy in a TOML text. Raises `ConfigError`, which names `where` and every wrong key."""
+        tree = dict[str, Any]()
+        try:
+            tree = tomllib.loads(text)
+            return cls.model_validate(tree)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{where} cannot be read as TOML: {error}") from None
+        except ValidationError as error:
+            raise ConfigError(
+                f"{where}: " + "; ".join(explained(cls, tree, one, "") for one in error.errors())
+            ) from None
+
+    @cached_property
+    def guard_alphas(self) -> dict[str, float]:
+        """Error probability of every guard that is on."""
+        found = (
+            (name, getattr(self.guards, name)) for name in (EARLY, "error", "violation", "latency", "cost", MISSING)
+        )
+        return {name: guard.alpha for name, guard in found if guard is not None and guard.alpha > 0}
+
+    @property
+    def has_holdback(self) -> bool:
+        """True if a holdback follows before the promotion is final."""
+        return self.holdback.rollouts > 0 and not self.hold_split
+
+    @property
+    def holdback_scale(self) -> float:
+        """The factor of every error probability in the holdback."""
+        total = self.alpha
+        for alpha in self.guard_alphas.values():
+            # Not `sum`, which rounds otherwise from Python 3.12 on.
+            total += alpha
+        return HOLDBACK_ALPHA / total
+
+    @property
+    def ramp(self) -> tuple[RampStep, ...]:
+        """All splits in their order: those of the stages, then that of the holdback. They rise, so that a rollout's
+        probability tells the split in which it was assigned."""
+        stages = tuple(RampStep(one.name, one.split, one.rollouts) for one in self.stages)
+        last = RampStep(HOLDBACK, 1.0 - self.holdback.share, self.holdback.rollouts)
+        return (*stages, last) if self.has_holdback else stages
+
+    def guard_margins(self, spreads: Mapping[str, float]) -> dict[str, float]:
+        """The loss that each guard tolerates in a promoted candidate, fixed when a release starts and stored with it.
+
+        `spreads`: standard deviation of the stable's goodness before the start, by guard. `early_error` has no margin:
+        `error` covers the same errors, and more.
+        """
+        if self.hold_split:
+            return {}
+        return {
+            name: self.guards.margin or max(LEAST_MARGIN, SPREAD_MARGIN * spreads.get(name, 0.0))
+            for name in self.guard_alphas
+            if name != EARLY
+        }
+
+    @property
+    def by_unit(self) -> bool:
+        """True if rollouts of one unit share an arm and are one observation."""
+        return self.unit != ROLLOUT
+
+    @property
+    def observation_noun(self) -> str:
+        """The name of its observations: `rollouts` or `units`."""
+        return "units" if self.by_unit else "rollouts"
+
+    @property
+    def needs_baseline(self) -> bool:
+        """True if one of its margins depends on the stable version's results before the start."""
+        by_guards = self.guards.margin is None and any(name != EARLY for name in self.guard_alphas)
+        return not self.hold_split and (self.margin_absolute is None or by_guards)
+
+    def goodness(self, reward: float) -> float:
+        """A reward scaled to [0, 1]."""
+        low, high = self.reward_range
+        share = (reward - low) / (high - low)
+        return min(1.0, max(0.0, share))
+
+    def d(self, baseline: float | None) -> float:
+        """The margin as a difference in [0, 1], fixed when a release starts and stored with it.
+
+        `baseline`: mean `goodness` of the stable's rewards before the start; it must not see the release. Raises
+        `ConfigError` when it is needed and there is none.
+        """
+        if self.hold_split:
+            return 0.0
+        if self.margin_absolute is not None:
+            return self.margin_absolute / (self.reward_range[1] - self.reward_range[0])
+        if baseline is None:
+            raise ConfigError(
+                f"margin: {self.margin:g} of the stable's mean reward, but no reward of it has been recorded; give "
+                "margin_absolute, or start when there are some"
+            )
+        return max(self.margin * baseline, _same_odds(self.margin, baseline))
+
+
+def _same_odds(margin: float, mean: float) -> float:
+    """The loss from `mean` that has the odds ratio of a loss of `margin`, as a share, from `ODDS_BELOW`."""
+    if mean >= ODDS_BELOW:
+        return 0.0
+    less = ODDS_BELOW * (1 - margin)
+    kept = (less / (1 - less)) / (ODDS_BELOW / (1 - ODDS_BELOW))
+    odds = kept * mean / (1 - mean)
+    return mean - odds / (1 + odds)
+
+
+def _listed(values: list[Any]) -> str:
+    return ", ".join(str(value) for value in values)

@@ -1,0 +1,241 @@
+"""The sockets of the gateway: a port, with TLS if that is configured, and a Unix socket if one is. Errors say why a
+socket cannot be opened. Sockets that the previous process has handed over (`process.handover`) are used unchanged.
+
+Servers that the gateway itself starts (`gateway.api.builtin_server`) reach it by HTTP. Where the port speaks TLS, for
+which they have no trust settings, they use the Unix socket; if none is configured, one in a directory that only this
+user can enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from penstock.gateway.client.socket_folder import socket_folder
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.process.handover import ALONE, KEEP_SOCKET_FILE, HandoverGrant, ListenSockets
+
+_BACKLOG: Final = 4096
+_HANDSHAKE_SECONDS: Final = 15.0
+_OWN: Final = "gateway.sock"
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Addresses that stand for all of this machine, each with one that can be reached."""
+
+
+class Listeners:
+    """The open sockets of the gateway."""
+
+    def __init__(self, host: str, port: list[asyncio.Server], tls: bool) -> None:
+        self._host, self._port = host, port
+        self._unix: asyncio.Server | None = None
+        self._path: Path | None = None
+        self._removes = True
+        """True if the file of the Unix socket is removed in the end."""
+        self._own: TemporaryDirectory[str] | None = None
+        name = port[0].sockets[0].getsockname()
+        self.address: tuple[str, int] = (name[0], name[1])
+        self.scheme = "https" if tls else "http"
+
+    @property
+    def own_url(self) -> str:
+        """URL of the gateway for servers that it starts itself."""
+        if self.scheme == "https":
+            return f"unix:{self._path}"
+        host, port = _EVERYWHERE.get(self.address[0], self.address[0]), self.address[1]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def add_socket(
+        self, path: Path | None, make: Callable[[], asyncio.Protocol], taken: HandoverGrant | None = None
+    ) -> None:
+        """Listen on a Unix socket too, on a private one where none is configured; raises `OSError`."""
+        if path is None:
+            self._own = socket_folder("penstock-", _OWN)
+            path = Path(self._own.name) / _OWN
+        options: dict[str, Any] = {"backlog": _BACKLOG, "start_serving": False, **KEEP_SOCKET_FILE}
+        if taken is not None and taken.held.unix is not None and taken.held.path == str(path):
+            taken.used.add(taken.held.unix)
+            options["sock"] = socket.socket(fileno=taken.held.unix)
+            # The parent of several workers does that.
+            self._removes = taken.place is ALONE
+        else:
+            options["sock"] = bind_unix(path)
+        self._unix = await asyncio.get_running_loop().create_unix_server(make, **options)
+        self._path = path
+
+    async def accept(self) -> None:
+        """Serve clients from now on."""
+        for one in self._servers:
+            await one.start_serving()
+
+    @property
+    def _servers(self) -> list[asyncio.Server]:
+        return [*self._port, *([] if self._unix is None else [self._unix])]
+
+    @property
+    def listen_sockets(self) -> ListenSockets:
+        """The sockets that another process may take over: all but a private Unix socket."""
+        sockets = [one.fileno() for server in self._port for one in server.sockets]
+        made = ListenSockets(self._host, self.address[1], sockets)
+        if self._unix is not None and self._own is None:
+            made.path, made.unix = str(self._path), self._unix.sockets[0].fileno()
+        return made
+
+    def accept_no_more(self) -> None:
+        """Stop accepting: new connections belong to the process that has taken over."""
+        for one in self._servers:
+            one.close()
+        if self._own is None:
+            self._path = None
+
+    def close(self) -> None:
+        """Close all sockets, and remove the file of the Unix socket if it is this process's own."""
+        path = self._path
+        self.accept_no_more()
+        if path is not None and self._removes:
+            path.unlink(missing_ok=True)
+        if self._own is not None:
+            self._own.cleanup()
+
+
+async def listen(
+    config: GatewayConfig,
+    make: Callable[[], asyncio.Protocol],
+    tls: ssl.SSLContext | None = None,
+    taken: HandoverGrant | None = None,
+) -> Listeners:
+    """Open the port; `make` makes the protocol of a connection, `tls` is for the port. Raises `ConfigError`."""
+    made = Listeners(config.host, await _port(config, make, tls, taken), tls is not None)
+    if config.socket is not None or tls is not None:
+        try:
+            await made.add_socket(config.socket, make, taken)
+        except OSError as error:
+            made.close()
+            where = "a socket of its own" if config.socket is None else f"the socket {config.socket}"
+            raise ConfigError(f"cannot listen on {where}: {error.strerror or error}") from None
+    return made
+
+
+async def _port(
+    config: GatewayConfig, make: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None, taken: HandoverGrant | None
+) -> list[asyncio.Server]:
+    """Return a server for each socket of the port."""
+    loop, host, port = asyncio.get_running_loop(), config.host, config.port
+    options: dict[str, Any] = {"backlog": _BACKLOG, "ssl": tls, "start_serving": False}
+    if tls is not None:
+        options["ssl_handshake_timeout"] = _HANDSHAKE_SECONDS
+    try:
+        if taken is not None and host == taken.held.host and port in (0, taken.held.port):
+            taken.used.update(taken.held.sockets)
+            return [
+                await loop.create_server(make, sock=socket.socket(fileno=one), **options) for one in taken.held.sockets
+            ]
+        return [await loop.create_server(make, host, port, reuse_address=True, **options)]
+    except OSError as error:
+        raise ConfigError(_no_port(host, port, error)) from None
+
+
+def bind_ports(host: str, port: int, count: int) -> list[list[socket.socket]]:
+    """Return for each of `count` processes a socket of its own on each address of a host, with the same port: the
+    system shares connections out between those that listen (`SO_REUSEPORT`). Raises `ConfigError`."""
+    made: list[list[socket.socket]] = [[] for _ in range(count)]
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            try:
+                # The system would not report that another program shares the port already.
+                _bind(family, address, port, shared=False).close()
+            except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
+                    continue  # a name may have an IPv6 address on a machine without IPv6
+                raise
+            for sockets in made:
+                sockets.append(_bind(family, address, port, shared=True))
+                port = port or sockets[0].getsockname()[1]
+        if not made[0]:
+            raise OSError(errno.EADDRNOTAVAIL, host)
+    except OSError as error:
+        for one in chain.from_iterable(made):
+            one.close()
+        raise ConfigError(_no_port(host, port, error)) from None
+    return made
+
+
+def address_of(handle: int) -> tuple[str, int]:
+    """Return the host and port on which a socket listens."""
+    with socket.socket(fileno=os.dup(handle)) as one:
+        host, port, *_ = one.getsockname()
+    return host, port
+
+
+def rebind(handle: int) -> int:
+    """Replace a socket of `bind_ports`, which is closed, by one on which nobody listens yet. A socket that others
+    listen on as well stays."""
+    with socket.socket(fileno=os.dup(handle)) as old:
+        if not old.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT):
+            return handle
+        family, address = old.family, old.getsockname()
+    os.close(handle)
+    return _bind(family, address, address[1], shared=True).detach()
+
+
+def _bind(family: int, address: tuple[Any, ...], port: int, *, shared: bool) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address[0], port, *address[2:]))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """Return a Unix socket to which only this user may connect; raises `OSError`."""
+    _vacate(path)
+    made = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    except OSError:
+        made.close()
+        raise
+    finally:
+        os.umask(before)
+    return made
+
+
+def _vacate(path: Path) -> None:
+    """Remove the socket of a gateway that was killed, and nothing else. Raises `OSError` where it is in use."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "there is something else at this path")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise OSError(errno.EADDRINUSE, "it is taken (perhaps another gateway runs)")
+        path.unlink()
+
+
+def _no_port(host: str, port: int, error: OSError) -> str:
+    """Return why the port cannot be opened, and the way out."""
+    if error.errno == errno.EADDRINUSE:
+        who = "perhaps another gateway runs"
+        return f"port {port} of {host} is taken ({who}): choose another with --port, or --port 0 for any that is free"
+    if error.errno == errno.EACCES:
+        return f"port {port} of {host} is not for this user (those below 1024 seldom are): choose another with --port"
+    # An unknown name, or the address of another machine.
+    return f"cannot listen on {host}: it is no address of this machine; --host 127.0.0.1 is, and 0.0.0.0 is all of them"

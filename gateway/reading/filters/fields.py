@@ -1,0 +1,318 @@
+"""The fields of the filter language: for each its name, its operators, the place of its values, and how they are
+compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, cast, get_args
+
+from penstock.gateway.model.answers import FilterField
+from penstock.gateway.model.attributes import AMBIGUOUS, UNREAD
+from penstock.gateway.model.base import TOOLS, Mode, Origin, SpanKind
+from penstock.gateway.model.lifecycle import FINAL, WAITING, is_claimed
+from penstock.gateway.model.rollout import (
+    Attempt,
+    AttemptStatus,
+    Reward,
+    RewardSource,
+    Rollout,
+    RolloutStatus,
+    RolloutSummary,
+)
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.reading.filters import matchers
+from penstock.gateway.reading.filters.matchers import MatcherFactory, TermError
+
+Target = Literal["spans", "rollouts"]
+ValueReader = Callable[[Rollout | None, Span | None], Sequence[Any]]
+"""Returns the values of a field; none where there is nothing to compare."""
+
+FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+ORDER = (">", ">=", "<", "<=")
+TEXT, NUMBER, CHOICE = (":", "=", "!=", "~"), (":", "=", "!=", *ORDER), (":", "=", "!=")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field that a term may name."""
+
+    help: str
+    """Its meaning, for the documentation."""
+    operators: tuple[str, ...]
+    read: ValueReader
+    """Returns its values."""
+    matcher: MatcherFactory
+    """Makes a matcher of (operator, value, now in ns); raises `TermError`."""
+    about: Literal["span", "both", "tools", "texts", "bodies"] = "span"
+    """The noun that the field belongs to. `both`: the span's, and the rollout's own when rollouts are listed. The last
+    three: the values have to be read from the bytes of the call (`query.Contents`)."""
+    needs: Literal["span", "rollout", "attempts"] = "span"
+    """The nouns that must be looked up to read it for a span: its rollout, or that with its attempts."""
+
+
+def field(name: str, target: Target) -> Field:
+    """The field of this name; raises `TermError` with the nearest name."""
+    if name.startswith("metadata.") and len(name) > len("metadata."):
+        return _metadata(name.removeprefix("metadata."))
+    fields = FIELDS[target]
+    if name in fields:
+        return fields[name]
+    near = get_close_matches(name, fields, n=1)
+    raise TermError(f"unknown field {name!r}", (*fields, "metadata.KEY"), near[0] if near else None)
+
+
+def _nothing(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """Reads no value, for fields that are not in heads."""
+    return ()
+
+
+def _of_span(read: Callable[[Span], Any]) -> ValueReader:
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
+        value = None if span is None else read(span)
+        return () if value is None else (value,)
+
+    return values
+
+
+def _of_rollout(read: Callable[[Rollout], Any]) -> ValueReader:
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
+        value = None if rollout is None else read(rollout)
+        return () if value is None else (value,)
+
+    return values
+
+
+def _of_attempts(read: Callable[[Attempt], Any]) -> ValueReader:
+    """A reader of a value of the span's attempt, or of all attempts of the rollout."""
+
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[Any]:
+        found = rollout.attempts if isinstance(rollout, RolloutSummary) else ()
+        read_of = (read(attempt) for attempt in found if span is None or attempt.id == span.attempt)
+        return [value for value in read_of if value is not None]
+
+    return values
+
+
+def _reward(rollout: Rollout | None, span: Span | None) -> Sequence[float]:
+    """The value of a reward; of another span the reward of its attempt; of a rollout its own reward."""
+    if span is None:
+        found = rollout.reward if isinstance(rollout, RolloutSummary) else None
+    elif span.kind == "reward":
+        found = Reward.of(span).value
+    else:
+        return _of_attempts(lambda attempt: attempt.reward)(rollout, span)
+    return () if found is None else (found,)
+
+
+def _statuses(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """The status of a rollout, and `is_claimed` when a worker holds it."""
+    if rollout is None:
+        return ()
+    return (rollout.status, "claimed") if is_claimed(rollout.origin, rollout.status) else (rollout.status,)
+
+
+def _rollout_id(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    return (span.rollout,) if span else (rollout.id,) if rollout else ()
+
+
+def _started_ns(rollout: Rollout | None, span: Span | None) -> Sequence[int]:
+    return (span.start_ns,) if span else (rollout.created_ns,) if rollout else ()
+
+
+def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    return [name for name in (span.model, span.model_served) if name] if span else ()
+
+
+def version_labels(versions: Mapping[str, str] | None) -> list[str]:
+    """Versions of resources in the form in which filters name them: NAME@VERSION."""
+    return [f"{name}@{version}" for name, version in (versions or {}).items()]
+
+
+def _versions(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    return version_labels(span.versions) if span else ()
+
+
+def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    """`true` if a call could be another rollout's, or if a rollout has such a call; else `false`."""
+    if span is not None:
+        return (str(AMBIGUOUS in (span.attributes or {})).lower(),)
+    return (str(rollout.totals.ambiguous > 0).lower(),) if isinstance(rollout, RolloutSummary) else ()
+
+
+def _unread(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+    return list((span.attributes or {}).get(UNREAD, ())) if span else ()
+
+
+def _tokens(span: Span) -> int | None:
+    if span.usage is None:
+        return None
+    counts = [n for n in (span.usage.input_tokens, span.usage.output_tokens) if n is not None]
+    return sum(counts) if counts else None
+
+
+def _metadata(key: str) -> Field:
+    def values(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
+        found = None if rollout is None else _lookup(rollout.metadata or {}, key)
+        return () if found is None else (found if isinstance(found, str) else json.dumps(found),)
+
+    return Field("a key of the rollout's metadata", TEXT, values, matchers.pattern, "both", "rollout")
+
+
+def _source(span: Span) -> str | None:
+    return Reward.of(span).source if span.kind == "reward" else None
+
+
+def _task(rollout: Rollout) -> str | None:
+    return None if rollout.input is None else json.dumps(rollout.input, ensure_ascii=False).casefold()
+
+
+def _lookup(metadata: dict[str, Any], key: str) -> Any:
+    """The value of the key itself, else of a dotted path into nested objects; None without one."""
+    if key in metadata:
+        return metadata[key]
+    head, _, rest = key.partition(".")
+    inner = metadata.get(head)
+    return _lookup(cast(dict[str, Any], inner), rest) if rest and isinstance(inner, dict) else None
+
+
+def _about_rollout(
+    help: str, operators: tuple[str, ...], read: Callable[[Rollout], Any], matcher: MatcherFactory
+) -> Field:
+    return Field(help, operators, _of_rollout(read), matcher, "both", "rollout")
+
+
+def _text(help: str, read: Callable[[Span], Any]) -> Field:
+    return Field(help, TEXT, _of_span(read), matchers.pattern)
+
+
+def _count(help: str, read: Callable[[Span], Any]) -> Field:
+    return Field(help, NUMBER, _of_span(read), matchers.count)
+
+
+def _about_attempts(help: str, operators: tuple[str, ...], read: ValueReader, matcher: MatcherFactory) -> Field:
+    return Field(help, operators, read, matcher, "both", "attempts")
+
+
+_BOTH: dict[str, Field] = {
+    "rollout": Field("its rollout", TEXT, _rollout_id, matchers.pattern, "both"),
+    "mode": _about_rollout(
+        "what the rollout is for", CHOICE, lambda r: r.mode, matchers.WordMatcherFactory(*get_args(Mode))
+    ),
+    "origin": _about_rollout(
+        "how the rollout came to be", CHOICE, lambda r: r.origin, matchers.WordMatcherFactory(*get_args(Origin))
+    ),
+    "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, matchers.pattern),
+    "priority": _about_rollout("the rollout's priority in the queue", NUMBER, lambda r: r.priority, matchers.whole),
+    "tries": _about_rollout("attempts that the queue has handed out", NUMBER, lambda r: r.tries, matchers.count),
+    "input": _about_rollout("part of the task", ("~",), _task, matchers.part),
+    "reward": _about_attempts(
+        "a reward's own value; of other spans the reward of their attempt; of a rollout its own",
+        NUMBER,
+        _reward,
+        matchers.decimal,
+    ),
+    "worker": _about_attempts("name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), matchers.pattern),
+    "attempt_status": _about_attempts(
+        "where the attempt stands",
+        CHOICE,
+        _of_attempts(lambda a: a.status),
+        matchers.WordMatcherFactory(*AttemptStatus),
+    ),
+    "ambiguous": Field(
+        "could a call without an address be another rollout's",
+        CHOICE,
+        _ambiguous,
+        matchers.WordMatcherFactory("true", "false"),
+        "both",
+        "attempts",
+    ),
+    "started": Field("when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, matchers.instant, "both"),
+    "since": Field(
+        "began at or after then: an ISO time, or how long ago (30d)", (":",), _started_ns, matchers.since, "both"
+    ),
+    "attempt": _text("its attempt", lambda s: s.attempt),
+    "model": Field("model asked for or served", TEXT, _models, matchers.pattern),
+    "dialect": _text("wire format", lambda s: s.dialect),
+    "kind": Field(
+        "what happened", CHOICE, _of_span(lambda s: s.kind), matchers.WordMatcherFactory(*get_args(SpanKind))
+    ),
+    "name": _text("name of what is no call: reward, stdout ...", lambda s: s.name),
+    "source": Field(
+        "who gave the reward", CHOICE, _of_span(_source), matchers.WordMatcherFactory(*get_args(RewardSource))
+    ),
+    "agent": _text("name of the agent", lambda s: s.agent),
+    "upstream": _text("name of the upstream", lambda s: s.upstream),
+    "tool": Field("a tool that was run, or that the answer asked for", TEXT, _nothing, matchers.pattern, "tools"),
+    "server": _text("name of the server of tools", lambda s: s.upstream if s.kind in TOOLS else None),
+    "version": Field("NAME@VERSION of a resource that served it", TEXT, _versions, matchers.pattern),
+    "error": _text("reason of a failure, such as http_429", lambda s: s.error),
+    "finish": _text("finish reason", lambda s: s.finish),
+    "stream": Field(
+        "was it streamed",
+        CHOICE,
+        _of_span(lambda s: str(s.stream).lower()),
+        matchers.WordMatcherFactory("true", "false"),
+    ),
+    "latency": Field(
+        "length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), matchers.latency
+    ),
+    "tokens": _count("input and output tokens", _tokens),
+    "input_tokens": _count("prompt tokens", lambda s: s.usage and s.usage.input_tokens),
+    "output_tokens": _count("generated tokens", lambda s: s.usage and s.usage.output_tokens),
+    "tool_calls": _count("tool calls asked for", lambda s: s.tool_calls),
+    "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
+    "http": _count("HTTP status", lambda s: s.http_status),
+    "unread": Field("path of keys in the answer that was not read", TEXT, _unread, matchers.pattern),
+    "text": Field(
+        "part of what it adds: new messages, the answer, tool calls and results, errors",
+        ("~",),
+        _nothing,
+        matchers.part,
+        "texts",
+    ),
+    "raw": Field(
+        "part of the request or response body as it is; reads each, so it is slow",
+        ("~",),
+        _nothing,
+        matchers.part,
+        "bodies",
+    ),
+}
+
+FIELDS: dict[Target, dict[str, Field]] = {
+    "spans": {
+        "status": Field(
+            "how it ended; failed is error or interrupted",
+            CHOICE,
+            _of_span(lambda s: s.status),
+            matchers.WordMatcherFactory(*SpanStatus, failed=FAILED),
+        ),
+        **_BOTH,
+    },
+    "rollouts": {
+        "status": Field(
+            "where the rollout stands; waiting and ended are several at once, claimed is in a worker's hands",
+            CHOICE,
+            _statuses,
+            matchers.WordMatcherFactory(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
+            "both",
+        ),
+        **_BOTH,
+    },
+}
+
+
+def describe_fields(target: Target) -> list[FilterField]:
+    """The fields with their operators and values, for completion."""
+    return [
+        FilterField(
+            name=name,
+            help=one.help,
+            operators=list(one.operators),
+            values=list(one.matcher.words) if isinstance(one.matcher, matchers.WordMatcherFactory) else [],
+        )
+        for name, one in FIELDS[target].items()
+    ]

@@ -1,0 +1,109 @@
+"""Messages, read so strictly that no server can read another call out of the same bytes.
+
+JSON readers differ in how they take repeated keys, keys in another case, invalid numbers, and bytes that are no UTF-8.
+A message that has any of these is `UnreadableCall`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from penstock.gateway.reading.policy.pointer import UnreadableCall
+
+CALL: Final = "tools/call"
+_ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
+_PARAMS: Final = ("name", "arguments", "_meta", "task")
+_FOLDED: Final = {name: {key.casefold(): key for key in keys} for name, keys in (("", _ENVELOPE), ("params", _PARAMS))}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A `tools/call`, as its server reads it."""
+
+    tool: str
+    arguments: Any
+    """The arguments as they are in the message; an empty object where there are none."""
+    message: dict[str, Any]
+    """The whole message."""
+
+    @property
+    def as_task(self) -> bool:
+        """True if the result is to come later, as the answer to another request."""
+        return self.message["params"].get("task") is not None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UnreadableCall(f"the key {twice[:64]!r} stands twice in one object")
+    return made
+
+
+def _constant(name: str) -> Any:
+    raise UnreadableCall(f"{name} is no JSON")
+
+
+_decode: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant).decode
+
+
+def strict(raw: bytes) -> Any:
+    """Decode JSON; raises `UnreadableCall` where readers could differ."""
+    try:
+        return _decode(raw.decode())
+    except UnreadableCall:
+        raise
+    except RecursionError:
+        raise UnreadableCall("it is nested too deep") from None
+    except UnicodeDecodeError:
+        raise UnreadableCall("it is not UTF-8") from None
+    except ValueError as error:
+        raise UnreadableCall(f"it is not JSON ({error})") from None
+
+
+def tool_calls(body: bytes) -> list[ToolCall | None]:
+    """The tool calls among the messages of a body; None for a message that runs no tool. Raises `UnreadableCall`."""
+    value = strict(body)
+    several = cast(list[Any], value) if isinstance(value, list) else [value]
+    return [tool_call(one) for one in several]
+
+
+def tool_call(value: Any) -> ToolCall | None:
+    """A message that was read strictly; None if it runs no tool. Raises `UnreadableCall`."""
+    if not isinstance(value, dict):
+        raise UnreadableCall("it is no object")
+    message = cast(dict[str, Any], value)
+    _check_names(message, "")
+    if message.get("method") != CALL:
+        return None
+    params = message.get("params")
+    if not isinstance(params, dict):
+        raise UnreadableCall("it has no params")
+    named = cast(dict[str, Any], params)
+    _check_names(named, "params")
+    tool, arguments = named.get("name"), named.get("arguments")
+    if not isinstance(tool, str):
+        raise UnreadableCall("its params.name is not text")
+    return ToolCall(tool, {} if arguments is None else arguments, message)
+
+
+def _check_names(value: dict[str, Any], where: str) -> None:
+    folded = _FOLDED[where]
+    for name in value:
+        meant = folded.get(name) or folded.get(name.casefold())
+        if meant is not None and meant != name:
+            raise UnreadableCall(f"it has the key {name[:64]!r}, which some servers read as {meant!r}")
+
+
+def encode_messages(messages: Sequence[Any], several: bool) -> bytes:
+    """A body of these messages; raises `UnreadableCall` for a number that JSON cannot hold."""
+    try:
+        return json.dumps(messages if several else messages[0], separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        raise UnreadableCall("it has a number that is too large to be written again") from None
+    except RecursionError:
+        raise UnreadableCall("it is nested too deep") from None

@@ -1,0 +1,167 @@
+"""The decision: the first rule that matches a call decides; where none does, the call may run.
+
+A fact that a rule needs and cannot know does not count as a no. Arguments that cannot be read, or hints that the server
+has not given, satisfy a rule that restricts (deny, redact, ask, kernel) and not one that allows. A rule that cannot
+read the values that it asks for refuses the call. `dry` rules only mark a call, and the rules after them still decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import translate
+from typing import Any, Final, Literal, NamedTuple
+
+from penstock.gateway.model.base import Mode
+from penstock.gateway.reading.policy.call_parser import ToolCall, strict
+from penstock.gateway.reading.policy.conditions import CallArguments, ConditionTest, compile_condition
+from penstock.gateway.reading.policy.pointer import UnreadableCall
+from penstock.gateway.reading.policy.rules import PolicyRule
+
+Hints = Mapping[str, Any]
+HintsOf = Callable[[str, str], Hints | None]
+"""Returns the annotations of a server's tool, as last listed; None where they are not known."""
+_REMEMBERED: Final = 4096
+"""Most tools whose rules are remembered: agents may make up names."""
+
+
+class Decision(NamedTuple):
+    """The decision on one call."""
+
+    verdict: Literal["allow", "deny", "redact", "ask", "kernel"]
+    rule: PolicyRule | None = None
+    """The rule that decides; None where none matched."""
+    problem: str | None = None
+    """The part that could not be read, where the call is denied for that."""
+    dry: tuple[str, ...] = ()
+    """Names of `dry` rules that matched; they only mark the call."""
+
+    @property
+    def reason(self) -> str:
+        """Why a call is not run, for the agent's model."""
+        assert self.rule is not None
+        name = f"policy rule {self.rule.name!r}"
+        if self.problem is not None:
+            return f"{name} must know more of this call than can be read: {self.problem}"
+        return f"{name} does not allow it" + (f": {self.rule.message}" if self.rule.message else "")
+
+
+ALLOWED: Final = Decision("allow")
+
+
+class _RuleMatcher:
+    __slots__ = ("annotations", "conditions", "modes", "restricts", "rule", "server", "tool")
+
+    def __init__(self, rule: PolicyRule) -> None:
+        self.rule = rule
+        self.server, self.tool = _matcher(rule.server), _matcher(rule.tool)
+        self.modes = frozenset(rule.mode)
+        self.conditions: list[ConditionTest] = [compile_condition(one) for one in rule.argument]
+        self.annotations = dict(rule.annotations)
+        self.restricts = rule.verdict not in ("allow", "dry")
+
+    def fits(self, hints: Hints | None) -> bool:
+        """True if the known annotations of a tool satisfy the rule."""
+        if not self.annotations:
+            return True
+        if hints is None:
+            return self.rule.verdict != "allow"
+        return all(_hint(hints, name) is wanted for name, wanted in self.annotations.items())
+
+
+def _matcher(globs: Iterable[str]) -> Callable[[str], object]:
+    return re.compile("|".join(map(translate, globs))).match
+
+
+_DEFAULTS: Final = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True}
+"""The protocol's values for hints that a listed tool does not give."""
+
+
+def _hint(hints: Hints, name: str) -> bool:
+    value = hints.get(name)
+    if isinstance(value, bool):
+        return value
+    return _DEFAULTS[name] and not (name == "destructiveHint" and hints.get("readOnlyHint") is True)
+
+
+def _met(conditions: Iterable[ConditionTest], arguments: CallArguments) -> tuple[bool, str | None]:
+    """(True if all conditions hold, why that cannot be told). A condition that does not hold settles it."""
+    problem = None
+    for condition in conditions:
+        try:
+            if not condition(arguments):
+                return False, None
+        except UnreadableCall as unreadable:
+            problem = problem or str(unreadable)
+    return problem is None, problem
+
+
+class ToolPolicy:
+    """All rules, in order, compiled once."""
+
+    def __init__(self, rules: Sequence[PolicyRule], hints_of: HintsOf = lambda server, tool: None) -> None:
+        self.rules = list(rules)
+        self._compiled = [_RuleMatcher(rule) for rule in rules]
+        self._hints_of = hints_of
+        self._for_server: dict[tuple[str, Mode], list[_RuleMatcher]] = {}
+        self._for_tool: dict[tuple[str, Mode, str], list[_RuleMatcher]] = {}
+
+    def concerns(self, server: str, mode: Mode) -> bool:
+        """True if any rule is about calls of this server in rollouts of this mode."""
+        return bool(self._of_server(server, mode))
+
+    def redacts_results(self, server: str) -> bool:
+        """True if a rule may take something out of results of this server."""
+        redactions = (one for one in self._compiled if one.rule.redact is not None and one.rule.redact.results)
+        return any(one.server(server) for one in redactions)
+
+    def decide(self, server: str, mode: Mode, call: ToolCall) -> Decision:
+        """Decide on a call of a tool of this server, in a rollout of this mode."""
+        dry: tuple[str, ...] = ()
+        arguments = CallArguments(call.arguments)
+        for one in self._of_tool(server, mode, call.tool):
+            if one.annotations and not one.fits(self._hints_of(server, call.tool)):
+                continue
+            met, problem = _met(one.conditions, arguments) if one.conditions else (True, None)
+            if not met and problem is None:
+                continue
+            if one.rule.verdict == "dry":
+                dry = (*dry, one.rule.name)
+            elif met:
+                return Decision(one.rule.verdict, one.rule, None, dry)
+            elif one.restricts:
+                return Decision("deny", one.rule, problem, dry)
+        return Decision("allow", dry=dry) if dry else ALLOWED
+
+    def violated_rule(self, mode: Mode, tool: str, arguments: str) -> str | None:
+        """The name of the rule that would not simply allow a tool that has run inside the agent, where nobody can stop
+        it; None if none. Only rules about any server count. `arguments`: as the model has written them."""
+        try:
+            call = ToolCall(tool, strict(arguments.encode() or b"{}"), {})
+            found = self.decide("", mode, call)
+        except (UnreadableCall, UnicodeEncodeError):
+            found = self.decide_unreadable("", mode, "its arguments cannot be read")
+        return found.rule.name if found.rule is not None and found.verdict != "allow" else None
+
+    def decide_unreadable(self, server: str, mode: Mode, problem: str) -> Decision:
+        """Decide on a message that cannot be read: it may be a call of any tool of its server."""
+        concerned = self._of_server(server, mode)
+        rule = next((one.rule for one in concerned if one.restricts), None)
+        dry = tuple(one.rule.name for one in concerned if one.rule.verdict == "dry")
+        return Decision("allow", dry=dry) if rule is None else Decision("deny", rule, problem, dry)
+
+    def _of_server(self, server: str, mode: Mode) -> list[_RuleMatcher]:
+        found = self._for_server.get((server, mode))
+        if found is None:
+            modes = (one for one in self._compiled if not one.modes or mode in one.modes)
+            found = self._for_server[server, mode] = [one for one in modes if one.server(server)]
+        return found
+
+    def _of_tool(self, server: str, mode: Mode, tool: str) -> list[_RuleMatcher]:
+        key = server, mode, tool
+        found = self._for_tool.get(key)
+        if found is None:
+            if len(self._for_tool) >= _REMEMBERED:
+                self._for_tool.clear()
+            found = self._for_tool[key] = [one for one in self._of_server(server, mode) if one.tool(tool)]
+        return found

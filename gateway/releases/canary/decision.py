@@ -1,0 +1,345 @@
+"""Decides what to do after each rollout, in assignment order. Pure.
+
+The first rule that applies counts. Hard violations and harm (reward, then guards) roll back. A split or outcomes that
+cannot be trusted hold. A complete stage is left, the last one once a loss of the margin or more is excluded, of the
+reward and in every guard. The horizon holds. Then comes the holdback: nearly all new rollouts get the candidate, harm
+is tested anew with what is left of the error probability, and after a number of rollouts without harm the candidate is
+promoted; without a holdback it is promoted at once. The live driver, `penstock release verify` and the simulations all
+step the same `Canary`, so the same observations give the same verdict at the same rollout with the same figures, bit
+for bit.
+
+Early errors are seen by `step_early`, which runs ahead of `step`: a candidate that fails all its calls is rolled back
+while its rewards are still awaited.
+
+A verdict other than `continue` and `advance` ends the stepping until a person acts: `approve` where a stage asks for
+it, or `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they
+allow any looking, stopping and going on). Both take effect at the rollout that was looked at last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.gateway.model.release import Release
+from penstock.gateway.model.release_policy import EARLY, HOLDBACK, MISSING, SRM_ALPHA, CanaryStage, ReleasePolicy
+from penstock.gateway.releases.canary.evidence import CanaryEvidence, CanaryObservation, StageCount
+
+CanaryAction = Literal["continue", "advance", "promote", "roll_back", "hold"]
+FEW = 50
+"""With fewer rollouts than this, missing rewards are no reason to hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision on a release after a rollout, and its reason."""
+
+    action: CanaryAction
+    cause: str = ""
+    """The rule that decided: `violations`, `harm`, `guard:NAME`, `srm:STAGE`, `missing`, `stage`, `approval`,
+    `non-inferiority`, `horizon`, `holdback`; empty while nothing is decided.
+    """
+    reason: str = "the evidence does not decide yet"
+    """One sentence with figures."""
+    number: int = -1
+    """The rollout after which it was decided."""
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+    """All evidence at that moment, by name; the same bits wherever it is recomputed. Empty while nothing is decided."""
+
+
+CONTINUE = Verdict("continue")
+
+
+def decide(
+    policy: ReleasePolicy,
+    stage: int,
+    evidence: CanaryEvidence,
+    *,
+    approved: bool = False,
+    waived: Collection[str] = (),
+    srm_alpha: float = SRM_ALPHA,
+) -> Verdict:
+    """The verdict on all that has been seen. `stage`: index in `ReleasePolicy.ramp` of the stage that new rollouts are
+    assigned in.
+
+    `approved`: whether a person lets this stage be left. `waived`: causes of holding that a person has set aside.
+    """
+    if violated := hard_stop(sum(book.violations[1] for book in evidence.books)):
+        return _verdict("roll_back", "violations", violated, evidence)
+    for found in (_harm(policy, evidence), _mistrust(policy, evidence, waived, srm_alpha)):
+        if found is not None:
+            return found
+    if stage == len(policy.stages):
+        return _watched(policy, evidence) or CONTINUE
+    found = None
+    if _complete(policy.stages[stage], evidence):
+        found = _move(policy, stage, evidence, approved)
+    if found is None and evidence.seen >= policy.horizon and "horizon" not in waived:
+        return _verdict("hold", "horizon", _undecided(policy, evidence), evidence)
+    return found or CONTINUE
+
+
+def hard_stop(violations: int) -> str | None:
+    """The reason why a release with so many hard violations on the candidate ends at once; None if it does not. For
+    a driver that sees one before the outcomes of earlier rollouts are known; `decide` says the same when its turn
+    comes."""
+    return f"violations: {violations} hard violations on the candidate, none is allowed" if violations else None
+
+
+class Canary:
+    """A release under way: policy, evidence and stage. Steps until a verdict ends it."""
+
+    def __init__(
+        self, policy: ReleasePolicy, d: float, srm_alpha: float = SRM_ALPHA, margins: Mapping[str, float] | None = None
+    ) -> None:
+        """`d`: the margin as a difference in [0, 1], as `ReleasePolicy.d` gave it at the start; `margins`: those of
+        guards, as `ReleasePolicy.guard_margins` gave them then; the least ones unless given."""
+        self.policy = policy
+        self._srm_alpha = srm_alpha
+        every = policy.guard_margins({}) if margins is None else margins
+        last = policy.ramp[-1].split if policy.has_holdback else None
+        self.evidence = CanaryEvidence(
+            d, tuple(policy.guard_alphas), every, policy.missing == "worst", last, policy.observation_noun
+        )
+        self.stage = 0
+        self.verdict = CONTINUE
+        self._approved = False
+        self._waived: set[str] = set()
+
+    @classmethod
+    def of(cls, release: Release) -> Canary:
+        """The canary of a release, before its first rollout."""
+        return cls(release.policy, release.margin, margins=margins_of(release))
+
+    @property
+    def ended(self) -> bool:
+        """True after a promotion or a rollback, and while held."""
+        return self.verdict.action in ("promote", "roll_back", "hold")
+
+    def step(self, observation: CanaryObservation) -> Verdict:
+        """Takes the next rollout in assignment order. Raises `ValueError` when it is ended or out of order."""
+        self._refuse_more(observation.number)
+        self.evidence.add(observation)
+        return self._decide()
+
+    def _refuse_more(self, number: int) -> None:
+        if self.ended:
+            raise ValueError(f"rollout {number}: the release has ended: {self.verdict.reason}")
+
+    def step_early(self, number: int, arm: int, probability: float, good: float) -> Verdict | None:
+        """Takes the early look at the next rollout in assignment order, which may be far ahead of `step`. Returns the
+        verdict if it rolls back; None while it changes nothing. Raises `ValueError` when ended or out of order."""
+        self._refuse_more(number)
+        self.evidence.add_early(number, arm, probability, good)
+        watch = self.evidence.watch
+        book = watch if watch is not None and watch.early == number else self.evidence
+        found = _guard_harm(self.policy, self.evidence, book, EARLY)
+        if found is not None:
+            self.verdict = found
+        return found
+
+    def approve(self) -> Verdict:
+        """Records that a person lets the present stage be left, now or when it is complete. Raises `ValueError` when
+        ended."""
+        if self.ended:
+            raise ValueError(f"nothing is left to approve: {self.verdict.reason}")
+        self._approved = True
+        return self._decide()
+
+    def resume(self) -> Verdict:
+        """Records that a person sets aside the cause of holding. Raises `ValueError` when the release is not held."""
+        if self.verdict.action != "hold":
+            raise ValueError(f"only a release that is held can be resumed; this one: {self.verdict.action}")
+        self._waived.add(self.verdict.cause)
+        return self._decide()
+
+    def _decide(self) -> Verdict:
+        self.verdict = decide(
+            self.policy,
+            self.stage,
+            self.evidence,
+            approved=self._approved,
+            waived=self._waived,
+            srm_alpha=self._srm_alpha,
+        )
+        if self.verdict.action == "advance":
+            self.stage += 1
+            self._approved = False
+        return self.verdict
+
+
+def margins_of(release: Release) -> dict[str, float]:
+    """The margins of all guards of a release, also of a guard for which its start has recorded none."""
+    return release.policy.guard_margins({}) | release.guard_margins
+
+
+def stage_progress(release: Release, evidence: CanaryEvidence) -> int:
+    """The number of rollouts that count for leaving the present stage: those with a reward on the candidate, or, in the
+    holdback, all."""
+    stage = release.policy.ramp[release.step]
+    if stage.name == HOLDBACK:
+        return 0 if evidence.watch is None else evidence.watch.seen
+    count = evidence.stages.get(stage.name)
+    return 0 if count is None else count.outcomes[1]
+
+
+def figures(evidence: CanaryEvidence) -> dict[str, float]:
+    """All figures of the evidence, by name; means of arms without rewards are left out. Those of the holdback are named
+    `holdback.NAME`."""
+    found: dict[str, float] = {
+        "number": evidence.number,
+        "seen": evidence.seen,
+        "d": evidence.reward.d,
+        "harm": evidence.harm,
+        "non_inferiority": evidence.non_inferiority,
+    }
+    for name, guard in evidence.guards.items():
+        found[f"guard.{name}"] = guard.harm
+        if guard.has_margin:
+            found[f"guard.{name}.non_inferiority"] = guard.non_inferiority
+    found |= {f"srm.{name}": count.bayes for name, count in evidence.stages.items()}
+    if EARLY in evidence.guards:
+        found["early"] = evidence.early
+    for arm, name in enumerate(("stable", "candidate")):
+        found |= {f"{name}.assigned": evidence.assigned[arm], f"{name}.missing": evidence.missing[arm]}
+        found |= {f"{name}.violations": evidence.violations[arm]}
+        if EARLY in evidence.guards:
+            found[f"{name}.early"] = evidence.guards[EARLY].arms[arm].count
+        if (mean := evidence.reward.arms[arm].mean) is not None:
+            found[f"{name}.reward"] = mean
+        found |= {
+            f"{name}.{key}": mean
+            for key, one in evidence.guards.items()
+            if key != MISSING and (mean := one.arms[arm].mean) is not None
+        }
+    if evidence.watch is not None and max(evidence.watch.number, evidence.watch.early) >= 0:
+        found |= {f"{HOLDBACK}.{name}": value for name, value in figures(evidence.watch).items()}
+    return found
+
+
+def harm_limit(policy: ReleasePolicy, alpha: float, *, held_back: bool) -> float:
+    """The e-value at which a test with this error probability rolls back: in the ramp, or in the holdback."""
+    return 1 / (alpha * policy.holdback_scale if held_back else alpha)
+
+
+def _harm(policy: ReleasePolicy, evidence: CanaryEvidence) -> Verdict | None:
+    for book in evidence.books:
+        limit = harm_limit(policy, policy.alpha, held_back=book is not evidence)
+        if (harm := book.harm) >= limit:
+            reason = f"harm: e = {harm:.4g} >= {limit:.4g} {_after(evidence, book)}"
+            return _verdict("roll_back", "harm", reason, evidence)
+        for name in book.guards:
+            if found := _guard_harm(policy, evidence, book, name):
+                return found
+    return None
+
+
+def _guard_harm(policy: ReleasePolicy, evidence: CanaryEvidence, book: CanaryEvidence, name: str) -> Verdict | None:
+    harm, limit = book.guards[name].harm, harm_limit(policy, policy.guard_alphas[name], held_back=book is not evidence)
+    if harm < limit:
+        return None
+    after = _after_early(evidence, book) if name == EARLY else _after(evidence, book)
+    return _verdict("roll_back", f"guard:{name}", f"guard {name}: e = {harm:.4g} >= {limit:.4g} {after}", evidence)
+
+
+def _mistrust(
+    policy: ReleasePolicy, evidence: CanaryEvidence, waived: Collection[str], srm_alpha: float
+) -> Verdict | None:
+    limit = 1 / srm_alpha
+    for book in evidence.books:
+        for name, count in book.stages.items():
+            if count.bayes >= limit and f"srm:{name}" not in waived:
+                return _verdict("hold", f"srm:{name}", _lopsided(name, count, limit, book.counts), evidence)
+        missing = book.seen - book.rewarded
+        if book.seen >= FEW and missing > policy.missing_limit * book.seen and "missing" not in waived:
+            of = f"{book.seen} {book.counts}"
+            reason = f"missing: {missing} of {of} have no reward, more than {policy.missing_limit:.0%}"
+            return _verdict("hold", "missing", reason, evidence)
+    return None
+
+
+def _watched(policy: ReleasePolicy, evidence: CanaryEvidence) -> Verdict | None:
+    """The verdict at the end of the holdback; None before."""
+    watch = evidence.watch
+    if watch is None or watch.seen < policy.holdback.rollouts:
+        return None
+    return _verdict("promote", HOLDBACK, f"{HOLDBACK}: no harm {_after(evidence, watch)}", evidence)
+
+
+def _complete(stage: CanaryStage, evidence: CanaryEvidence) -> bool:
+    count = evidence.stages.get(stage.name)
+    if count is None:
+        return False
+    long_enough = evidence.assigned_ns - count.began_ns >= stage.seconds * 1e9
+    return count.outcomes[1] >= stage.rollouts and long_enough
+
+
+def _move(policy: ReleasePolicy, index: int, evidence: CanaryEvidence, approved: bool) -> Verdict | None:
+    """The move out of a complete stage; None while the evidence is not there yet."""
+    stage, last = policy.stages[index], index == len(policy.stages) - 1
+    if last and policy.hold_split:
+        return None
+    if last and not _no_worse(policy, evidence):
+        return None
+    reason = _passed(policy, evidence) if last else f"stage {stage.name} is complete"
+    if stage.approval and not approved:
+        return _verdict("continue", "approval", f"{reason}; a person must approve {_after(evidence)}", evidence)
+    cause = "non-inferiority" if last else "stage"
+    promoted = last and not policy.has_holdback
+    return _verdict("promote" if promoted else "advance", cause, f"{reason} {_after(evidence)}", evidence)
+
+
+def _no_worse(policy: ReleasePolicy, evidence: CanaryEvidence) -> bool:
+    """True if a loss of the margin or more is excluded, of the reward and in every guard."""
+    limit = 1 / policy.alpha_promote
+    return evidence.non_inferiority >= limit and not _lagging(evidence, limit)
+
+
+def _lagging(evidence: CanaryEvidence, limit: float) -> list[str]:
+    """The guards in which a loss of the margin or more is not excluded."""
+    return [name for name, one in evidence.guards.items() if one.has_margin and one.non_inferiority < limit]
+
+
+def _passed(policy: ReleasePolicy, evidence: CanaryEvidence) -> str:
+    e, limit, d = evidence.non_inferiority, 1 / policy.alpha_promote, evidence.reward.d
+    guards = [f"{name} by {one.d:.4g}" for name, one in evidence.guards.items() if one.has_margin]
+    so_too = f", and none in the guards ({', '.join(guards)})" if guards else ""
+    return f"non-inferiority: e = {e:.4g} >= {limit:.4g} with a margin of {d:.4g}{so_too}"
+
+
+def _verdict(action: CanaryAction, cause: str, reason: str, evidence: CanaryEvidence) -> Verdict:
+    return Verdict(action, cause, reason, evidence.number, figures(evidence))
+
+
+def _after(evidence: CanaryEvidence, book: CanaryEvidence | None = None) -> str:
+    of = evidence if book is None else book
+    return f"after {of.seen} {of.counts} ({of.assigned[1]} on the candidate){_in(evidence, of)}"
+
+
+def _after_early(evidence: CanaryEvidence, book: CanaryEvidence) -> str:
+    stable, candidate = (arm.count for arm in book.guards[EARLY].arms)
+    looks = f"{stable + candidate} {book.counts} ({candidate} on the candidate)"
+    return f"after an early look at {looks}{_in(evidence, book)}"
+
+
+def _in(evidence: CanaryEvidence, book: CanaryEvidence) -> str:
+    return "" if book is evidence else f" in the {HOLDBACK}"
+
+
+def _lopsided(name: str, count: StageCount, limit: float, counts: str) -> str:
+    stable, candidate = count.outcomes
+    return (
+        f"sample ratio: Bayes factor {count.bayes:.4g} >= {limit:.4g} in stage {name}: {candidate} of "
+        f"{stable + candidate} {counts} with a reward are on the candidate"
+    )
+
+
+def _undecided(policy: ReleasePolicy, evidence: CanaryEvidence) -> str:
+    limit = 1 / policy.alpha_promote
+    lagging = [f"guard {name} e = {evidence.guards[name].non_inferiority:.4g}" for name in _lagging(evidence, limit)]
+    found = ", ".join([f"non-inferiority e = {evidence.non_inferiority:.4g}", *lagging])
+    return (
+        f"horizon: undecided after {evidence.seen} {evidence.counts}: "
+        f"harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, {found} of {limit:.4g}"
+    )

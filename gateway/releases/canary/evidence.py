@@ -1,0 +1,315 @@
+"""The evidence on a release: pure, one observation at a time, the same bits on every machine.
+
+*Test.* Rollouts come in the order of their assignment. Rollout i has the arm A (1: candidate), the probability pi of
+that arm, fixed before the assignment, and a goodness Y in [0, 1]; m is a guess of Y made from the past only:
+
+    psi = (A - pi) (Y - m)      E[psi | past] = w Delta,  w = pi (1 - pi),  Delta = E[Y | candidate] - E[Y | stable]
+
+`gateway.releases.canary.betting` bets against a hypothesis on Delta (sources, and why the bits are the same
+everywhere):
+
+    harm             against Delta >= 0:   mean_k prod_i (1 - l psi)            l = min(lam_k, 0.9 / u)
+                                           u = max((1 - pi)(1 - m), pi m)
+    non-inferiority  against Delta <= -d:  mean_k prod_i (1 + l (psi + w d))    l = min(lam_k, 0.9 / v)
+                                           v = max((1 - pi) m, pi (1 - m))
+    superiority      is non-inferiority with d = 0
+
+Guards are tested for harm; for a promotion each, with a margin of its own, is tested for non-inferiority as well. All
+of these tests must say yes, so each may have the whole error probability: a candidate that is worse by its margin in
+any one of them is promoted with that probability at most.
+
+That holds whatever the past made of pi and m (a ramp may be steered by the results) and however rewards drift. It
+needs the order of assignment: in the order of completion an arm whose failures end sooner looks worse than it is.
+
+*Guess.* m = (2 * 1/2 + sum of past Y) / (2 + their number); with a group (the task that the rollout repeats) it is
+(2 m + sum of the group's past Y) / (2 + their number). A wrong guess costs speed, never validity.
+
+*Missing.* A rollout without a reward at its deadline bets nothing on the reward, or bets with 0 where the policy says
+`worst`. The guard `missing` is the test on 1 (came) and 0 (did not).
+
+*Early.* The guard `early_error` is the same test on the early look at a rollout, long before its outcome. It too takes
+rollouts in their order, but runs ahead of the rest: it has a number of its own. Errors up to the outcome are the guard
+`error`.
+
+*Holdback.* Its rollouts are tested for harm anew, from wealth 1 (`watch`). A candidate that was good until then and is
+worse from then on is seen sooner so, because bets that were lost while it was good do not count.
+
+*Sample ratio.* Per stage, over rollouts whose reward counts: the Bayes factor of "the split is drawn from Beta(100 pi,
+100 (1 - pi))" against "it is pi". Each candidate multiplies it by (100 pi + n1) / (100 + n) / pi, each stable by
+(100 (1 - pi) + n0) / (100 + n) / (1 - pi). It too ever reaches 1/alpha with probability alpha at most (Lindon & Malek,
+"Anytime-valid inference for multinomial count data", 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.gateway.model.release_policy import EARLY, MISSING
+from penstock.gateway.releases.canary.betting import Wealth
+
+NO_MARGINS: Mapping[str, float] = {}
+CONCENTRATION = 100.0
+"""Concentration of the sample-ratio alternative around pi: the weight of its prior in rollouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryObservation:
+    """One rollout whose outcome is known, or was not known at its deadline."""
+
+    number: int
+    """Its place in the order of assignment; grows, with gaps where rollouts are left out."""
+    stage: str
+    """The stage in which it was assigned."""
+    arm: int
+    """0 stable, 1 candidate."""
+    probability: float
+    """Probability of the candidate's arm at the assignment; above 0 and below 1."""
+    reward: float | None
+    """The mapped reward in [0, 1]; None when none had come by the deadline."""
+    guards: Mapping[str, float | None]
+    """Goodness by guard, in [0, 1]; None or absent where it is not known."""
+    group: str | None = None
+    """The task that the rollout repeats; rewards of a group have their own history."""
+    assigned_ns: int = 0
+    """When it was assigned, nanoseconds since the epoch."""
+    violations: int = 0
+    """Hard violations seen in it."""
+
+
+class RunningMean:
+    """The number of values and their sum."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the values; None when there are none."""
+        return self.total / self.count if self.count else None
+
+
+class GuardTest:
+    """One goodness: its arms, its past, the test for harm and, with a margin `d`, the test for non-inferiority."""
+
+    __slots__ = ("_groups", "_harm", "_not_worse", "arms", "d")
+
+    def __init__(self, d: float | None = None) -> None:
+        self.arms = (RunningMean(), RunningMean())
+        self.d = d or 0.0
+        self._groups: dict[str, RunningMean] = {}
+        self._harm = Wealth()
+        self._not_worse = None if d is None else Wealth()
+
+    @property
+    def harm(self) -> float:
+        """e-value against "the candidate is not worse"."""
+        return self._harm.value
+
+    @property
+    def has_margin(self) -> bool:
+        """True if the guard is tested for non-inferiority."""
+        return self._not_worse is not None
+
+    @property
+    def non_inferiority(self) -> float:
+        """e-value against "the candidate is worse by d or more"; 1 without a margin."""
+        return 1.0 if self._not_worse is None else self._not_worse.value
+
+    def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
+        """Bets on the value, then learns it; returns the guess that the bet was made with."""
+        guess = self._guess(group)
+        psi = (arm - pi) * (value - guess)
+        above, below = (1.0 - pi) * (1.0 - guess), pi * guess
+        self._harm.bet(-psi, above if above > below else below)
+        if self._not_worse is not None:
+            lost, gained = (1.0 - pi) * guess, pi * (1.0 - guess)
+            self._not_worse.bet(psi + pi * (1.0 - pi) * self.d, lost if lost > gained else gained)
+        self._learn(arm, value, group)
+        return guess
+
+    def _guess(self, group: str | None) -> float:
+        stable, candidate = self.arms
+        guess = (1.0 + (stable.total + candidate.total)) / (2 + stable.count + candidate.count)
+        if group is not None and (own := self._groups.get(group)) is not None:
+            return (2.0 * guess + own.total) / (2 + own.count)
+        return guess
+
+    def _learn(self, arm: int, value: float, group: str | None) -> None:
+        tally = self.arms[arm]
+        tally.count += 1
+        tally.total += value
+        if group is not None:
+            own = self._groups.setdefault(group, RunningMean())
+            own.count += 1
+            own.total += value
+
+
+class RewardTest(GuardTest):
+    """The reward: a guard with a margin, and the sums behind its displayed interval."""
+
+    __slots__ = ("scores", "squares", "weights")
+
+    def __init__(self, d: float) -> None:
+        super().__init__(d)
+        self.scores = self.squares = self.weights = 0.0
+
+    def add(self, arm: int, pi: float, value: float, group: str | None) -> float:
+        guess = super().add(arm, pi, value, group)
+        psi = (arm - pi) * (value - guess)
+        self.scores += psi
+        self.squares += psi * psi
+        self.weights += pi * (1.0 - pi)
+        return guess
+
+
+class StageCount:
+    """The assignments and outcomes of one stage, by arm, and the Bayes factor of its sample ratio."""
+
+    __slots__ = ("_priors", "assigned", "bayes", "began_ns", "outcomes")
+
+    def __init__(self, pi: float, began_ns: int) -> None:
+        self._priors = (CONCENTRATION * (1.0 - pi), CONCENTRATION * pi)
+        self.assigned = [0, 0]
+        self.outcomes = [0, 0]
+        self.bayes = 1.0
+        self.began_ns = began_ns
+
+    def add(self, arm: int, pi: float, came: bool) -> None:
+        """Counts a rollout; the Bayes factor stops growing at 1e100."""
+        self.assigned[arm] += 1
+        if not came:
+            return
+        stable, candidate = self.outcomes
+        predicted = (self._priors[arm] + self.outcomes[arm]) / (CONCENTRATION + (stable + candidate))
+        if self.bayes < 1e100:
+            self.bayes *= predicted / (pi if arm else 1.0 - pi)
+        self.outcomes[arm] += 1
+
+
+class CanaryEvidence:
+    """All that has been seen of a release, in assignment order."""
+
+    __slots__ = (
+        "_holdback", "_worst", "assigned", "assigned_ns", "counts", "early", "guards", "missing", "number", "reward",
+        "rewarded", "seen", "stages", "violations", "watch",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        d: float,
+        guards: Sequence[str] = (),
+        margins: Mapping[str, float] = NO_MARGINS,
+        worst: bool = False,
+        holdback: float | None = None,
+        counts: str = "rollouts",
+    ) -> None:
+        """`d`: the margin, absolute, 0 <= d < 1. `guards`: names to test; `missing` is worked out here. `margins`:
+        those of guards that are tested for non-inferiority too. `worst`: a missing reward counts as 0. `holdback`:
+        probability of the candidate in the holdback; None where there is none. `counts`: the word for observations
+        (`rollouts` or units)."""
+        self._worst = worst
+        self._holdback = holdback
+        self.counts = counts
+        self.watch = None if holdback is None else CanaryEvidence(d, guards, worst=worst, counts=counts)
+        """Evidence of the holdback. Its rollouts count nowhere else here, except in `number` and `early`."""
+        self.reward = RewardTest(_margin(d))
+        self.guards = {name: GuardTest(_margin(margins[name]) if name in margins else None) for name in guards}
+        self.stages: dict[str, StageCount] = {}
+        self.assigned = [0, 0]
+        self.violations = [0, 0]
+        self.missing = [0, 0]
+        """Rollouts without a reward: (stable, candidate)."""
+        self.seen = self.rewarded = self.assigned_ns = 0
+        self.number = self.early = -1
+        """Numbers of the last rollouts that were counted with their outcome, and with their early look."""
+
+    @property
+    def books(self) -> tuple[CanaryEvidence, ...]:
+        """This evidence, which tests the ramp, and that of the holdback, if the policy has one."""
+        return (self,) if self.watch is None else (self, self.watch)
+
+    @property
+    def latest(self) -> CanaryEvidence:
+        """The evidence of the holdback, once it has begun; else of the ramp."""
+        return self.watch if self.watch is not None and self.watch.seen else self
+
+    @property
+    def harm(self) -> float:
+        """e-value against "the candidate's reward is not lower"."""
+        return self.reward.harm
+
+    @property
+    def non_inferiority(self) -> float:
+        """e-value against "the candidate's reward is lower by d or more"."""
+        return self.reward.non_inferiority
+
+    def add(self, one: CanaryObservation) -> None:
+        """Takes the next rollout. Raises `ValueError` for one out of order or bounds, of which nothing is kept."""
+        _refuse(one, self.number)
+        arm, pi, group = one.arm, one.probability, one.group
+        self.number = one.number
+        if self.watch is not None and pi == self._holdback:
+            self.watch.add(one)
+            return
+        self.seen += 1
+        self.assigned[arm] += 1
+        self.violations[arm] += one.violations
+        self.assigned_ns = max(self.assigned_ns, one.assigned_ns)
+        if one.reward is None:
+            self.missing[arm] += 1
+        else:
+            self.rewarded += 1
+        reward = 0.0 if one.reward is None and self._worst else one.reward
+        self._count(one, reward is not None)
+        if reward is not None:
+            self.reward.add(arm, pi, reward, group)
+        for name, guard in self.guards.items():
+            value = one.guards.get(name)
+            if name == MISSING and value is None:
+                value = 0.0 if one.reward is None else 1.0
+            if value is not None:
+                guard.add(arm, pi, value, group)
+
+    def add_early(self, number: int, arm: int, probability: float, good: float) -> None:
+        """Takes the early look at the next rollout. Raises `ValueError` for one out of order or bounds."""
+        _refuse_place(number, self.early, arm, probability)
+        self.early = number
+        if self.watch is not None and probability == self._holdback:
+            self.watch.add_early(number, arm, probability, good)
+        else:
+            self.guards[EARLY].add(arm, probability, good, None)
+
+    def _count(self, one: CanaryObservation, judged: bool) -> None:
+        count = self.stages.get(one.stage)
+        if count is None:
+            count = self.stages[one.stage] = StageCount(one.probability, one.assigned_ns)
+        count.add(one.arm, one.probability, judged)
+
+
+def _margin(d: float) -> float:
+    if not 0.0 <= d < 1.0:
+        raise ValueError(f"the margin d must be at least 0 and below 1, found {d}")
+    return d
+
+
+def _refuse_place(number: int, last: int, arm: int, probability: float) -> None:
+    if number <= last:
+        raise ValueError(f"rollout {number} comes after rollout {last}: observations must be in assignment order")
+    if arm not in (0, 1) or not 0.0 < probability < 1.0:
+        raise ValueError(
+            f"rollout {number}: arm {arm} at probability {probability}: "
+            "the arm must be 0 or 1 and the probability between them"
+        )
+
+
+def _refuse(one: CanaryObservation, last: int) -> None:
+    _refuse_place(one.number, last, one.arm, one.probability)
+    if one.reward is not None and not 0.0 <= one.reward <= 1.0:
+        raise ValueError(f"rollout {one.number}: reward {one.reward} is not in [0, 1]: map it with Policy.goodness")
+    for name, value in one.guards.items():
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise ValueError(f"rollout {one.number}: guard {name} {value} is not in [0, 1]")

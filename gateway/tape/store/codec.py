@@ -1,0 +1,410 @@
+"""The formats of nouns and bodies on the tape: encoding and decoding.
+
+Nouns are positional msgpack: the order of fields is the format. Trailing defaults are cut off, and missing fields are
+filled in when read, so fields may be appended. The value does not repeat what the key says.
+
+Agents resend the whole conversation with every call, so only the new part of a body is stored. The request body is
+stored without the longest common prefix and suffix that it shares with its *base* (an earlier body, usually the
+attempt's previous call). Everything else of the exchange is compressed by zstd, with the neighbourhood of the cut and
+the base's own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact:
+nothing is parsed. A body without a base is a keyframe. The text that the first calls of several rollouts have in common
+(system prompts, definitions of tools) is a *shared* body of its own, which they are stored against: so a rollout never
+depends on the bytes of another, and each can be forgotten (`forgetting`). `DEPTH` and `_CHAIN` bound the chain that a
+read has to follow.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import msgspec
+import zstandard
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.span import Usage
+
+DEPTH = 32
+DECODE_ERRORS = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
+"""Errors that decoding raises when the bytes are damaged."""
+CORRUPTION_ERRORS: tuple[type[Exception], ...] = tuple(error for error in DECODE_ERRORS if error is not MemoryError)
+"""Those of `DECODE_ERRORS` that occur at every try."""
+
+_CHAIN = 8 << 20
+_NEAR = 16384
+_FAR, _FAR_OF_STREAM = 32768, 4096
+"""Bytes of the base's remainder in the dictionary. A long answer comes back in the next request; a stream has it in
+pieces, so that only the form of its events is worth keeping."""
+_STEPS = (16384, 1024, 128)
+_INLINE = 700
+"""Bytes of a small segment: five fit into a page of 4 KB. Larger ones would leave more of it empty, and beyond half a
+page take pages of their own."""
+_FRAME = 3
+"""Bytes that msgpack puts before a record."""
+_SEGMENT = 131072
+_SHARED = (b"\1", b"\2")
+"""Bytes that stand for the rollout, and for the rollout and the attempt, of the record before. No id begins with
+them."""
+_OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_LEVEL = 6
+_WHOLE = 1 << 53
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+_alone = zstandard.ZstdCompressor(level=_LEVEL)
+_some = zstandard.ZstdCompressor(level=6)
+_many = zstandard.ZstdCompressor(level=1)
+_MANY = 64
+"""From this number of records on, CPU is scarcer than disk."""
+
+
+def encode(values: list[Any], defaults: list[Any]) -> bytes:
+    """Return a positional record without its trailing defaults."""
+    end = len(values)
+    while end and values[end - 1] == defaults[end - 1]:
+        end -= 1
+    return _pack(values[:end])
+
+
+def decode(record: bytes) -> list[Any]:
+    """Return the positions of a record."""
+    return _unpack(record)
+
+
+def fields(model: type[BaseModel], skip: tuple[str, ...] = ()) -> list[str]:
+    """Return the stored positions of a model: its fields in order, without those that the key holds."""
+    return [name for name in model.model_fields if name not in skip]
+
+
+def defaults(model: type[BaseModel], names: list[str]) -> list[Any]:
+    """Return the default of each position, in its stored form."""
+    found = [model.model_fields[name].get_default(call_default_factory=True) for name in names]
+    return [None if value is PydanticUndefined else _storable(value) for value in found]
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return [_storable(getattr(value, name)) for name in type(value).model_fields]
+    return value
+
+
+def values(noun: BaseModel, names: list[str]) -> list[Any]:
+    """Return a noun as positions; nested nouns become lists."""
+    return [_storable(getattr(noun, name)) for name in names]
+
+
+def usage_values(usage: Usage | None) -> list[Any] | None:
+    """Return usage as positions; a number that no provider can mean is dropped."""
+    if usage is None:
+        return None
+    u = usage
+    counts = [u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens]
+    known: list[Any] = [None if count is None or not 0 <= count < _WHOLE else count for count in counts]
+    return known if u.billed is None else [*known, u.billed]
+
+
+@dataclass(slots=True)
+class StoredBody:
+    """The bytes of one call for the tape; header blocks are `name: value CRLF` lines, already masked."""
+
+    url: str
+    request_headers: bytes
+    request: bytes
+    response_headers: bytes
+    response: bytes
+    trailers: bytes
+    marks: list[int]
+    """Arrival of the response, read by read: microseconds since the start, then size, in turn."""
+    sides: list[Side] = field(default_factory=list[Side])
+    """Exchanges with parties in another wire format."""
+
+
+@dataclass(slots=True)
+class DeltaBase:
+    """A body that others may be stored against."""
+
+    number: int
+    depth: int
+    request: bytes
+    rest: bytes
+    """The beginning of the rest of its record, used as a dictionary."""
+    sides: tuple[bytes, ...] = ()
+    """The request bodies of its sides."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds in memory."""
+        return len(self.request) + len(self.rest) + sum(map(len, self.sides))
+
+    def carries(self, request: bytes) -> bool:
+        """True if the request may be stored against it; False when the chain would become too long to be read back
+        quickly."""
+        return self.depth < DEPTH and self.depth * len(request) < _CHAIN
+
+
+def pack_body(body: StoredBody, number: int, base: DeltaBase | None, alone: bool) -> tuple[bytes, DeltaBase]:
+    """Return (record, the body as a base) of the body with this number.
+
+    `alone`: the record is compressed by itself, with the base as dictionary. Otherwise it is left as it is: records of
+    one segment are each other's dictionary and are compressed together, at a third of the cost (`pack_segments`).
+    """
+    request, sides = body.request, tuple(side.request_body for side in body.sides)
+    prefix, suffix, middle = _cut(None if base is None else base.request, request)
+    # The beginning is the next body's dictionary, so parts that may be long and repeat least come last.
+    parts = [body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle]
+    if sides:
+        parts.append(_pack_sides(body.sides, () if base is None else base.sides))
+    rest = _pack(parts)
+    lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
+    stored = _compress(rest, base, prefix) if alone else rest
+    made = DeltaBase(number, depth, request, _dictionary_of(rest, body, base), sides)
+    return _pack((lower, depth, prefix, suffix, alone, stored)), made
+
+
+def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, DeltaBase]:
+    """Return (record, the body as a base) of a shared body, which is only a request."""
+    return pack_body(StoredBody("", b"", text, b"", b"", b"", []), number, None, alone)
+
+
+def _dictionary_of(rest: bytes, body: StoredBody, base: DeltaBase | None) -> bytes:
+    """Return the part of a body's rest that serves as a dictionary. A shared body, which has no URL, offers only its
+    text: the text may be cut where nobody uses it any more, and bodies that were compressed with it must still be
+    readable."""
+    if not body.url and base is None:
+        return b""
+    return rest[: _FAR_OF_STREAM if b"text/event-stream" in body.response_headers else _FAR]
+
+
+def common_affixes(one: bytes, other: bytes) -> tuple[int, int]:
+    """Return the lengths of (the prefix, the suffix) that two requests share."""
+    prefix, suffix, _ = _cut(one, other)
+    return prefix, suffix
+
+
+def base_use(record: bytes) -> tuple[int, int, int]:
+    """Return (number of the base, length of the prefix, length of the suffix that a record takes of its base's
+    request)."""
+    base, _, prefix, suffix, *_ = _unpack(record)
+    return base, prefix, suffix
+
+
+def _cut(base: bytes | None, request: bytes) -> tuple[int, int, bytes]:
+    """Return (length of the prefix, length of the suffix that a request shares with its base, the middle)."""
+    if base is None:
+        return 0, 0, request
+    prefix = common_prefix(base, request)
+    suffix = common_suffix(base, request, min(len(base), len(request)) - prefix)
+    return prefix, suffix, request[prefix : len(request) - suffix]
+
+
+def _joined(base: bytes, prefix: int, suffix: int, middle: bytes) -> bytes:
+    """Put a request together again: the inverse of `_cut`."""
+    return b"".join((base[:prefix], middle, base[len(base) - suffix :]))
+
+
+def _pack_sides(sides: list[Side], bases: tuple[bytes, ...]) -> list[Any]:
+    """Pack sides. Their requests grow like those of calls: each is stored against the one at its place in the base."""
+    under = [*bases[: len(sides)], *[None] * (len(sides) - len(bases))]
+    return [
+        (side.who, side.dialect, side.path, *_cut(base, side.request_body), side.response_body)
+        for side, base in zip(sides, under, strict=True)
+    ]
+
+
+def _unpack_sides(packed: list[Any], bases: tuple[bytes, ...]) -> list[Side]:
+    under = [*bases[: len(packed)], *[b""] * (len(packed) - len(bases))]
+    return [
+        Side(
+            who=who,
+            dialect=dialect,
+            path=path,
+            request_body=_joined(base, prefix, suffix, middle),
+            response_body=response,
+        )
+        for (who, dialect, path, prefix, suffix, middle, response), base in zip(packed, under, strict=True)
+    ]
+
+
+def base_of(record: bytes) -> int:
+    """Return the number of the body that this one is stored against; 0 for a keyframe."""
+    return _unpack(record)[0]
+
+
+def unpack_body(record: bytes, base: DeltaBase | None, number: int) -> tuple[StoredBody, DeltaBase]:
+    """Return the body, and the body as a base for the next one in the chain."""
+    _, depth, prefix, suffix, compressed, rest = _unpack(record)
+    if compressed:
+        rest = _decompress(rest, base, prefix)
+    url, request_headers, response_headers, trailers, marks, response, middle, *more = _unpack(rest)
+    request = middle if base is None else _joined(base.request, prefix, suffix, middle)
+    sides = _unpack_sides(more[0] if more else [], () if base is None else base.sides)
+    body = StoredBody(url, request_headers, request, response_headers, response, trailers, marks, sides)
+    return body, DeltaBase(
+        number, depth, request, _dictionary_of(rest, body, base), tuple(it.request_body for it in sides)
+    )
+
+
+def _compress(rest: bytes, base: DeltaBase | None, prefix: int) -> bytes:
+    """Return a zstd frame without its magic number, which is the same in every record."""
+    compressor = _alone
+    if base is not None:
+        compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
+    return compressor.compress(rest)[len(_ZSTD) :]
+
+
+def _decompress(frame: bytes, base: DeltaBase | None, prefix: int) -> bytes:
+    dictionary = None if base is None else _dictionary(base, prefix)
+    return zstandard.ZstdDecompressor(dict_data=dictionary).decompress(_ZSTD + frame)
+
+
+def _dictionary(base: DeltaBase, prefix: int) -> zstandard.ZstdCompressionDict:
+    near = base.request[max(0, prefix - _NEAR) : prefix]
+    # The compressor refuses a dictionary of less than eight bytes.
+    raw = b"".join((bytes(8), near, base.rest))
+    return zstandard.ZstdCompressionDict(raw, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """Return the length of the longest common prefix: memcmp in ever smaller steps, then the first byte that
+    differs."""
+    done, most = 0, min(len(a), len(b))
+    for step in _STEPS:
+        while done + step <= most and b.startswith(a[done : done + step], done):
+            done += step
+    end = min(done + _STEPS[-1], most)
+    return done + _agreeing(a[done:end], b[done:end], "big")
+
+
+def common_suffix(a: bytes, b: bytes, most: int) -> int:
+    """Return the length of the longest common suffix of at most `most` bytes, found in the same way."""
+    done, end_a, end_b = 0, len(a), len(b)
+    for step in _STEPS:
+        while done + step <= most and b.endswith(a[end_a - done - step : end_a - done], 0, end_b - done):
+            done += step
+    size = min(done + _STEPS[-1], most) - done
+    return done + _agreeing(a[end_a - done - size : end_a - done], b[end_b - done - size : end_b - done], "little")
+
+
+def _agreeing(a: bytes, b: bytes, order: Literal["big", "little"]) -> int:
+    """Count the bytes at which two pieces of equal length agree, from the first on (`big`) or from the last back
+    (`little`)."""
+    differing = int.from_bytes(a, order) ^ int.from_bytes(b, order)
+    return len(a) - (differing.bit_length() + 7) // 8
+
+
+def pack_small(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (place of its first record, number of records, segment) for segments that fit into the pages of the tree.
+
+    A larger value takes pages of its own and leaves the rest of the last one empty: of a few KB that is much.
+    """
+    return ((first, len(run), _pack(run)) for first, run in _runs(records, _INLINE))
+
+
+def pack_segments(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (place of its first record, number of records, segment) for segments that are each compressed as a whole.
+
+    A read decompresses the whole segment, so its size is bounded.
+    """
+    compressor = _some if len(records) < _MANY else _many
+    return ((first, len(run), compressor.compress(_pack(run))) for first, run in _runs(records, _SEGMENT))
+
+
+def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (place of its first record, number of records, segment) for records of the log; many are one segment, which
+    costs least. A rollout, its attempt and its calls often follow each other, and names are most of a short rollout. So
+    a byte (`_SHARED`) replaces names that the record before has too."""
+    shared = _share(records)
+    if len(records) >= _MANY:
+        yield 0, len(records), _pack(shared)
+        return
+    for first, run in _runs(shared, _INLINE):
+        # The first record of a segment has none before it.
+        yield first, len(run), _pack([records[first], *run[1:]])
+
+
+def repack_log(records: list[bytes]) -> bytes:
+    """Return a segment of records, few or many."""
+    return _pack([records[0], *_share(records)[1:]])
+
+
+def repack_segment(records: list[bytes], segment: bytes) -> bytes:
+    """Return a segment of these bodies, compressed if `segment` is."""
+    packed = _pack(records)
+    return _some.compress(packed) if segment[:4] == _ZSTD else packed
+
+
+def unpack_log(segment: bytes) -> list[bytes]:
+    """The inverse of `pack_log` and `repack_log`."""
+    found: list[bytes] = []
+    names: tuple[bytes, ...] = ()
+    for record in cast(list[bytes], _unpack(segment)):
+        if record[1:2] in _SHARED:
+            record = record[:1] + b"".join(names[: record[1]]) + record[2:]
+        names = _names(record)
+        found.append(record)
+    return found
+
+
+def _share(records: list[bytes]) -> list[bytes]:
+    shared: list[bytes] = []
+    before: tuple[bytes, ...] = ()
+    for record in records:
+        names = _names(record)
+        same = 0
+        while same < len(names) and same < len(before) and names[same] == before[same]:
+            same += 1
+        shared.append(record[:1] + _SHARED[same - 1] + record[1 + sum(map(len, names[:same])) :] if same else record)
+        before = names
+    return shared
+
+
+def _names(record: bytes) -> tuple[bytes, ...]:
+    """Return the names of the rollout and of the attempt that a record of the log is about, each with its NUL; none for
+    other records."""
+    if record[:1] not in _OF_ROLLOUTS:
+        return ()
+    end = record.find(0, 1) + 1
+    if record[:1] == b"r":
+        return (record[1:end],)
+    return record[1:end], record[end : record.find(0, end) + 1]
+
+
+def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield runs of records that have at most `most` bytes together, or of one record that is larger."""
+    first = size = 0
+    for at, record in enumerate(records):
+        if at > first and size + len(record) > most:
+            yield first, records[first:at]
+            first, size = at, 0
+        size += len(record) + _FRAME
+    if records:
+        yield first, records[first:]
+
+
+def unpack_segment(segment: bytes) -> list[bytes]:
+    """The inverse of `pack_small` and `pack_segments`. A zstd frame starts with 28 B5 2F FD; no msgpack array does."""
+    if segment[:4] == _ZSTD:
+        segment = zstandard.ZstdDecompressor().decompress(segment)
+    return cast(list[bytes], _unpack(segment))
+
+
+def pack_open(summary: bytes, body: bytes | None, process: str) -> bytes:
+    """Return the value of an `open` key. `process`: the name of the process that serves the call
+    (`store.processes`)."""
+    return _pack((summary, body, process))
+
+
+def unpack_open(value: bytes) -> tuple[bytes, bytes | None]:
+    """Return the summary and the body of an `open` value."""
+    summary, body, _ = _unpack(value)
+    return summary, body
+
+
+def process_of(value: bytes) -> str:
+    """Return the name of the process that serves an open call, from its `open` value."""
+    return cast(str, _unpack(value)[2])

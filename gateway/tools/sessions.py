@@ -1,0 +1,221 @@
+"""Open requests of sessions: their answers come in another exchange, or never.
+
+Up to revision 2025-11-25 a server may end the stream of a request before it has answered; the client then opens another
+stream and gets the answer there. In the older HTTP with SSE every answer comes that way. And the server sends requests,
+too (sampling, elicitation, roots): the client's answer is a POST of its own. A `McpSession` keeps both kinds until the
+answer passes. It is found by the id that the server gave it; without one, no answer can come in another exchange.
+
+Everything here happens in the event loop. Nothing is on the tape twice: a kept request is handed to the recorder once,
+by `PendingRequest.answered` or `PendingRequest.given_up`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from time import monotonic
+from typing import Any, Final, Protocol, TypeVar
+
+from penstock.gateway.tools.response_handlers import ResponseHandlers
+
+OPEN: Final = 100_000
+"""Most sessions that are remembered, the newest."""
+PATIENCE_S: Final = 3600.0
+"""Seconds for which an answer may still come in another exchange."""
+OWED: Final = 1000
+"""Most requests of one side that a session keeps, the newest; older ones are given up."""
+OWED_BYTES: Final = 64 << 20
+"""Most bytes of them."""
+UNWANTED: Final = 1000
+"""Most requests of one session that are remembered as cancelled, the newest."""
+EARLY: Final = 8
+"""Most answers of one session that are kept before their exchanges have ended, the newest."""
+EARLY_BYTES: Final = 8 << 20
+"""Most bytes of them."""
+PASSED: Final = 256
+"""Most messages of one session that are remembered, the newest, to recognise those that a server repeats."""
+_LONG: Final = 128
+"""Longest id that is kept unhashed, in bytes."""
+
+
+class PendingRequest(Protocol):
+    """A request without its answer."""
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds in memory."""
+        ...
+
+    def answered(self, answer: bytes, now: float) -> None:
+        """Called when the answer came in another exchange: the request goes to the tape as answered."""
+        ...
+
+    def given_up(self) -> None:
+        """Called when no answer will come: the request goes to the tape as it is."""
+        ...
+
+
+_PendingRequests = dict[bytes, tuple[PendingRequest, float]]
+T = TypeVar("T")
+_NOTHING: Final[dict[Any, Any]] = {}
+"""Stands for each empty collection of a session, because there may be very many. Nothing is ever put into it."""
+
+
+class McpSession:
+    """One session of one server."""
+
+    __slots__ = ("_asked", "_asking", "_early", "_passed", "_unwanted", "interests", "rollout")
+
+    def __init__(self, rollout: str) -> None:
+        self.rollout = rollout
+        """The rollout of the call that opened it; later calls that name none belong to it, too."""
+        self.interests = ResponseHandlers()
+        """Watches and changes of the answers to its requests."""
+        self._asked: _PendingRequests = _NOTHING
+        """Requests of the client, by id, and when their exchanges ended."""
+        self._asking: _PendingRequests = _NOTHING
+        """Requests of the server, by id, and since when they are open."""
+        self._early: dict[bytes, bytes] = _NOTHING
+        """Answers that came before the exchanges of their requests had ended, by id."""
+        self._unwanted: dict[bytes, None] = _NOTHING
+        """Requests that the client has cancelled, by id."""
+        self._passed: dict[tuple[str, int], None] = _NOTHING
+        """The number and the hash of messages that the server has sent in numbered events."""
+
+    def cancel(self, id: bytes) -> None:
+        """Called when the client cancels a request."""
+        self._unwanted = _newest(self._unwanted, id, UNWANTED)
+
+    def is_cancelled(self, ids: Iterable[bytes]) -> bool:
+        """True if the client has cancelled one of these requests."""
+        return bool(self._unwanted) and not self._unwanted.keys().isdisjoint(ids)
+
+    def is_repeated(self, event: str, raw: bytes) -> bool:
+        """True if the server has sent this message before, in an event of this number. Remembers the message."""
+        key = event, hash(raw)
+        known = key in self._passed
+        self._passed = _newest(self._passed, key, PASSED)
+        return known
+
+    def keep_client_request(self, id: bytes, request: PendingRequest) -> None:
+        """Keeps a request of the client whose exchange has ended without the answer, unless the answer has come
+        already."""
+        if (early := self._early.pop(id, None)) is not None:
+            request.answered(early, monotonic())
+        else:
+            self._asked = self._replace(self._asked, id, request)
+
+    def keep_server_request(self, id: bytes, request: PendingRequest) -> None:
+        """Keeps a request of the server."""
+        self._asking = self._replace(self._asking, id, request)
+
+    @staticmethod
+    def _replace(kept: _PendingRequests, id: bytes, request: PendingRequest) -> _PendingRequests:
+        kept = kept or {}
+        if (before := kept.pop(id, None)) is not None:
+            before[0].given_up()
+        kept[id] = request, monotonic()
+        while len(kept) > 1 and (len(kept) > OWED or sum(one.weight for one, _ in kept.values()) > OWED_BYTES):
+            kept.pop(next(iter(kept)))[0].given_up()
+        return kept
+
+    def settle_client_request(self, id: bytes, answer: bytes) -> bool:
+        """Called with an answer of the server; False if no kept request waits for it."""
+        return self._settle(self._asked, id, answer)
+
+    def keep_early_answer(self, id: bytes, answer: bytes) -> None:
+        """Keeps an answer for which no kept request waits yet: in HTTP with SSE a server may send it before it accepts
+        the POST with the request."""
+        self._early = self._early or {}
+        self._early[id] = answer
+        while len(self._early) > EARLY or sum(map(len, self._early.values())) > EARLY_BYTES:
+            self._early.pop(next(iter(self._early)))
+
+    def settle_server_request(self, id: bytes, answer: bytes) -> bool:
+        """Called with an answer of the client; False if the server has not asked."""
+        return self._settle(self._asking, id, answer)
+
+    @staticmethod
+    def _settle(kept: _PendingRequests, id: bytes, answer: bytes) -> bool:
+        found = kept.pop(id, None)
+        if found is not None:
+            found[0].answered(answer, monotonic())
+        return found is not None
+
+    def withdraw(self, id: bytes, by_client: bool) -> PendingRequest | None:
+        """Removes and returns a request that its sender has cancelled."""
+        found = (self._asked if by_client else self._asking).pop(id, None)
+        return None if found is None else found[0]
+
+    def give_up(self, before: float) -> None:
+        """Gives up requests that are kept since before that moment, in seconds of the monotonic clock."""
+        for kept in (self._asked, self._asking):
+            for id in [id for id, (_, since) in kept.items() if since <= before]:
+                kept.pop(id)[0].given_up()
+
+    @property
+    def has_pending(self) -> bool:
+        """True if a request is kept."""
+        return bool(self._asked or self._asking)
+
+
+class SessionTable:
+    """All sessions of all servers, by server and the id that it gave."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[tuple[str, bytes], McpSession] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def find(self, server: str, id: bytes) -> McpSession | None:
+        """The session of that id; None if it is unknown."""
+        return self._open.get(_key(server, id))
+
+    def open(self, server: str, id: bytes, rollout: str) -> McpSession:
+        """The session of that id; a new one of this rollout if it is unknown, as after a restart."""
+        key = _key(server, id)
+        session = self._open.get(key)
+        if session is None:
+            session = self._open[key] = McpSession(rollout)
+            if len(self._open) > OPEN:
+                _, oldest = self._open.popitem(last=False)
+                oldest.give_up(monotonic())
+        else:
+            self._open.move_to_end(key)
+        return session
+
+    def end(self, server: str, id: bytes) -> None:
+        """Called when the client has ended the session, or the server does not know it."""
+        session = self._open.pop(_key(server, id), None)
+        if session is not None:
+            session.give_up(monotonic())
+
+    def sweep(self, now: float) -> None:
+        """Gives up requests that are kept for too long."""
+        for session in self._owing():
+            session.give_up(now - PATIENCE_S)
+
+    def close(self) -> None:
+        """Called when the gateway stops: all kept requests go to the tape as they are."""
+        for session in self._owing():
+            session.give_up(monotonic())
+
+    def _owing(self) -> Iterator[McpSession]:
+        return iter([session for session in self._open.values() if session.has_pending])
+
+
+def _key(server: str, id: bytes) -> tuple[str, bytes]:
+    """Hashes long ids: a client may send ids of any length, which no server has given."""
+    return server, id if len(id) <= _LONG else sha256(id).digest()
+
+
+def _newest(kept: dict[T, None], key: T, limit: int) -> dict[T, None]:
+    """Adds a key, and forgets the oldest above the limit."""
+    kept = kept or {}
+    kept.pop(key, None)
+    kept[key] = None
+    if len(kept) > limit:
+        del kept[next(iter(kept))]
+    return kept

@@ -1,0 +1,396 @@
+"""The interface of budgets for calls: reserves for each call before it goes out, and settles it. For the event loop.
+
+A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. A call that no budget
+counts costs a check of each budget, and if none is configured there is no such service.
+
+While this gateway alone writes the tape, reservations are in memory (`budgets.local_ledger`); with several workers, in
+the leader's memory (`budgets.remote_ledger`). If there are other gateways, reservations are on the tape, for all to
+see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from types import MappingProxyType
+from typing import Any, Final
+
+from penstock.gateway.model.budget import Budget, BudgetUse
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.prices import Prices, TokenCounts
+from penstock.gateway.tape.store import Store, keys
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.budgets import refusal
+from penstock.gateway.traffic.budgets.bounds import PromptCounter, TokenBound
+from penstock.gateway.traffic.budgets.call_usage import charges, usage_of
+from penstock.gateway.traffic.budgets.claims import bound_of, budgets_of, claims_of, unread_of
+from penstock.gateway.traffic.budgets.limits import Limit
+from penstock.gateway.traffic.budgets.local_ledger import LocalLedger
+from penstock.gateway.traffic.budgets.operations import (
+    GUESSES,
+    LEASE_NS,
+    BudgetCharge,
+    BudgetClaim,
+    BudgetOperations,
+    BudgetReservation,
+    BudgetShortfall,
+    limit_of,
+)
+from penstock.gateway.traffic.budgets.reader import BudgetReader
+from penstock.gateway.traffic.budgets.remote_ledger import LedgerPeers, LedgerServer, RemoteLedger, ReserveReply
+from penstock.gateway.traffic.budgets.unread_calls import uses_nothing
+from penstock.gateway.traffic.budgets.windows import window_at
+from penstock.gateway.traffic.calls.call_record import CallRecord
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.wire.http.errors import Refusal
+
+EVERY_S: Final = LEASE_NS / 3e9
+"""Seconds between two rounds that renew leases and delete ended reservations and sums."""
+_AT_ONCE: Final = 1000
+"""Most sums that are deleted in one transaction."""
+_log = logging.getLogger("penstock.budgets")
+
+
+class Budgets:
+    """All budgets. `start` before use, `stop` before the recorder closes."""
+
+    def __init__(
+        self,
+        budgets: Iterable[Budget],
+        prices: Prices,
+        store: Store,
+        recorder: Recorder,
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+        team: LedgerPeers,
+    ) -> None:
+        self._limits = [Limit(budget) for budget in budgets]
+        self._prices, self._recorder, self._metrics, self._now_ns = prices, recorder, metrics, now_ns
+        self.reader = BudgetReader(store, self._limits)
+        self._store, self._local, self._prompts = store, LocalLedger(store), PromptCounter()
+        self._team, self._remote = team, RemoteLedger(self._limits)
+        self._alone = self._leaves = False
+        """True if this is the leader of a gateway that alone writes the tape; true if another process takes over."""
+        self._process, self._numbers = secrets.token_bytes(8), count()
+        self._open = set[bytes]()
+        """Calls with reservations on the tape; changed by the recorder's thread."""
+        self._stopping, self._news = False, asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- a call ------------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, call: CallRequest, record: CallRecord, names: Mapping[str, str] = MappingProxyType({})
+    ) -> asyncio.Future[list[BudgetShortfall]] | None:
+        """Reserve the most that a call may use: done when that is on the tape, with the budgets that have no room for
+        it. None if it is done at once, no budget counts the call, or it has reserved before. `names`: its model's
+        names, by upstream. Raises `Refusal`."""
+        request, record.correct = record.request, self.correct
+        if record.settle is not None or request.websocket:
+            return None
+        if uses_nothing(call.dialect, request.method, call.path, request.headers):
+            return None
+        found = budgets_of(self._limits, call, record)
+        if not found:
+            return None
+        claims, models = self._claims(found, call, record, names.values())
+        who = self._process + keys.number(next(self._numbers))
+        asked = BudgetReservation(claims, call.address.rollout, request.started_ns, who)
+        record.settle = Settlement(self, asked, models, names)
+        if self._alone:
+            # The recorder reports a tape that cannot be read.
+            with suppress(TapeError):
+                short = self._local.reserve(asked, self._now_ns())
+                return asyncio.ensure_future(self._reserve_again(asked)) if short else None
+        if not self._team.is_leader:
+            return asyncio.ensure_future(self._reserve_remotely(asked))
+        return self._recorder.submit(partial(self._reserve, asked))
+
+    async def _reserve_again(self, asked: BudgetReservation) -> list[BudgetShortfall]:
+        short = await self._retry_locally(asked)
+        return await self._recorder.submit(partial(self._reserve, asked)) if short is None else short
+
+    async def _retry_locally(self, asked: BudgetReservation) -> list[BudgetShortfall] | None:
+        """Try again when there was no room: calls that have ended may be about to be settled. None if reservations are
+        on the tape by now."""
+        _ = await self._recorder.flush_all()
+        if asked.settled:
+            return []  # its client has left
+        # All spans on the tape are settled here by now, so rereading the sums counts none twice.
+        self._local.forget_sums()
+        return self._local.reserve(asked, self._now_ns()) if self._alone else None
+
+    async def _reserve_remotely(self, asked: BudgetReservation) -> list[BudgetShortfall]:
+        """Let the leader reserve, or reserve on the tape if the leader says so."""
+        said = await self._team.request_leader("reserve", self._remote.request(asked))
+        if asked.settled:
+            return []  # its client has left
+        if said is None:
+            return await self._recorder.submit(partial(self._reserve, asked))
+        return self._remote.accept_reply(asked, said)
+
+    def refusal(self, short: Sequence[BudgetShortfall], call: CallRequest, record: CallRecord) -> Refusal:
+        """The refusal of a call for which these budgets have no room."""
+        for one in short:
+            self._metrics.budget_refusals[(one.claim.limit.budget.name,)] += 1
+        return refusal.refusal(short, self._now_ns(), bound_of(self._prompts, call, record))
+
+    def recorded(self, record: CallRecord, kept: bool) -> None:
+        """Called when the tape has the span of a call, or has lost it; frees its reservation in both cases."""
+        settlement = record.settle
+        if record.follows:
+            self.forget_sums()
+        if not isinstance(settlement, Settlement):
+            return
+        asked, used = settlement.asked, settlement.used
+        if not self._team.is_leader:
+            self._remote.open.pop(asked.who, None)
+            self._team.notify_leader(
+                "settled", self._remote.request(asked), used if kept else [BudgetCharge(0)] * len(used)
+            )
+        elif kept:
+            self._local.settle(asked, used)
+        else:
+            self._local.discard(asked)
+        if not kept:
+            self._recorder.submit(settlement.release).add_done_callback(lambda done: done.exception())
+
+    def forget_sums(self) -> None:
+        """Drop cached sums, in this process or the leader: they were corrected on the tape."""
+        if self._team.is_leader:
+            self._local.forget_sums()
+        else:
+            self._team.notify_leader("settled", self._remote.request(BudgetReservation([], "", 0, b"")), [])
+
+    # -- of other workers --------------------------------------------------------------------------------------------
+
+    def peer_handlers(self) -> tuple[Mapping[str, Callable[..., Any]], Callable[[], None]]:
+        """Handlers of another worker's messages to the leader, and one to call when that worker has died."""
+        others = LedgerServer(self._limits, self._local)
+
+        def reserve(said: Any) -> Awaitable[ReserveReply | None] | None:
+            asked = others.parse(said) if self._alone else None
+            return None if asked is None else others.reserve(asked, self._reserve_locally)
+
+        return {"reserve": reserve, "settled": others.settle}, others.release_all
+
+    async def _reserve_locally(self, asked: BudgetReservation) -> list[BudgetShortfall] | None:
+        with suppress(TapeError):  # the recorder reports it
+            return self._local.reserve(asked, self._now_ns()) and await self._retry_locally(asked)
+        return None
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _claims(
+        self, found: Sequence[tuple[Limit, str | None]], call: CallRequest, record: CallRecord, names: Iterable[str]
+    ) -> tuple[list[BudgetClaim], list[str]]:
+        """The claims of a call, and the names of its model if it costs money. Raises `Refusal`."""
+        unread = unread_of(call, record)
+        if unread is not None:
+            for limit, _ in found:
+                self._metrics.budget_unread[(limit.budget.name, limit.budget.unread_action)] += 1
+                if limit.budget.unread_action == "refuse":
+                    self._metrics.budget_refusals[(limit.budget.name,)] += 1
+                    break
+        units, began = {limit.budget.unit for limit, _ in found}, record.request.started_ns
+        models = self._models(call, record, names) if "usd" in units else []
+        if unread is not None:
+            return list(claims_of(found, unread, call.model, [], b"")), models
+        priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
+        bound = TokenBound(0, 0) if units == {"calls"} else bound_of(self._prompts, call, record)
+        return list(claims_of(found, bound, call.model, priced, call.body)), models
+
+    def _models(self, call: CallRequest, record: CallRecord, names: Iterable[str]) -> list[str]:
+        """The names of its model: the client's, and those on the way."""
+        sent = record.call.dialect.model(record.plain, record.call.path) if record.changed else None
+        return list(dict.fromkeys(name for name in (call.model, sent, *names) if name))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all configured budgets."""
+        return [limit.budget.name for limit in self._limits]
+
+    def uses(self, name: str | None = None) -> list[BudgetUse]:
+        """The use of all budgets in the current windows; reads the tape. `name`: only of this budget."""
+        return self.reader.uses(self._now_ns(), name, self._local.reserved())
+
+    # -- on the recorder's thread ------------------------------------------------------------------------------------
+
+    def _reserve(self, asked: BudgetReservation, tape: Transaction) -> list[BudgetShortfall]:
+        if asked.settled:
+            return []  # its client has left while another worker, or the memory of this one, was asked
+        self._open.add(asked.who)
+        return BudgetOperations(tape).reserve(asked, self._now_ns())
+
+    def settle(
+        self, tape: Transaction, asked: BudgetReservation, spent: Sequence[BudgetCharge]
+    ) -> list[tuple[bytes, int, int]]:
+        """Count the use of a call, and free its reservation."""
+        self._open.discard(asked.who)
+        return BudgetOperations(tape).settle(asked, spent)
+
+    def correct(self, tape: Transaction, entry: SpanEntry, answer: str) -> None:
+        """Replace the guess for an answer by its use, after it was fetched."""
+        do = BudgetOperations(tape)
+        counted, models = do.recorded_guess(answer)
+        tape.delete(GUESSES, answer.encode())
+        # A stopped answer has used something, whether its provider reports that or not.
+        if entry.usage is None and entry.finish != "failed":
+            return
+        found = usage_of(entry if entry.usage is None else replace(entry, error=None))
+        cost = partial(self.cost, entry.model_served, models, entry.start_ns)
+        for key, since, amount in counted:
+            limit = limit_of(key, self._limits)
+            if limit is not None and limit.budget.unit != "calls":
+                (one,) = charges([BudgetClaim(limit, "", amount)], found, cost)
+                do.correct(key, since, amount, one)
+
+    def correct_batch(self, tape: Transaction, batch: str, results: Sequence[SpanEntry]) -> None:
+        """Count the use of results of a batch, now, in the budgets that count the call which has made it."""
+        do, now = BudgetOperations(tape), self._now_ns()
+        for key, _, _ in do.recorded_guess(batch)[0]:
+            limit = limit_of(key, self._limits)
+            for entry in results if limit is not None else ():
+                if limit is not None and limit.is_about(entry.model):
+                    cost = partial(self.cost, entry.model_served, [entry.model or ""], entry.start_ns)
+                    (one,) = charges([BudgetClaim(limit, "", 0)], usage_of(entry), cost)
+                    do.count(key, window_at(limit.budget.window, now).since_ns, None, one)
+
+    def cost(self, served: str | None, models: Iterable[str], at_ns: int, tokens: TokenCounts) -> float | None:
+        """Cost of tokens, in dollars, of the model that answered, or else of the requested one; None without a
+        price."""
+        found = (self._prices.cost(served, name, at_ns, tokens) for name in models)
+        return next((dollars for dollars in found if dollars is not None), None)
+
+    # -- meanwhile ---------------------------------------------------------------------------------------------------
+
+    @property
+    def or_none(self) -> Budgets | None:
+        """These budgets; None if none is configured, so that calls skip them."""
+        return self if self._limits else None
+
+    async def start(self) -> None:
+        """Begin to renew leases and to delete ended reservations and sums."""
+        if self._limits:
+            await self._safely(self._try_local_mode)
+            self._task = asyncio.ensure_future(self._run())
+
+    async def move_to_tape(self) -> None:
+        """Move reservations from memory to the tape: another process takes over."""
+        self._leaves, self._alone = True, False
+        _ = await self._team.request_peers("share")
+        await self._bring([asked for asked in self._local.drain() if asked.who[:8] == self._process])
+        await self.move_remote_to_tape()
+
+    async def move_remote_to_tape(self) -> None:
+        """Move to the tape what the leader has reserved for calls of this process: the leader has died, or another
+        process takes over."""
+        await self._bring(self._remote.drain())
+
+    async def _bring(self, calls: Sequence[BudgetReservation]) -> None:
+        if calls:
+            with suppress(TapeError):  # the recorder has reported it
+                await self._recorder.submit(partial(self._keep, calls))
+
+    def _keep(self, calls: Sequence[BudgetReservation], tape: Transaction) -> None:
+        self._open.update(asked.who for asked in BudgetOperations(tape).persist(calls, self._now_ns()))
+
+    async def stop(self) -> None:
+        """End the renewal of leases."""
+        self._stopping = True
+        self.recheck_writers()
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            self._news.clear()
+            await self._safely(self._tend)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._news.wait()
+
+    def recheck_writers(self) -> None:
+        """Check soon whether this gateway alone writes the tape: a worker has come or gone."""
+        self._news.set()
+
+    async def _safely(self, do: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await do()
+        except TapeError:
+            pass  # the recorder has reported it
+        except Exception:
+            _log.exception("budgets could not be tended")
+
+    async def _try_local_mode(self) -> None:
+        """Keep reservations in memory if nobody else writes the tape."""
+        if self._alone or self._leaves or not self._team.is_leader or await self._others_write():
+            return
+        if self._team.has_peers:
+            # After this, all reservations of this gateway's other workers are on the tape.
+            if not await self._recorder.flush_other_workers() or await self._others_write():
+                return
+        else:
+            await self._recorder.submit(
+                lambda tape: BudgetOperations(tape).expire_leases(self._now_ns(), self._process)
+            )
+        self._local.forget_sums()
+        # A takeover may have begun meanwhile.
+        self._alone = not self._leaves
+
+    async def _others_write(self) -> bool:
+        living = await asyncio.to_thread(self._store.live_writers)
+        return bool(living - {self._store.process} - self._team.peer_processes())
+
+    async def _tend(self) -> None:
+        self._local.forget_sums()
+        await self._try_local_mode()
+        if self._open:
+            await self._recorder.submit(lambda tape: BudgetOperations(tape).renew(self._process, self._now_ns()))
+        found = await asyncio.to_thread(self.reader.stale_keys, self._now_ns(), _AT_ONCE)
+        if found or await asyncio.to_thread(self.reader.has_expired_lease, self._now_ns()):
+            await self._recorder.submit(lambda tape: BudgetOperations(tape).clear(found, self._limits, self._now_ns()))
+
+
+class Settlement:
+    """Settles the reservation of a call, in the transaction of its span. The call refers to it and not the other way
+    round: with a reference cycle, thousands of calls would make the collector pause for 15 ms."""
+
+    __slots__ = ("_budgets", "_models", "_names", "asked", "used")
+
+    def __init__(
+        self, budgets: Budgets, asked: BudgetReservation, models: Sequence[str], names: Mapping[str, str]
+    ) -> None:
+        """`models`: names of its model, the client's and those on the way; `names`: by upstream."""
+        self._budgets, self.asked, self._models, self._names = budgets, asked, models, names
+        self.used = [BudgetCharge(0)] * len(asked.claims)
+        """Use by the index of each claim."""
+
+    def __call__(self, tape: Transaction, entry: SpanEntry) -> None:
+        """Called in the transaction of its span."""
+        own = self._names.get(entry.upstream or "")
+        models = self._models if own is None else [own, *self._models]
+        cost = partial(self._budgets.cost, entry.model_served, models, entry.start_ns)
+        claims, found = self.asked.claims, usage_of(entry)
+        if entry.deferred is None:
+            told = charges(claims, found, cost)
+        else:
+            told = [BudgetCharge(it.amount, guessed=it.limit.budget.unit != "calls") for it in claims]
+        counts = entry.deferred is not None or found is not None
+        self.used = [one._replace(unread=it.unread and counts) for it, one in zip(claims, told, strict=True)]
+        counted = self._budgets.settle(tape, self.asked, self.used)
+        if (later := entry.deferred or entry.batch) is not None:
+            BudgetOperations(tape).record_guess(later, counted, models)
+
+    def release(self, tape: Transaction) -> None:
+        """Free the reservation: the span is lost."""
+        self._budgets.settle(tape, self.asked, [BudgetCharge(0)] * len(self.asked.claims))

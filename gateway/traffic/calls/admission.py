@@ -1,0 +1,295 @@
+"""Finds the rollout of a call and decides whether it may pass: the first steps in the life of a call. No I/O.
+
+An address in the path, the headers or the baggage comes first, then an agent token, then the conversation that the
+request continues, or the connection it comes on (`calls.conversation_matcher`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from penstock.gateway.traffic.calls.address import SESSION_HEADERS, AddressError, CallAddress, from_headers, from_path
+from penstock.gateway.traffic.calls.auth import KEY_PREFIX, Auth, AuthError
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher, decode_request
+from penstock.gateway.traffic.calls.fingerprints import EMPTY
+from penstock.gateway.traffic.calls.tunnel import Tunnel
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.wire.dialects import OPAQUE, find
+from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.form import is_form
+from penstock.gateway.wire.dialects.loose_json import RequestFields, detached_fields, loads, obj
+from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
+from penstock.gateway.wire.http.client_connection import ConnectionHints
+from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.headers import CREDENTIALS
+from penstock.gateway.wire.http.redaction import url as redact_url
+from penstock.gateway.wire.http.request import HttpRequest
+
+
+def check_target(target: str) -> None:
+    """Raise `ClientFault` for a target that is no path, or leads out of one."""
+    if not target.startswith("/"):
+        shown = redact_url(target[:80])
+        raise ClientFault(400, "target", f"the request target {shown!r} must be a path, starting with /", "target")
+    if "/." in target or "%2" in target:
+        path = target.partition("?")[0].lower().replace("%2e", ".").replace("%2f", "/")
+        if {".", ".."} & set(path.split("/")):
+            raise ClientFault(400, "target", "the path may not hold the segments . and ..", "target")
+
+
+_OPERATION = re.compile(
+    r"/+(inference/+)?(v1/+)*(load_lora_adapter|unload_lora_adapter|adapters|pause|resume|sleep|wake_up|abort_requests|"
+    r"collective_rpc|init_weight_transfer_engine|start_weight_update|update_weights|finish_weight_update|"
+    r"update_weight_version|weight_checker|release_kv_cache_memory|reset_[a-z]+_cache|scale_elastic_ep)(/.*)?"
+)
+"""Paths that operate a vLLM server: some need no key, and for the others the gateway would send its own."""
+
+
+def check_path(path: str) -> None:
+    """Raise `ClientFault` for a path that operates the server: an agent may use a model, not change a shared server."""
+    if _OPERATION.fullmatch(unquote(path)):
+        message = f"the path {redact_url(path[:80])!r} operates the model server; agents may not do that"
+        raise ClientFault(403, "path", message, "path")
+
+
+PACKED: Final = 64 << 10
+"""Bytes beyond which a request with a content encoding is decoded on the thread."""
+
+
+class Admission:
+    """Admits calls. Knows the keys and the conversations."""
+
+    def __init__(self, auth: Auth, joining: ConversationMatcher, token_required: bool, local_only: bool) -> None:
+        """`local_only`: only this machine can connect."""
+        self.matcher = joining
+        self._auth = auth
+        self._foreign_pages = local_only and not token_required
+        """True if a page of a foreign site could call, in a browser on this machine."""
+        self._hosts: set[bytes] = set()
+        """Some values of `Host` that were found valid."""
+        self._token_required = token_required
+
+    def open_tunnel(self, request: HttpRequest, wanted: ConnectionPool) -> Tunnel:
+        """Admit a sidecar's connection: its address, host and key; raises `ClientFault`."""
+        headers = {low: value for low, _, value in request.headers}
+        try:
+            address = from_headers(headers)
+        except AddressError as error:
+            raise ClientFault(400, "address", str(error), error.part) from None
+        headers[b"authorization"] = headers.pop(b"proxy-authorization", b"")
+        shown = self._authorize(headers)
+        return Tunnel(_agreed(address, shown.rollout), shown.rollout is not None, wanted, shown.key)
+
+    def admit_tunnelled(
+        self, request: HttpRequest, hints: ConnectionHints, tunnel: Tunnel, server: ConnectionPool | None
+    ) -> CallRequest:
+        """Admit a call that came through a tunnel, which names its rollout; an agent token in place of a key names it,
+        too. `server`: the MCP server that it calls, if any. Raises `ClientFault`."""
+        target = request.target.decode("latin-1")
+        check_target(target)
+        dialect = find(request.method, target.partition("?")[0] if server is None else PREFIX + server.name)
+        if dialect.family is MCP and server is None:
+            # `/mcp/NAME` is an address of this gateway, and means nothing on another host.
+            dialect = OPAQUE
+        admitted = CallRequest(
+            _NOWHERE, dialect, target, request.body(), server or tunnel.direct_pool, tunnel.token, tunnel.key
+        )
+        if admitted.dialect is not OPAQUE:
+            _unpack(admitted, request)
+        headers = {low: value for low, _, value in request.headers}
+        if admitted.dialect is OPAQUE:
+            admitted.form = _form(headers)
+        admitted.baggage = _baggage(request)
+        shown = self._shown(headers)
+        admitted.key = shown.key or tunnel.key
+        address = _agreed(tunnel.address, shown.rollout)
+        if address is None:
+            named = {low: value for low, value in headers.items() if low in SESSION_HEADERS}
+            address = from_headers(named) or self.matcher.match(admitted, hints)
+        admitted.address = address
+        return admitted
+
+    def admit_message(
+        self,
+        opening: CallRequest,
+        dialect: Dialect,
+        body: bytes,
+        hints: ConnectionHints,
+        metadata: bytes = b"",
+        of: CallRequest | None = None,
+    ) -> CallRequest:
+        """Admit a request that came as a message on a WebSocket, whose opening was admitted. `metadata`: JSON of its
+        body that stands for headers; `of`: for steering input, the call whose settings it has."""
+        address = opening.address if of is None else of.address
+        call = CallRequest(address, dialect, opening.path, body, opening.direct_pool, opening.token, opening.key)
+        call.baggage = opening.baggage
+        if of is not None:
+            call.peeked, call.conversation = (
+                detached_fields(RequestFields(of.model) if of.peeked is None else of.peeked),
+                EMPTY,
+            )
+        elif address.origin == "implicit":
+            named = from_headers(_session(metadata)) if metadata else None
+            if named is not None:
+                call.address = replace(named, agent=address.agent)
+                hints.last = named.rollout
+            elif not address.session:
+                call.address = self.matcher.match(call, hints)
+        return call
+
+    def admit(self, request: HttpRequest, hints: ConnectionHints) -> CallRequest:
+        """Admit a call and find its address; raises `ClientFault`. `hints`: of the connection it came on."""
+        target = request.target.decode("latin-1")
+        check_target(target)
+        path, mark, query = target.partition("?")
+        headers = {low: value for low, _, value in request.headers}
+        try:
+            address, below = from_path(path)
+            address = address or from_headers(headers)
+        except AddressError as error:
+            raise ClientFault(400, "address", str(error), error.part) from None
+        admitted = CallRequest(_NOWHERE, find(request.method, below), below + mark + query, request.body())
+        if admitted.dialect is OPAQUE:
+            check_path(below)
+            admitted.form = _form(headers)
+        if b"content-encoding" in headers:
+            _unpack(admitted, request)
+        shown = self._authorize(headers)
+        if self._foreign_pages and shown is _NOTHING and hints.peer:
+            self._check_names(headers)
+        address = _agreed(address, shown.rollout)
+        if address is None:
+            address = self.matcher.match(admitted, hints)
+        elif address.origin == "implicit":
+            hints.last = address.rollout
+        admitted.address, admitted.token, admitted.key = address, shown.rollout is not None, shown.key
+        admitted.baggage = _baggage(request)
+        return admitted
+
+    def _check_names(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise `ClientFault` for a request of a foreign site's page: it would use the keys of this gateway."""
+        host, origin = headers.get(b"host", b""), headers.get(b"origin", b"")
+        if host not in self._hosts:
+            if host and not self._auth.names.accepts_host(host.decode("latin-1")):
+                raise _foreign("host", host)
+            if len(self._hosts) < _HOSTS:
+                self._hosts.add(host)
+        if origin and not self._auth.names.accepts_origin(origin.decode("latin-1"), host.decode("latin-1")):
+            raise _foreign("origin", origin)
+
+    def _authorize(self, headers: Mapping[bytes, bytes]) -> CallCredential:
+        """The credential of a call; raises `ClientFault` if it needs one and has none."""
+        shown = self._shown(headers)
+        if shown is _NOTHING and self._token_required and not self._auth.is_admin(_text(headers)):
+            message = "an agent token is needed: `penstock token ROLLOUT` makes one, give it as the API key"
+            raise ClientFault(401, "token", message, "authorization")
+        return shown
+
+    def _shown(self, headers: Mapping[bytes, bytes]) -> CallCredential:
+        """The credential of a call; raises `ClientFault` if it is not valid."""
+        token = _agent_token(headers)
+        if token is None:
+            return _NOTHING
+        try:
+            if token.startswith(KEY_PREFIX):
+                return CallCredential(None, self._auth.verify_call_key(token))
+            return CallCredential(self._auth.rollout_of(token, time.time()), None)
+        except AuthError as error:
+            kind = "key NAME --role call" if token.startswith(KEY_PREFIX) else "token"
+            message = f"{error}; make a new one with `penstock {kind}`"
+            raise ClientFault(401, "token", message, "authorization") from None
+
+
+class CallCredential(NamedTuple):
+    """The credential of a call: an agent token, or a key for calls."""
+
+    rollout: str | None
+    """The rollout that the token names."""
+    key: str | None
+    """The name of the key."""
+
+
+_NOTHING: Final = CallCredential(None, None)
+_NOWHERE = CallAddress("nowhere")
+_HOSTS: Final = 64
+_TURN: Final = "x-codex-turn-metadata"
+"""Field of Codex's metadata that holds more JSON."""
+
+
+def _foreign(field: str, value: bytes) -> ClientFault:
+    shown = value.decode("latin-1")[:100]
+    message = (
+        f"{shown!r} is no name of this machine: without agent tokens only local programs and pages are served; if it "
+        "is one, add it to `names` in the settings"
+    )
+    return ClientFault(403, "origin", message, field)
+
+
+def _agreed(address: CallAddress | None, token: str | None) -> CallAddress | None:
+    """The named address, or the token's; raises `ClientFault` if they are of different rollouts."""
+    if address is None:
+        return None if token is None else CallAddress(token)
+    if token is not None and token != address.rollout:
+        message = f"the agent token is for another rollout than {address.rollout!r}"
+        raise ClientFault(403, "token", message, "authorization")
+    return address
+
+
+def _baggage(request: HttpRequest) -> str:
+    """The baggage of a request; it may be in several headers."""
+    return b",".join([value for low, _, value in request.headers if low == b"baggage"]).decode("latin-1")
+
+
+def complete_request(request: HttpRequest, call: CallRequest) -> CallRequest:
+    """Add the body and the baggage to a call that another worker has admitted."""
+    call.body, call.baggage = request.body(), _baggage(request)
+    _unpack(call, request)
+    if call.dialect is OPAQUE:
+        call.form = _form({low: value for low, _, value in request.headers})
+    return call
+
+
+def _form(headers: Mapping[bytes, bytes]) -> str:
+    """The content type of a form; empty for any other body."""
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    return content_type if is_form(content_type) else ""
+
+
+def _unpack(call: CallRequest, request: HttpRequest) -> None:
+    """Undo the content encoding of a request, or leave that to the thread if it is long."""
+    names = b",".join(value for low, _, value in request.headers if low == b"content-encoding").decode("latin-1")
+    if names and len(call.body) > PACKED:
+        call.encodings, call.waits = names, True
+    elif names and (body := decode_request(call.body, names)) is not None:
+        call.encoded_body, call.body = call.body, body
+
+
+def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:
+    for name in CREDENTIALS:
+        value = headers.get(name)
+        if value is not None and b"pst_" in value:
+            return value[value.index(b"pst_") :].decode("latin-1").strip()
+    return None
+
+
+def _session(metadata: bytes) -> dict[bytes, bytes]:
+    """Codex's metadata of a request on a WebSocket, as the headers that name its session over HTTP."""
+    said = obj(loads(metadata))
+    turn = said.get(_TURN)
+    said = obj(loads(turn)) | said if isinstance(turn, str) else said
+    named = {name.replace("_", "-"): value for name, value in said.items() if isinstance(value, str) and value}
+    return {
+        header: value.encode("latin-1", "replace")
+        for header in SESSION_HEADERS
+        if (value := named.get(header.decode())) is not None
+    }
+
+
+def _text(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}

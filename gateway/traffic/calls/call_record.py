@@ -1,0 +1,445 @@
+"""The record of one call. The event loop fills it in while the call runs; then it becomes the call's entry on the tape.
+
+`entry` runs on the recorder's thread: it reads the summary's facts out of the bodies and masks secrets. If a parser
+fails there, the facts are missing, but never the bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from penstock.gateway.model import trace
+from penstock.gateway.model.attributes import AMBIGUOUS, BACKGROUND, CAPTURED, UNREAD
+from penstock.gateway.model.base import SpanKind
+from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
+from penstock.gateway.reading.turns import CUT, decode_body
+from penstock.gateway.tape import background_answers
+from penstock.gateway.tape.background_answers import UsageCorrector
+from penstock.gateway.tape.store.codec import StoredBody
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.calls import batches
+from penstock.gateway.traffic.calls.answer_masking import (
+    MaskedBody,
+    mask_body,
+    masked_facts,
+    rescaled,
+    unencoded,
+    without_tokens,
+)
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.wire.dialects.base import Facts
+from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
+from penstock.gateway.wire.dialects.retrieval import deferred_answer_name
+from penstock.gateway.wire.dialects.token_estimate import estimate_usage, lacks_token_counts, usage_from_token_ids
+from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
+from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.redaction import url as redact_url
+from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.upstream_connection import Headers
+
+_log = logging.getLogger("penstock.recorder")
+_OVERHEAD = 1024
+_MANY = 64
+"""Most chunks of one read that are kept as they are; more are joined: chunks of a byte each would take ten times the
+memory."""
+_CAME = BodyContext(answer=True)
+_BEGINNINGS = b"deir:\r\n\xef\0"
+"""First bytes of streams of any format; no JSON begins with one."""
+ALWAYS_KEPT = 1 << 20
+"""Bytes of an answer that are always kept, whatever other calls hold."""
+PROMPTS = "penstock.prompts.sha256"
+"""Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
+
+
+def decoded_body(pieces: list[bytes], encoding: bytes | None) -> bytes:
+    """A body without content encoding, as far as it can be decoded."""
+    body = b"".join(pieces)
+    return body if encoding is None else decode_body(body, encoding.decode("latin-1"))[0]
+
+
+class BufferUsage:
+    """Counts the bytes of answers that running calls hold for the tape, all calls together."""
+
+    __slots__ = ("_most", "bytes")
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes beyond which a call that holds `ALWAYS_KEPT` keeps no more of its answer."""
+        self._most = most
+        self.bytes = 0
+
+    @property
+    def too_much(self) -> bool:
+        """True if they hold more than they may."""
+        return self.bytes > self._most
+
+
+class CallRecord:
+    """One call so far."""
+
+    __slots__ = (
+        "_entry",
+        "_held",
+        "_limit",
+        "_redactor",
+        "_secrets",
+        "_size",
+        "arm",
+        "attributes",
+        "body",
+        "call",
+        "captured",
+        "convert",
+        "correct",
+        "encoding",
+        "end_ns",
+        "error",
+        "first_byte_ns",
+        "follows",
+        "http_status",
+        "kind",
+        "marks",
+        "name",
+        "pieces",
+        "pin",
+        "pool",
+        "request",
+        "response_bytes",
+        "response_headers",
+        "sent",
+        "settle",
+        "sides",
+        "span_id",
+        "status",
+        "stream",
+        "texts",
+        "trace",
+        "trailers",
+        "truncated",
+        "versions",
+    )
+
+    def __init__(
+        self, call: CallRequest, request: HttpRequest, redactor: Redactor, limit: int, held: BufferUsage
+    ) -> None:
+        """`limit`: most bytes of the response that are kept. `held`: counter of all running calls."""
+        self.call = call
+        self.request = request
+        self.body = call.body
+        """The request's body that goes upstream."""
+        self.pool: ConnectionPool | None = None
+        self.kind: SpanKind = "llm"
+        self.name: str | None = None
+        """Name of its span, if that is not a model."""
+        self.span_id: str | None = None
+        """Id of its span, if others must refer to it before it is on the tape."""
+        self.trace: tuple[str, str] | None = None
+        """The caller's trace and span, if the body names them."""
+        self.sent: list[bytes] = []
+        """Header lines as they went upstream, each as four pieces: name, colon, value and line end."""
+        self.http_status: int | None = None
+        self.response_headers: Headers = []
+        self.trailers: Headers = []
+        self.encoding: bytes | None = None
+        self.stream = False
+        self.pieces: list[bytes] = []
+        self.marks: list[int] = []
+        self.response_bytes = 0
+        self.truncated = False
+        self.first_byte_ns: int | None = None
+        self.status = "open"
+        self.error: str | None = None
+        self.end_ns: int | None = None
+        self.versions: dict[str, str] = {}
+        """Versions of resources that it was sent with, by name."""
+        self.arm: str | None = None
+        self.texts: dict[str, str] = {}
+        """SHA-256 of each prompt as the agent sent it."""
+        self.captured: tuple[str, ...] = ()
+        """Names of the fields of the body that the gateway has added."""
+        self.attributes: Mapping[str, Any] = {}
+        """Further attributes of its span."""
+        self.convert: Callable[[bytes], bytes] | None = None
+        """Converts another body of the agent's for the upstream; None if bodies pass unchanged."""
+        self.sides: list[Side] = []
+        """Exchanges with other parties in another wire format, so far."""
+        self.settle: Callable[[Transaction, SpanEntry], None] | None = None
+        """Called in the transaction of its span; None for nothing."""
+        self.correct: UsageCorrector | None = None
+        """Called in the transaction of its span with an answer that an earlier call has asked for; None for nothing."""
+        self.pin: Callable[[Transaction, SpanEntry], None] | None = None
+        """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
+        self.follows = False
+        """True if it concerns answers that are fetched by another call; set when it is recorded."""
+        self._size = 0
+        self._limit = limit
+        self._held = held
+        self._redactor = redactor
+        self._secrets = NO_SECRETS
+        self._entry: SpanEntry | None = None
+
+    @property
+    def changed(self) -> bool:
+        """True if it goes upstream as another request than the client's."""
+        return self.body is not self.call.body and self.body is not self.call.encoded_body
+
+    @property
+    def plain(self) -> bytes:
+        """The request without content encoding, as far as it can be decoded."""
+        return self.body if self.changed else self.call.body
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it holds in memory: the bodies, and the request twice, because it is the base of the next
+        request's."""
+        sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
+        return _OVERHEAD + 2 * len(self.body) + self._size + sides
+
+    def add_pieces(self, pieces: list[bytes], now: float) -> None:
+        """Note the bytes of one read, by reference. `now`: monotonic seconds."""
+        elapsed = int((now - self.request.started) * 1e9)
+        if self.first_byte_ns is None:
+            self.first_byte_ns = elapsed
+            if not self.stream and pieces[0][:1] in _BEGINNINGS:
+                self.stream = self._is_stream(pieces[0])
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        self.response_bytes += size
+        if not self.truncated and self._may_keep(self._size + size):
+            self._size += size
+            self._held.bytes += size
+            self.pieces += pieces if len(pieces) <= _MANY else (b"".join(pieces),)
+            self.marks += (elapsed // 1000, size)
+        else:
+            self.truncated = True
+
+    def _is_stream(self, response: bytes) -> bool:
+        """True if the answer is a stream, by its first bytes."""
+        return self.call.dialect.is_stream(self.stream, self.plain, self.call.path, response)
+
+    def _may_keep(self, size: int) -> bool:
+        return size <= self._limit and (size <= ALWAYS_KEPT or not self._held.too_much)
+
+    def on_end(self) -> None:
+        """Called when the call has ended: its bytes count for the recorder from now on."""
+        self._held.bytes -= self._size
+
+    def set_own_answer(self, status: int, body: bytes) -> None:
+        """Note an answer of the gateway's own."""
+        self.http_status = status
+        self._held.bytes += len(body) - self._size
+        self.pieces, self.marks = [body], []
+        self._size = self.response_bytes = len(body)
+
+    def response(self) -> bytes:
+        """The response body without content encoding, as far as it can be decoded."""
+        return decoded_body(self.pieces, self.encoding)
+
+    @property
+    def sequence(self) -> int:
+        """Its number in its attempt; 0 until it is on the tape."""
+        return 0 if self._entry is None else self._entry.sequence
+
+    # -- on the recorder's thread ------------------------------------------------------------------------------------
+
+    def entry(self, final: bool) -> SpanEntry | None:
+        """The call's entry for the tape, always the same object; None for an announcement that comes too late."""
+        if not final and self.status != "open":
+            return None
+        entry = self._entry
+        if entry is None:
+            self._secrets = self._redactor.secrets(self.request.headers, self.request.target.decode("latin-1"))
+            entry = self._entry = self._opened()
+        self._secrets = self._secrets.for_call()
+        entry.versions, entry.arm, entry.pin = self.versions or None, self.arm, self.pin
+        entry.attributes = {
+            **self.attributes,
+            **({PROMPTS: self.texts} if self.texts else {}),
+            **({CAPTURED: list(self.captured)} if self.captured else {}),
+            **({AMBIGUOUS: True} if entry.ambiguous else {}),
+        } or None
+        request, response, sides = self._kept(final)
+        if final:
+            self._close(entry, request.plain, response)
+        else:
+            entry.model = self.call.model
+        entry.truncated = self.truncated or request.in_part or response.in_part
+        self._hide(entry)
+        entry.body = self._bytes(request, response, sides)
+        if self._secrets.span_attributes:
+            entry.attributes = {**(entry.attributes or {}), **self._secrets.span_attributes}
+        return entry
+
+    def _kept(self, final: bool) -> tuple[MaskedBody, MaskedBody, list[Side]]:
+        """Request, response and sides without secrets."""
+        asked = [value for low, _, value in self.request.headers if low == b"content-encoding"]
+        asked = [] if self.changed else asked
+        response = b"".join(self.pieces) if final else b""
+        if final:
+            # In one piece: otherwise a batch of streams would hold all their chunks twice.
+            self.pieces = [response]
+        told = (self.encoding or b"").decode("latin-1")
+        sent = BodyContext(_content_type((low, value) for low, _, value in self.request.headers))
+        came = BodyContext(_content_type(self.response_headers), answer=True, cut=self.truncated)
+        kept = mask_body(self._secrets, self.body, b",".join(asked).decode("latin-1"), about=sent)
+        answer, sides = mask_body(self._secrets, response, told, about=came), [self._side(side) for side in self.sides]
+        if self._secrets.masked:
+            # Token ids would disclose the masked text, maybe in another body.
+            kept, answer = without_tokens(self._secrets, kept, sent), without_tokens(self._secrets, answer, came)
+            sides = [self._side_without_tokens(side) for side in sides]
+        return kept, answer, sides
+
+    def _hide(self, entry: SpanEntry) -> None:
+        """Mask secrets in the texts of the summary that come from the bodies or the request."""
+        names = ("path", "name", "error", "model", "model_served", "response_id", "finish")
+        for name, said in zip(names, self._secrets.texts([getattr(entry, name) for name in names]), strict=True):
+            setattr(entry, name, said)
+        if self._secrets and entry.attributes:
+            entry.attributes = self._secrets.json(entry.attributes)
+
+    def _opened(self) -> SpanEntry:
+        call, request = self.call, self.request
+        address = call.address
+        entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode)
+        entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
+        entry.dialect, entry.method = call.dialect.name, request.method
+        entry.kind, entry.name, entry.span_id = self.kind, self.name, self.span_id
+        if self.trace is not None:
+            entry.trace_id, entry.parent_id = self.trace
+        entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
+        for low, _, value in request.headers:
+            if low == b"traceparent" and (found := trace.parse(value.decode("latin-1"))):
+                entry.trace_id, entry.parent_id = found
+            elif low == b"x-stainless-retry-count" and value not in (b"0", b""):
+                entry.retried = True
+        return entry
+
+    def _close(self, entry: SpanEntry, request: bytes, response: MaskedBody) -> None:
+        if response.plain and (self.stream or response.plain[:1] in _BEGINNINGS):
+            self.stream = self._is_stream(response.plain)
+        facts, call = self._facts(request, response), self.call
+        kept = not self._secrets.masked
+        # An alias has replaced the requested name.
+        named = None if self.changed else facts.model
+        entry.model = named or call.model
+        # It may have been announced before it was translated.
+        entry.dialect, entry.path = call.dialect.name, redact_url(call.path)
+        if self.status == "ok" and facts.failed is not None:
+            self.status, self.error = "error", facts.failed
+        entry.status, entry.error = self.status, self.error
+        if facts.attributes:
+            entry.attributes = {**(entry.attributes or {}), **facts.attributes}
+        entry.end_ns, entry.first_byte_ns = self.end_ns, self.first_byte_ns
+        entry.http_status, entry.stream = self.http_status, self.stream
+        entry.upstream = None if self.pool is None else self.pool.name
+        entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
+        # An answer of the gateway's own has used no tokens.
+        entry.usage = None if self.pool is None else facts.usage
+        if call.dialect.stateful or call.dialect.retrieves or call.dialect.unknown:
+            self._look_for_answer(entry, request, response, facts)
+        if entry.deferred is None and lacks_token_counts(entry, call.dialect):
+            self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
+        entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
+        if self.status == "ok" and not self.truncated and (gaps := self._unread(request, response, facts)):
+            entry.attributes = {**(entry.attributes or {}), UNREAD: gaps}
+        if self.settle is not None and entry.status != "ok" and entry.usage is not None:
+            entry.partial_tokens = estimate_usage(
+                None, b"", self.response(), call.dialect.answer_text_pattern(self.stream)
+            ).output_tokens
+        entry.settle, entry.request_bytes = self.settle, len(self.body)
+        entry.response_bytes = self.response_bytes
+
+    def _look_for_answer(self, entry: SpanEntry, request: bytes, response: MaskedBody, facts: Facts) -> None:
+        """Note that its answer is still to be fetched, or that it has fetched another call's, or a batch's."""
+        if self.pool is None or (entry.http_status or 500) >= 400:
+            return
+        if facts.answers is not None:
+            name, found = facts.answers
+            hidden = self._secrets.texts([found.model_served, found.response_id, found.finish])
+            found = replace(found, model_served=hidden[0], response_id=hidden[1], finish=hidden[2])
+            entry.follow = partial(background_answers.record_fetched, answers=(name, found), correct=self.correct)
+        elif (name := deferred_answer_name(self.call.dialect, request, facts)) is not None:
+            entry.deferred, entry.follow = name, partial(background_answers.record_deferred, correct=self.correct)
+            entry.attributes = {**(entry.attributes or {}), BACKGROUND: name}
+        elif self.call.dialect.unknown:
+            told = batch_told(self.request.method, self.call.path, response.plain)
+            if told is not None:
+                entry.batch = next((one.name for one in told.batches if one.made), None)
+                entry.follow = partial(batches.record_batches, told=told)
+        self.follows = entry.follow is not None
+
+    def _count(self, entry: SpanEntry, request: bytes, response: bytes) -> None:
+        """Count or estimate the tokens that the provider did not report."""
+        entry.usage = usage_from_token_ids(
+            entry.usage, response, self.stream, entry.status == "ok" and not self.truncated
+        )
+        dialect = self.call.dialect
+        if lacks_token_counts(entry, dialect):
+            guess = estimate_usage(entry.usage, request, response, dialect.answer_text_pattern(self.stream))
+            entry.estimate = [guess.input_tokens, guess.output_tokens]
+
+    def _facts(self, request: bytes, response: MaskedBody) -> Facts:
+        try:
+            asked, dialect = None if self.changed else self.call.peeked, self.call.dialect
+            if self._secrets.masked:
+                seen = dialect.facts(self.plain, self.response(), self.stream, asked)
+                facts = masked_facts(dialect, request, response.plain, self.stream, seen)
+            else:
+                facts = dialect.facts(request, response.plain, self.stream, asked)
+            if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
+                # The end of the answer is not among the kept bytes.
+                facts.failed = None
+            return facts
+        except Exception:
+            # The bytes are the truth; facts that could not be read now can be read later.
+            _log.exception("a call of %s could not be read", self.call.address.rollout)
+            return Facts(self.call.model)
+
+    def _unread(self, request: bytes, response: MaskedBody, facts: Facts) -> Gaps:
+        """The keys of its bytes that were not read."""
+        masked = self._secrets.masked
+        said = (self.plain, self.response()) if masked else (request, response.plain)
+        try:
+            return find_unread(self.call.dialect, *said, self.stream, facts) if response.problem is None else {}
+        except Exception:
+            _log.exception("what was read of a call of %s could not be held against it", self.call.address.rollout)
+            return {}
+
+    def _bytes(self, request: MaskedBody, response: MaskedBody, sides: list[Side]) -> StoredBody:
+        secrets, pool = self._secrets, self.pool
+        return StoredBody(
+            "" if pool is None else secrets.text(redact_url(pool.url(self.call.path))),
+            self._block(zip(self.sent[::4], self.sent[2::4], strict=True), request.decoded),
+            request.body,
+            self._block(self.response_headers, response.decoded),
+            response.body,
+            self._block(self.trailers, False) if self.trailers else b"",
+            rescaled(self.marks, len(response.body)) if response.decoded else list(self.marks),
+            sides,
+        )
+
+    def _block(self, headers: Iterable[tuple[bytes, bytes]], bare: bool) -> bytes:
+        """A block of headers. `bare`: its body is kept without its content encoding."""
+        return self._secrets.block(self._redactor.block(unencoded(headers) if bare else headers))
+
+    def _side(self, side: Side) -> Side:
+        hide = self._secrets.body
+        bodies = {
+            "request_body": hide(side.request_body, BodyContext()),
+            "response_body": hide(side.response_body, _CAME),
+        }
+        return side.model_copy(update=bodies | {"path": self._secrets.text(side.path)})
+
+    def _side_without_tokens(self, side: Side) -> Side:
+        take_out, about = self._secrets.without_tokens, BodyContext()
+        bodies = {"request_body": take_out(side.request_body, about)}
+        return side.model_copy(update=bodies | {"response_body": take_out(side.response_body, about)})
+
+
+def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name.lower() == b"content-type"), "")

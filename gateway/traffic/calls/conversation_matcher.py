@@ -1,0 +1,258 @@
+"""Joins calls without an address to the conversations that they continue. For the event loop.
+
+A thread does the work that would delay other calls, and only the call that needs it waits: it decodes large requests,
+reads large conversations, and reads answers if only these distinguish equal conversations. With several workers the
+leader keeps the conversations for all: in the others every such call waits for the leader's answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from penstock.gateway.reading.turns import decode_body
+from penstock.gateway.traffic.calls.address import CallAddress
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.conversations import (
+    ConversationEnd,
+    ConversationIndex,
+    ConversationMatch,
+    ReadableAnswer,
+    UnreadAnswer,
+    new_rollout,
+)
+from penstock.gateway.traffic.calls.fingerprints import (
+    EMPTY,
+    ConversationFingerprint,
+    FingerprintCache,
+    ParsedConversation,
+)
+from penstock.gateway.wire.dialects.items import LARGE
+from penstock.gateway.wire.http.client_connection import ConnectionHints
+
+_log = logging.getLogger("penstock.proxy")
+T = TypeVar("T")
+
+
+class RemoteConversations(Protocol):
+    """The conversations, if the leader keeps them for this worker."""
+
+    async def find(
+        self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
+    ) -> ConversationMatch:
+        """Find a call's rollout, as `ConversationMatcher.found` does."""
+        ...
+
+    def remember(
+        self,
+        found: ConversationMatch,
+        key: int | None,
+        hints: ConnectionHints,
+        rollout: str,
+        answer: UnreadAnswer,
+        response: str | None,
+    ) -> None:
+        """Remember an answered call, as `ConversationMatcher.answered` does."""
+        ...
+
+    def undo(self, found: ConversationMatch, key: int | None) -> None:
+        """Take back a failed call, as `ConversationIndex.undo` does. `key`: None if it has continued no
+        conversation."""
+        ...
+
+
+class ConversationMatcher:
+    """Joins all calls of one process. It keeps the conversations itself unless they are elsewhere."""
+
+    def __init__(self, elsewhere: RemoteConversations | None = None) -> None:
+        self.conversations = ConversationIndex()
+        self._remote = elsewhere
+        self._fingerprints = FingerprintCache()
+        self._ended: list[tuple[CallRequest, ConnectionHints, UnreadAnswer | None]] = []
+        """Calls that have ended in this turn of the loop, not remembered yet."""
+        self._following = set[asyncio.Future[None]]()
+        self._thread = ThreadPoolExecutor(1, "penstock-reader")
+        """One thread, so that work is done in the order of requests."""
+
+    # -- a call begins -----------------------------------------------------------------------------------------------
+
+    def match(self, call: CallRequest, hints: ConnectionHints) -> CallAddress:
+        """The implicit rollout of a call that names none; a new one for now, if finding it takes longer."""
+        call.anonymous = True
+        if call.encodings is not None:
+            return CallAddress(new_rollout(), origin="implicit")
+        read = self._fingerprints.follow(call.dialect, call.body)
+        if read is None:
+            if len(call.body) > LARGE:
+                call.waits = True
+                return CallAddress(new_rollout(), origin="implicit")
+            read = self._fingerprints.read(call.dialect, call.body)
+            self._fingerprints.add_stem(call.dialect, call.body, read)
+        call.set_conversation(read)
+        return self._given(call, hints)
+
+    def follow(self, call: CallRequest, hints: ConnectionHints, then: Callable[[], None]) -> None:
+        """Do the work that a call waits for, and call `then` when its rollout, and its request, are known."""
+        following = asyncio.ensure_future(self._follow(call, hints))
+        self._following.add(following)
+
+        def done(following: asyncio.Future[None]) -> None:
+            self._following.discard(following)
+            if following.cancelled():
+                return
+            if (error := following.exception()) is not None:
+                _log.error("a conversation could not be followed: it opens a new rollout", exc_info=error)
+                call.encodings, call.waits = None, False
+            then()
+
+        following.add_done_callback(done)
+
+    async def _follow(self, call: CallRequest, hints: ConnectionHints) -> None:
+        if call.encodings is not None or call.conversation is None:
+            body, read = await self.on_thread(lambda: self._catch_up(call))
+            if body is not None:
+                call.encoded_body, call.body = call.body, body
+            call.encodings, call.waits = None, False
+            if read is not None:
+                call.set_conversation(read)
+                self._fingerprints.add_stem(call.dialect, call.body, read)
+            if call.anonymous:
+                call.address = self._given(call, hints)
+        while call.waits:
+            if self._remote is None:
+                unread = call.match.unread
+                await self.on_thread(lambda: read_answers(unread))  # noqa: B023 - it is done before the next one
+                call.address = self._given(call, hints)
+            else:
+                call.match = await self._remote.find(
+                    call.conversation or EMPTY, call.previous, call.dialect.answers, hints
+                )
+                call.waits = False
+                hints.last = rollout = call.match.rollout or new_rollout()
+                call.address = CallAddress(rollout, origin="implicit", ambiguous=call.match.ambiguous)
+
+    async def on_thread(self, do: Callable[[], T]) -> T:
+        """Run a slow function on the thread, after all earlier ones."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, do)
+
+    def _catch_up(self, call: CallRequest) -> tuple[bytes | None, ParsedConversation | None]:
+        """The request without its content encodings, if it has any, and its conversation, if that matters; on the
+        thread."""
+        body = read = None
+        try:
+            if call.encodings is not None:
+                body = decode_request(call.body, call.encodings)
+            if call.anonymous and call.conversation is None:
+                read = self._fingerprints.read(call.dialect, call.body if body is None else body)
+        except Exception:
+            _log.exception("a conversation could not be read: it opens a new rollout")
+        return body, read
+
+    def _given(self, call: CallRequest, hints: ConnectionHints) -> CallAddress:
+        """The rollout that the conversation continues, else that of the connection if there is no conversation, else a
+        new one."""
+        story = call.conversation or EMPTY
+        if call.previous is not None:
+            # Such a request has only the new items.
+            call.conversation = story = EMPTY
+        if self._remote is not None and (story.items or call.previous is not None):
+            call.waits = True
+            return CallAddress(new_rollout(), origin="implicit")
+        call.match = self.find(story, call.previous, call.dialect.answers, hints)
+        call.waits = bool(call.match.unread)
+        return CallAddress(call.match.rollout or new_rollout(), origin="implicit", ambiguous=call.match.ambiguous)
+
+    def find(
+        self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
+    ) -> ConversationMatch:
+        """The rollout of a call with this conversation on a connection; a new one if it continues none. `previous`: the
+        response that it names instead; `answers`: its answer can be continued. If the result has unread answers, read
+        them and call again."""
+        if previous is not None:
+            found = ConversationMatch(self.conversations.find_response(previous))
+        else:
+            found = self.conversations.find(story, hints)
+            found.rollout = found.rollout or (None if story.items else hints.last)
+        if not found.unread:
+            found.rollout = found.rollout or new_rollout()
+            if answers or not story.items:
+                self.conversations.follow(found, story, hints, found.rollout)
+        return found
+
+    # -- a call ends -------------------------------------------------------------------------------------------------
+
+    def remember_soon(self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None) -> None:
+        """Remember a call, as `remember` does, when the bytes of this turn of the loop have gone out, but before a
+        client can react. If conversations are elsewhere, before these bytes: the client may continue in that worker
+        before this process runs again."""
+        if self._remote is not None:
+            self._remember(call, hints, answer)
+            return
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._remember_all)
+        self._ended.append((call, hints, answer))
+
+    def _remember_all(self) -> None:
+        ended, self._ended = self._ended, []
+        for call, hints, answer in ended:
+            self._remember(call, hints, answer)
+
+    def _remember(self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None) -> None:
+        try:
+            self.remember(call, hints, answer)
+        except Exception:
+            _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
+
+    def remember(self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None) -> None:
+        """Remember a call that a later request may continue. `answer`: None if the call failed."""
+        story, dialect = call.conversation, call.dialect
+        if story is None or call.waits or not dialect.answers:
+            return
+        key = story.key if story.items else None
+        response = None if answer is None or not dialect.stateful else dialect.response_id(answer.body(), answer.stream)
+        if answer is not None and self._remote is None:
+            self.remember_answer(call.match, key, hints, call.address.rollout, answer, response)
+        elif answer is not None and self._remote is not None and (key is not None or response is not None):
+            self._remote.remember(call.match, key, hints, call.address.rollout, answer, response)
+        elif self._remote is not None and (key is not None or call.match.number):
+            # No call can continue it, so the leader need not remember it.
+            self._remote.undo(call.match, key)
+        elif key is not None:
+            self.conversations.undo(call.match, key)
+
+    def remember_answer(
+        self,
+        found: ConversationMatch,
+        key: int | None,
+        hints: ConnectionHints,
+        rollout: str,
+        answer: ReadableAnswer,
+        response: str | None,
+    ) -> None:
+        """Remember that a call was answered. `key`: of its conversation, if it has one; `response`: the id of a
+        response that later requests may name."""
+        if key is not None:
+            ended = self.conversations.remember(key, found, hints, rollout, answer)
+            if ended:
+                asyncio.get_running_loop().run_in_executor(self._thread, read_answers, ended)
+        if response is not None:
+            self.conversations.remember_response(response, rollout)
+
+
+def decode_request(packed: bytes, names: str) -> bytes | None:
+    """A request without its content encodings. None if it passes unchanged, unread if these cannot be undone."""
+    body, problem = decode_body(packed, names)
+    return None if problem is not None or body is packed else body
+
+
+def read_answers(some: Iterable[ConversationEnd]) -> None:
+    """Read answers; on the thread."""
+    for ended in some:
+        try:
+            ended.settle()
+        except Exception:
+            _log.exception("an answer of %s could not be read", ended.rollout)
+            ended.answer = None

@@ -1,0 +1,106 @@
+"""Plans a call: its destination, and the changes to its request. Nothing here writes to a socket.
+
+    Send    forward to these upstreams, with this request
+    Wait    wait until the tape has the versions of the rollout: its first call that uses a released resource
+
+`plan` is for a new call, `plan_pinned` for a call whose versions must be decided (again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from penstock.gateway.model.attributes import WHOLE
+from penstock.gateway.model.release import Pin
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.proxy.call_filter import CallPlan
+from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
+from penstock.gateway.traffic.upstreams.routes import alias_at
+from penstock.gateway.traffic.versions import ResourceUse
+from penstock.gateway.upstream_settings import RouteSettings
+from penstock.gateway.wire.http.errors import GatewayFault
+from penstock.gateway.wire.http.headers import PROMPT
+from penstock.gateway.wire.http.request import Headers, HttpRequest
+from penstock.gateway.wire.model_name import replace_model
+
+
+@dataclass(frozen=True, slots=True)
+class PinWait:
+    """The call waits until its rollout is pinned; then `plan_pinned` is called."""
+
+    pinned: asyncio.Future[list[Pin]]
+    found: ResourceUse
+
+
+def plan(shared: ProxyContext, call: CallRequest, request: HttpRequest) -> CallPlan | PinWait:
+    """Plan a new call; raises `Refusal`."""
+    if shared.recorder.failing is not None:
+        shared.check_gap(call)
+    if not shared.pins.catalog.empty:
+        found = shared.pins.find(call, prompt_named(call, request.headers))
+        if found is not None:
+            return plan_pinned(shared, call, request, found)
+    return plan_route(shared, call, request)
+
+
+def plan_route(shared: ProxyContext, call: CallRequest, request: HttpRequest) -> CallPlan:
+    """Plan a call that uses no released resource."""
+    pools, alias, route = shared.route(call, request)
+    body = call.body if alias is None else replace_model(call.body, alias, call.form)
+    return _with_features(shared, CallPlan(pools, call, body, request.headers), route)
+
+
+def plan_pinned(
+    shared: ProxyContext,
+    call: CallRequest,
+    request: HttpRequest,
+    found: ResourceUse,
+    error: BaseException | None = None,
+) -> CallPlan | PinWait:
+    """Plan a call that uses released resources. `error`: why the tape could not record the rollout's versions."""
+    if error is None:
+        pins = shared.pins.pinned(call, found)
+        if pins is None:
+            return PinWait(shared.pins.pin(call, found, shared.epoch_ns + int(monotonic() * 1e9)), found)
+    elif shared.refuses_gaps(call.address.mode):
+        raise GatewayFault(503, "tape", f"this rollout cannot be given its versions: {error}")
+    else:
+        pins = shared.pins.fallback_pins(call, found, error)
+    return _switched(shared, call, request, found, pins)
+
+
+def _switched(
+    shared: ProxyContext, call: CallRequest, request: HttpRequest, found: ResourceUse, pins: Mapping[str, Pin]
+) -> CallPlan:
+    made = shared.pins.versioned_request(call, found, pins)
+    if not made.upstreams:
+        pools, alias, route = shared.route(call, request)
+        body = made.body if alias is None else replace_model(made.body, alias, call.form)
+    else:
+        pools, route = shared.version_upstreams(made.upstreams, found.model, call, request)
+        body = made.body
+    send = CallPlan(pools, call, body, request.headers, made.versions, made.arm, made.texts, (found, pins))
+    return _with_features(shared, send, route)
+
+
+def _with_features(shared: ProxyContext, send: CallPlan, route: RouteSettings | None) -> CallPlan:
+    if route is not None and route.stream == "whole":
+        send.whole = True
+        send.attributes[WHOLE] = True
+    released = send.given is not None and send.given[0].model is not None
+    if route is not None and isinstance(route.alias, dict) and not released:
+        asked = send.call.model or ""
+        send.aliases = {pool.name: alias_at(route, pool.name) or asked for pool in send.pools}
+    if route is not None or send.given is not None:
+        for feature in shared.middleware:
+            feature.plan(send, route)
+    return send
+
+
+def prompt_named(call: CallRequest, headers: Headers) -> str | None:
+    """The name of the prompt in the call's path or header; None if neither names one."""
+    named = call.address.prompt
+    return named or next((value.decode("latin-1") for low, _, value in headers if low == PROMPT), None)

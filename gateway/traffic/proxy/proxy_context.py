@@ -1,0 +1,196 @@
+"""The context that all calls share: upstreams and routes, the recorder, features, and the running calls."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.gateway.config import GatewayConfig
+from penstock.gateway.model.base import Mode
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.traffic.budgets.service import Budgets
+from penstock.gateway.traffic.calls.admission import Admission
+from penstock.gateway.traffic.calls.call_record import BufferUsage
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.proxy.call_filter import Middleware
+from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.traffic.upstreams.affinity import rank_upstreams
+from penstock.gateway.traffic.upstreams.first_content_timeout import FirstContentTimeouts
+from penstock.gateway.traffic.upstreams.health import STATES
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.routes import RouteTable, alias_at, may_serve
+from penstock.gateway.traffic.versions import PinTable
+from penstock.gateway.upstream_settings import RouteSettings
+from penstock.gateway.wire.dialects import candidate_families
+from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, Refusal
+from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request import HttpRequest
+
+_log = logging.getLogger("penstock.proxy")
+_ANNOUNCE_SECONDS = 0.25
+"""Age in seconds at which a running call is put on the tape as open: most calls of an engine are over by then, or run
+for long."""
+
+_HELD = 4
+"""Bytes that running calls may hold for the recorder, as a multiple of its queue (`tape.queue_bytes`)."""
+
+
+class ActiveCall(Protocol):
+    """A call that has not ended yet."""
+
+    durable: bool
+    """True if its answer may not end before the tape has the call."""
+
+    @property
+    def rollout(self) -> str:
+        """Rollout id."""
+        ...
+
+    def check(self, now: float, announce: float) -> None:
+        """Announce the call if it began before `announce`, and end it if it waits for too long; monotonic seconds."""
+        ...
+
+    def give_up(self) -> None:
+        """End the call: the gateway stops."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class ProxyContext:
+    """The context of all calls of a gateway. Used on the event loop only."""
+
+    config: GatewayConfig
+    pools: Mapping[str, ConnectionPool]
+    routes: RouteTable
+    admission: Admission
+    recorder: Recorder
+    metrics: Metrics
+    redactor: Redactor
+    pins: PinTable
+    rehearsals: Rehearsals
+    middleware: tuple[Middleware, ...]
+    """Features of calls, in the order in which they change a request."""
+    epoch_ns: int
+    """Nanoseconds to add to the monotonic clock to get the tape's time."""
+    notify_batch_results: Callable[[], None]
+    """Called once the tape has a call that may have fetched results of a batch."""
+    budgets: Budgets | None = None
+    """The budgets of calls; None if none is configured."""
+    first_content_timeouts: FirstContentTimeouts = field(default_factory=FirstContentTimeouts)
+    """Learned time limits for models whose streams begin late."""
+    running: OrderedDict[ActiveCall, None] = field(default_factory=OrderedDict[ActiveCall, None])
+    """Calls that have not ended yet, by start."""
+    held: BufferUsage = field(init=False)
+    """Bytes that running calls hold for the tape."""
+    strict: bool = False
+    """True if the tape must have a call before it is sent and before its answer ends."""
+
+    def __post_init__(self) -> None:
+        self.held = BufferUsage(_HELD * self.config.tape.queue_bytes)
+
+    @property
+    def exact(self) -> bool:
+        """True if a route trains on exact token ids (`train = "exact"`)."""
+        return any(route.train == "exact" for route in self.config.route)
+
+    @property
+    def active_rollouts(self) -> set[str]:
+        """Ids of rollouts that have a running call."""
+        return {call.rollout for call in self.running}
+
+    def refuses_gaps(self, mode: Mode) -> bool:
+        """True if a call of a rollout of this mode is refused when it cannot be recorded."""
+        return self.config.tape.on_record_failure.get(mode, "pass") == "refuse"
+
+    def check_gap(self, call: CallRequest) -> None:
+        """Raise `GatewayFault` if the call's mode refuses unrecorded calls; called when the tape cannot be written."""
+        mode = call.address.mode
+        if self.refuses_gaps(mode):
+            failing = self.recorder.failing
+            message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
+            raise GatewayFault(503, "tape", message)
+
+    def route(
+        self, call: CallRequest, request: HttpRequest
+    ) -> tuple[list[ConnectionPool], str | None, RouteSettings | None]:
+        """Return (upstreams to try in turn, model name to send instead, the route that says so); raises `Refusal`."""
+        model = call.model
+        unclear = call.model_problem if model is None and self._by_model and not request.websocket else None
+        if unclear is not None:
+            raise _unclear(*unclear)
+        # A body that names no model is still a call of a route that takes all of them.
+        model = "" if model is None and call.dialect.generates else model
+        route = self.routes.find(model) if self.routes else None
+        call.families = of = candidate_families(call.dialect, call.path, request.headers)
+        pools = [] if route is None else self.routes.candidates(route, of, call.dialect)
+        if route is None or (not pools and call.direct_pool is not None):
+            pool = call.direct_pool or self.routes.owner(of, call.dialect, call.path, request.headers)
+            return [pool], None, None
+        if not pools:
+            self.routes.refuse(of, call.path, route)
+        call.routed, alias = True, alias_at(route, pools[0].name)
+        if route.weights:
+            pools = rank_upstreams(pools, route.weights, call.address.rollout)
+        return pools, alias, route
+
+    @property
+    def _by_model(self) -> bool:
+        """True if a call's destination, or the budgets that count it, may depend on its model."""
+        config = self.config
+        told = any(one.model != "*" for one in (*config.route, *config.budget))
+        return told or bool(self.pins.catalog.models)
+
+    def end_durably(self) -> None:
+        """From now on let no answer end before the tape has its call."""
+        self.strict = True
+        for call in self.running:
+            call.durable = True
+
+    def version_upstreams(
+        self, names: Sequence[str], model: str | None, call: CallRequest, request: HttpRequest
+    ) -> tuple[list[ConnectionPool], RouteSettings | None]:
+        """Return (upstreams that serve a version of weights, to try in turn; the model's route). Raises `Refusal` if
+        none of them is configured any more, or none speaks the call's dialect."""
+        found, route = [self.pools[name] for name in names if name in self.pools], self.routes.find(model)
+        if not found:
+            message = (
+                f"model {model!r} is served by upstream {names[0]!r}, which is not configured: add [[upstream]] "
+                f"{names[0]!r}"
+            )
+            raise GatewayFault(503, "upstream", message)
+        call.families, call.routed = candidate_families(call.dialect, call.path, request.headers), True
+        found = [pool for pool in found if may_serve(pool, call.families, call.dialect, route)]
+        if not found:
+            self.routes.refuse(call.families, call.path, route)
+        rollout = call.address.rollout
+        return rank_upstreams(found, route.weights, rollout) if route is not None and route.weights else found, route
+
+    def sweep(self, now: float) -> None:
+        """Called every tick: announce calls that have run for a while, end those whose upstream is silent, update
+        gauges."""
+        announce = now - _ANNOUNCE_SECONDS
+        for call in list(self.running):
+            try:
+                call.check(now, announce)
+            except Exception:
+                _log.exception("a running call could not be checked")
+        self.metrics.recorder_held_bytes = self.held.bytes
+        self.metrics.recorder_oldest_seconds = self.recorder.behind
+        for pool in self.pools.values():
+            pool.expire(now)
+            self.metrics.upstream_health[(pool.name,)] = STATES.index(pool.health.state(now))
+            self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting + pool.concurrency_limit.waiting
+            self.metrics.connections(pool.name, "idle", pool.idle)
+            self.metrics.connections(pool.name, "busy", pool.running)
+
+
+def _unclear(field: str, wrong: str) -> Refusal:
+    message = (
+        f"{wrong}, so nothing tells which model is asked for, and here routes, releases or budgets depend on that: "
+        "send JSON (or a form) with one `model`"
+    )
+    return ClientFault(400, "unreadable", message, field)

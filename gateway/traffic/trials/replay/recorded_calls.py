@@ -1,0 +1,238 @@
+"""Recorded calls of a release's resources, drawn to be sent again, and the requests that do so. Runs on threads; only
+reads the tape.
+
+Calls are drawn from the newest rollouts, one of each, then a second of each and so on, up to `FEW`, so that a long
+rollout does not dominate. The choice among a rollout's calls, and the order in which they are sent, follow from the
+seed. Only calls that ended before the stage began are drawn, so a restarted gateway draws the same calls again.
+
+A call qualifies when it was answered and used the resource: its span names it, or it asked for the model, or one of its
+texts is known to be sent by agents. It is sent again as it was sent upstream, with another version in place of its own.
+For other models that are resources it gets the stable version, which certainly exists.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from penstock.gateway.model.attributes import LEG, REPLAY_OF
+from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.release import Arm, Release
+from penstock.gateway.model.release_calls import is_release_call
+from penstock.gateway.model.rollout import Rollout
+from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.turn import Turn
+from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.reading.turns import decode_exchange, read_exchange
+from penstock.gateway.releases.canary.assignment import Requester, audience_includes
+from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText
+from penstock.gateway.releases.prompts.rewrite import TextFindings, find_resources
+from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.tape.store.damage import is_damage, unless_damaged
+from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.traffic.trials.replay.agreement import next_action
+from penstock.gateway.traffic.trials.replay.outbound_requests import (
+    OutboundRequest,
+    call_name,
+    rewrite,
+    unrepeatable,
+    without_masked_values,
+)
+from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.wire.capture.request import original
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.http.redaction import MASK
+from penstock.gateway.wire.http.request import HttpRequest
+
+FEW = 5
+"""Calls that are drawn from one rollout at most."""
+TRIES = 20
+"""Calls of a rollout that are examined for one that qualifies."""
+HISTORY = 20_000
+"""Rollouts that are examined, newest first."""
+DAMAGED = "its record cannot be read; run `penstock check`"
+"""The reason for which a damaged call, or rollout, is passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayableCall:
+    """A call that can be sent again."""
+
+    span: Span
+    exchange: Exchange
+    dialect: Dialect
+    turn: Turn
+    prompts: TextFindings | None
+    """The places of the resource in it, if that is a text."""
+
+    @property
+    def name(self) -> str:
+        """The name of the call: ROLLOUT/ATTEMPT#SEQUENCE."""
+        return call_name(self.span.rollout, self.span.attempt, self.span.sequence)
+
+
+@dataclass(slots=True)
+class CallDraw:
+    """The calls to send again."""
+
+    spans: list[Span] = field(default_factory=list[Span])
+    """In the order in which they are sent."""
+    passed_over: Counter[str] = field(default_factory=Counter[str])
+    """Numbers of calls that used the resource and do not qualify, by reason."""
+
+
+class ReplaySource:
+    """Recorded calls of a release's resources."""
+
+    def __init__(self, context: ReleaseContext, release: Release) -> None:
+        self._tape = context.tape
+        self._pools = context.pools
+        self._catalog = context.pins.catalog
+        self._release = release
+        self._known: dict[tuple[str, str], RegisteredText] = {}
+        """Recognisers of a version in the requests that have it, by resource and version."""
+        self._models: list[str] = []
+        """Resources of the release that are models; the others are texts."""
+        for name in release.resources:
+            found = ReleaseReader(self._tape).resource(name)
+            for version in [] if found is None else found[1]:
+                content = version.read()
+                if isinstance(content, ModelVersion):
+                    self._models.append(name)
+                    break
+                self._known[name, version.version] = RegisteredText.of(name, content)
+        self._texts = [name for name in release.resources if name not in self._models]
+
+    def draw(self, wanted: int, seed: str, stopped: Callable[[], bool]) -> CallDraw:
+        """Return up to `wanted` calls. `stopped`: called between rollouts; True when nobody wants them any more."""
+        drawn, turns = CallDraw(), list[Iterator[Span]]()
+        for _, rollout in islice(self._tape.rollouts(), HISTORY):
+            if stopped() or len(drawn.spans) >= wanted:
+                break
+            calls = self._calls(rollout, random.Random(f"{seed}/{rollout.id}"), drawn.passed_over)
+            if (first := next(calls, None)) is not None:
+                drawn.spans.append(first)
+                turns.append(calls)
+        for _ in range(FEW - 1):
+            for calls in turns:
+                if not stopped() and len(drawn.spans) < wanted and (more := next(calls, None)) is not None:
+                    drawn.spans.append(more)
+        random.Random(seed).shuffle(drawn.spans)
+        return drawn
+
+    def _calls(self, rollout: Rollout, rng: random.Random, passed_over: Counter[str]) -> Iterator[Span]:
+        """Yield the calls of a rollout that qualify, in a random order."""
+        every = unless_damaged(lambda: list(self._tape.spans(rollout.id)))
+        if every is None:
+            passed_over[DAMAGED] += 1
+            return
+        spans = [span for span in every if self.qualifies(span, rollout)]
+        rng.shuffle(spans)
+        for span in spans[:TRIES]:
+            found = self.open(span)
+            if isinstance(found, ReplayableCall):
+                yield span
+            elif found:
+                passed_over[found] += 1
+
+    def qualifies(self, span: Span, rollout: Rollout) -> bool:
+        """True if a call qualifies, as far as its head tells."""
+        release, versions = self._release, span.versions or {}
+        if span.kind != "llm" or span.status != SpanStatus.OK or not span.choices:
+            return False
+        if not by_name(span.dialect).generates:
+            return False
+        if is_release_call(span) or span.truncated or (span.end_ns or 0) > release.changed_ns:
+            return False
+        if any(versions.get(name) == version for name, version in release.arm_versions("candidate").items()):
+            # The candidate's own answer is no reference.
+            return False
+        if not self._texts and span.model not in self._models:
+            return False
+        asker = Requester(span.agent or "", span.model or "", rollout.mode, rollout.metadata or {})
+        return audience_includes(release.only, asker)
+
+    def open(self, span: Span) -> ReplayableCall | str:
+        """Return the whole call; else why it does not qualify, empty when it does not concern the resource."""
+        dialect = by_name(span.dialect)
+        try:
+            exchange = self._tape.exchange(span)
+        except TapeError as error:
+            if not is_damage(error):
+                raise
+            return DAMAGED
+        if exchange is None:
+            return "its bytes were not kept"
+        exchange = decode_exchange(exchange)
+        asked = original(dialect, exchange.request_body, span.attributes)
+        exchange = exchange.model_copy(update={"request_body": asked})
+        prompts = self._find(span, exchange.request_body, dialect) if self._texts else None
+        if prompts is not None and not prompts.uses:
+            if any(name in (span.versions or {}) for name in self._texts):
+                return "its text cannot be told from what stands around it"
+            if span.model not in self._models:
+                return ""
+            prompts = None
+        problem = unrepeatable(dialect, exchange.request_body)
+        if problem is not None:
+            return problem
+        turn = read_exchange(span.dialect, exchange, span)
+        return (
+            ReplayableCall(span, exchange, dialect, turn, prompts) if next_action(turn) else "its answer cannot be read"
+        )
+
+    def _find(self, span: Span, body: bytes, dialect: Dialect) -> TextFindings:
+        known: list[RegisteredText] = []
+        for name in self._texts:
+            written = self._known.get((name, (span.versions or {}).get(name, "")))
+            known += self._catalog.recogniser.only(name).known if written is None else [written]
+        return find_resources(body, dialect, Recogniser(known))
+
+    # -- asked again -------------------------------------------------------------------------------------------------
+
+    def question(self, recorded: ReplayableCall, arm: Arm, leg: str) -> OutboundRequest | str:
+        """Return the call with the versions of an arm in it; else why that is impossible."""
+        span, catalog = recorded.span, self._catalog
+        model = span.model if span.model in catalog.models else None
+        given = self._release.arm_versions(arm)
+        versions = {name: version for name, version in given.items() if name in self._texts or name == model}
+        if model is not None and model not in versions:
+            versions[model] = catalog.stable[model].version
+        made = rewrite(catalog, recorded.exchange.request_body, recorded.prompts, model, versions)
+        if isinstance(made, str):
+            return made
+        body, weights = made
+        pool = self._pools.get((span.upstream or "") if weights is None else weights.upstream)
+        if pool is None:
+            return f"upstream {span.upstream if weights is None else weights.upstream!r} is not configured any more"
+        return OutboundRequest(
+            pool,
+            recorded.dialect,
+            _request(span, recorded.exchange),
+            without_masked_values(span.path),
+            body,
+            {REPLAY_OF: recorded.name, LEG: leg},
+            span.model,
+            span.agent,
+            versions,
+        )
+
+
+def _request(span: Span, exchange: Exchange) -> HttpRequest:
+    """Return the request's method and headers, without those whose values were masked."""
+    request = HttpRequest()
+    request.method = span.method
+    for name, value in exchange.request_headers:
+        if MASK.decode() not in value:
+            request.headers.append((name.lower().encode("latin-1"), name.encode("latin-1"), value.encode("latin-1")))
+    return request
+
+
+def without_key(pool: ConnectionPool | None) -> bool:
+    """True if calls to an upstream need the agents' own keys, which are never recorded."""
+    return pool is not None and pool.config.key_env is None

@@ -1,0 +1,157 @@
+"""The choice of an upstream for a call, and of the model name to send. The first matching route decides; without one,
+the upstream of the call's API is used. No upstream gets a call of an API that it does not serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import Final, NoReturn
+
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.upstream_settings import RouteSettings
+from penstock.gateway.wire.dialects import candidate_families
+from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.family import GATEWAY, OPENAI, Family
+from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.headers import CREDENTIALS
+from penstock.gateway.wire.http.redaction import url as redact_url
+from penstock.gateway.wire.http.request import Headers
+
+
+def alias_at(route: RouteSettings, upstream: str) -> str | None:
+    """Return the model name to send to an upstream of a route instead; None for the requested one."""
+    return route.alias.get(upstream) if isinstance(route.alias, dict) else route.alias
+
+
+def may_serve(
+    pool: ConnectionPool, families: tuple[Family, ...], dialect: Dialect, route: RouteSettings | None
+) -> bool:
+    """True if an upstream that a route, or a release, names may be given a call: one of a family that it serves, or one
+    whose format is read here and taken by engines and proxies of one's own, or translated."""
+    if not families or not pool.serves.isdisjoint(families):
+        return True
+    own = (pool.keys is not None and pool.keys.shared) or (route is not None and route.translates)
+    return own and not dialect.unknown and any(family.name in pool.config.family.also for family in families)
+
+
+class RouteTable:
+    """The configured routes, and the upstreams of calls without one."""
+
+    def __init__(
+        self, routes: Iterable[RouteSettings], pools: Mapping[str, ConnectionPool], configured: Set[str]
+    ) -> None:
+        """`pools` by name, in the order of the configuration. `configured`: the names of those that the configuration
+        has; others are public endpoints that always exist."""
+        self._routes = tuple(routes)
+        self._pools = pools
+        own = [pool for pool in pools.values() if pool.name in configured]
+        self._shown = ", ".join(f"{pool.name} ({pool.config.dialect})" for pool in own) or "none"
+        self._first, self._own = _firsts(pools.values()), _firsts(own)
+        """First pools by family: of all, and of the configured ones."""
+        self._only = own[0] if len({pool.config.dialect for pool in own}) == 1 else None
+        """The first configured upstream, if all of them speak one API; else None."""
+        self._hosts: dict[bytes, ConnectionPool] = {}
+        """Upstreams by their Host header."""
+        for pool in pools.values():
+            self._hosts.setdefault(pool.origin.partition("://")[2].lower().encode(), pool)
+        self._along: dict[tuple[str, str, tuple[Family, ...]], list[ConnectionPool]] = {}
+        """Upstreams of a route that may be given calls of a dialect and of families."""
+
+    def __bool__(self) -> bool:
+        """False when no route depends on the model."""
+        return bool(self._routes)
+
+    def find(self, model: str | None) -> RouteSettings | None:
+        """Return the route of a model; None when no route matches."""
+        for route in self._routes:
+            if model is not None and route.matches(model):
+                return route
+        return None
+
+    def candidates(self, route: RouteSettings, families: tuple[Family, ...], dialect: Dialect) -> list[ConnectionPool]:
+        """Return the upstreams of a route that may serve a call, in order; none where they all speak something else."""
+        found = self._along.get((route.model, dialect.name, families))
+        if found is None:
+            named = [self._pools[name] for name in route.upstream]
+            found = [pool for pool in named if may_serve(pool, families, dialect, route)]
+            self._along[route.model, dialect.name, families] = found
+        return found.copy()
+
+    def first(
+        self, model: str | None, dialect: Dialect, path: str, headers: Headers
+    ) -> tuple[ConnectionPool, str | None]:
+        """Return (the upstream of one of the gateway's own requests, the model name to send instead); raises
+        `ClientFault`."""
+        route, families = self.find(model), candidate_families(dialect, path, headers)
+        if route is None:
+            return self.owner(families, dialect, path, headers), None
+        pools = self.candidates(route, families, dialect) or self.refuse(families, path, route)
+        return pools[0], alias_at(route, pools[0].name)
+
+    def owner(self, families: tuple[Family, ...], dialect: Dialect, path: str, headers: Headers) -> ConnectionPool:
+        """Return the upstream of a call without a route: one of its family. If the call may be of several families, or
+        of any, it is the one whose host the call names; else a configured one: of the first family that has one, or,
+        for a call of any family, if all configured ones speak one API; else the public endpoint of the first family,
+        but never with a key that may belong to another. Raises `ClientFault`."""
+        if len(families) == 1:
+            pool = self._first.get(families[0])
+        else:
+            sent = {low: value for low, _, value in headers}
+            pool = self._hosts.get(sent.get(b"host", b"").lower())
+            if pool is None or (families and pool.serves.isdisjoint(families)):
+                pool = next((self._own[it] for it in families if it in self._own), None if families else self._only)
+            if pool is None and (families or not self._own):
+                keys = [value for name in CREDENTIALS if (value := sent.get(name)) and b"pst_" not in value]
+                usual = next((self._first[it] for it in families or (OPENAI,) if it in self._first), None)
+                pool = None if keys and dialect.unknown else usual
+        return pool or self.refuse(families, path)
+
+    def refuse(self, families: tuple[Family, ...], path: str, route: RouteSettings | None = None) -> NoReturn:
+        """Raise `ClientFault` for a call that no upstream serves. `route`: the one that leads to other APIs."""
+        shown, names = redact_url(path[:80]), " or ".join(family.name for family in families)
+        if GATEWAY in families:
+            message = f"the path {shown!r} is the gateway's own and is sent to no provider; {_own_path(path)}"
+        elif not families:
+            message = (
+                f"nothing tells whose API the path {shown!r} belongs to, and a call is sent to nobody but its own "
+                f"provider: ask with a key or a header of that API, or name its host (upstreams: {self._shown})"
+            )
+        elif route is not None:
+            message = (
+                f"the path {shown!r} is of {names}, which no upstream of route {route.model!r} speaks "
+                f"({', '.join(route.upstream)}): name one in it that does, or call the model by a path of theirs"
+            )
+        else:
+            message = (
+                f"no upstream speaks {names}, whose path {shown!r} is: add an [[upstream]] with dialect = "
+                f'"{families[0].name}" (there are: {self._shown})'
+            )
+        raise ClientFault(404, "path" if not families or GATEWAY in families else "upstream", message, "path")
+
+
+def _firsts(pools: Iterable[ConnectionPool]) -> dict[Family, ConnectionPool]:
+    """Return the first upstream of each family: one that speaks it, before one that serves it besides."""
+    found: dict[Family, ConnectionPool] = {}
+    for pool in pools:
+        found.setdefault(pool.config.family, pool)
+    for pool in pools:
+        for family in pool.serves:
+            found.setdefault(family, pool)
+    return found
+
+
+_OWN: Final = {
+    "rewards": "rewards", "events": "events", "wrapped": "wrapped", "logs": "v1/logs", "metrics": "v1/metrics",
+}  # fmt: skip
+"""Paths for an agent's reports about itself, by the end of the path that it was sent to."""
+
+
+def _own_path(path: str) -> str:
+    """Return advice for a path of the gateway's own."""
+    if "/agl" in path:
+        return (
+            "Agent Lightning's store API is not served here: give out work by /api/queue (penstock enqueue, penstock "
+            "run), and send calls of models to /proxy/rollout/ID/attempt/ID/mode/MODE/openai/v1"
+        )
+    name = path.partition("?")[0].strip("/").rpartition("/")[2]
+    return f"POST it below a rollout's address: /rollout/ID/attempt/ID/{_OWN.get(name, 'v1/traces')}"

@@ -1,0 +1,236 @@
+"""A dialect: one wire format, in one file, pure. Bytes in, values out.
+
+A dialect owns its routes, says which model a request names, reads a recorded exchange into a `Turn`, extracts the few
+facts that a list of spans shows (`Facts`, cheap: no function is called for an event of a stream), and fingerprints the
+conversation, so that calls of clients that name no rollout can be matched to it. Its `Family` holds what it shares with
+the other formats of its API, such as the shape of errors. No other package knows a dialect by its name: each asks the
+dialect, by these methods, what depends on the format.
+
+A conversation is fingerprinted in two ways: message by message, after reading it (`conversation`, `reply`), and item by
+item from the raw JSON (`items`, `source`, `replies`), which costs a call next to nothing where its items have been seen
+before.
+
+Nothing here raises on odd bytes: `read` notes the parts that it could not read in `Turn.problems`, `facts` leaves their
+facts None.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Part, Turn
+from penstock.gateway.wire.dialects.failures import Failure
+from penstock.gateway.wire.dialects.family import Family
+from penstock.gateway.wire.dialects.items import ConversationItems
+from penstock.gateway.wire.dialects.loose_json import Json, RequestFields, label, peek
+from penstock.gateway.wire.dialects.passages import turn_passages
+from penstock.gateway.wire.dialects.sse import begins_event_stream
+from penstock.gateway.wire.dialects.text_spans import RequestTexts, TextLocation
+from penstock.gateway.wire.dialects.websocket_messages import (
+    ClientMessageFacts,
+    ClientMessageKind,
+    ServerMessageFacts,
+    ServerMessageKind,
+)
+
+EVENT_STREAM = b"text/event-stream"
+STRING = rb'"\s*:\s*"((?:[^"\\]++|\\.)*+)"'
+"""The text that follows the name of a member in JSON whose value is a string."""
+ANSWER_TEXT = re.compile(
+    rb'"(?:content|t(?:ext|hinking)|re(?:asoning(?:_content)?|fusal)|arguments|partial_json)' + STRING
+)
+_STREAM = re.compile(rb'"stream"[ \t\r\n]*:[ \t\r\n]*true')
+_BLANK = b"\xef\xbb\xbf \t\r\n"
+DELTA_TEXT = re.compile(rb'"delta' + STRING)
+"""These match the texts in answers; images and other data are left out."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """The facts of a span's summary that are read from the bodies."""
+
+    model: str | None = None
+    model_served: str | None = None
+    response_id: str | None = None
+    finish: str | None = None
+    usage: Usage | None = None
+    tool_calls: int = 0
+    choices: int = 0
+    failed: Failure | None = None
+    """Why the answer is an error although its HTTP status is good."""
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further attributes of the span, by OpenTelemetry name."""
+    answers: tuple[str, Facts] | None = None
+    """The answer to an earlier call that this call has fetched: that call's name (`retrieval.kept_as`), and its
+    facts."""
+
+
+class GenAiNames(NamedTuple):
+    """The names of a dialect's calls in OpenTelemetry's GenAI conventions."""
+
+    operation: str
+    """`gen_ai.operation.name`."""
+    provider: str
+    """`gen_ai.provider.name`, where the upstream's host does not tell more."""
+    api: str | None = None
+    """`openai.api.type`."""
+
+
+class Dialect(ABC):
+    """One wire format. The defaults here are those of a format of whose calls nothing is understood."""
+
+    name: str
+    """The value of `Span.dialect`."""
+    family: Family
+    """The provider's API."""
+    families: tuple[Family, ...] = ()
+    """Other families that have the same route: the path or the headers of a call then tell which it is (`owners`)."""
+    unknown: bool = False
+    """True if any family may have the route, and nothing is known of its meaning."""
+    answers: bool = False
+    """True if a call's answer is the next message of a conversation. That of a count of tokens is not."""
+    generates: bool = False
+    """True if a model generates the answer, which can then be compared with another."""
+    uses_tokens: bool = False
+    """True if calls use tokens up: those that generate, and embeddings, which use input tokens only."""
+    retrieves: bool = False
+    """True if calls fetch answers to earlier ones (`Facts.answers`)."""
+    stateful: bool = False
+    """True if a request may name an earlier response in place of the conversation."""
+    conversation_field: str = ""
+    """The request's field that lists the items of the conversation; empty where no conversation is followed."""
+    instructions: tuple[str, ...] = ()
+    """The request's fields that hold instructions apart from that list."""
+    token_fields: Mapping[str, bytes] = MappingProxyType({})
+    """Fields, as JSON, that ask an engine for token ids and log-probabilities; empty where no engine gives them."""
+    streaming_content_type: bytes = EVENT_STREAM
+    """The media type of a streamed answer."""
+    end_marker: bytes | None = None
+    """Bytes that stand in the last event of a stream (`over`), and seldom in others."""
+    websocket: bool = False
+    """True if the format is spoken on WebSockets too: there messages are requests (`sent`), and events are answers
+    (`received`)."""
+    otel: GenAiNames | None = None
+    """None where the conventions have no name for the format: its calls are plain HTTP there."""
+
+    @abstractmethod
+    def matches(self, method: str, path: str) -> bool:
+        """True if a call of this method to this path (no query, below the rollout's address) is in this format."""
+
+    def peek(self, request: bytes) -> RequestFields | None:
+        """Read from a request's body what `model` and `facts` need, once for both. None where they need nothing of
+        it."""
+        return peek(request)
+
+    def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
+        """The model a request names in its body or path; None if it names none or cannot be read. `asked`: the result
+        of `peek`, if there is one already."""
+        return label((asked or peek(request)).model)
+
+    def asks_stream(self, request: bytes, path: str) -> bool:
+        """True if a request asks for a streamed answer."""
+        return _STREAM.search(request) is not None
+
+    def begins_stream(self, body: bytes) -> bool | None:
+        """True if an answer with these first bytes is a stream; None while there are too few bytes to tell."""
+        return begins_event_stream(body)
+
+    def is_stream(self, labelled: bool, request: bytes, path: str, response: bytes) -> bool:
+        """True if an answer is a stream, whatever its content type. `labelled`: the content type is that of streams.
+        Servers send a stream that was asked for under any type, and an error or a plain answer under that of
+        streams."""
+        if labelled:
+            return response.lstrip(_BLANK)[:1] not in (b"{", b"[")
+        return self.begins_stream(response) is True and self.asks_stream(request, path)
+
+    @abstractmethod
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
+        """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count. `asked`: the result
+        of `peek`, if there is one already."""
+
+    @abstractmethod
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The whole exchange as a Turn, from decoded bodies."""
+
+    def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
+        """The passages that a call adds to its conversation: those of the request after the model's last answer, and
+        those of the answer. `whole` is called where the request has such an answer; it returns True if the earlier
+        messages are new as well."""
+        return turn_passages(self.read(request, response, stream))
+
+    def system_texts(self, request: bytes) -> RequestTexts:
+        """The system and developer texts of a request, in the order of the wire format. Empty if the body cannot be
+        read."""
+        return RequestTexts([])
+
+    def tool_texts(self, request: bytes) -> list[TextLocation]:
+        """The descriptions of the tools on offer. Their names and schemas are not texts."""
+        return []
+
+    @staticmethod
+    def read_client_message(message: bytes) -> ClientMessageFacts:
+        """Read a client's message on a WebSocket."""
+        return ClientMessageFacts(ClientMessageKind.OTHER)
+
+    @staticmethod
+    def read_server_message(message: bytes) -> ServerMessageFacts:
+        """Read a server's message on a WebSocket."""
+        return ServerMessageFacts(ServerMessageKind.OTHER)
+
+    def is_prewarm(self, request: bytes) -> bool:
+        """True if a request wants no answer, and only has the provider read its beginning in advance."""
+        return False
+
+    def is_complete(self, response: bytes) -> bool:
+        """True when a stream has sent its last event: its client may leave without waiting for the end of the body, as
+        the official SDKs do."""
+        return False
+
+    def message_fingerprints(self, request: bytes) -> list[bytes]:
+        """One fingerprint source per message, oldest first, equal for equal messages whatever the JSON formatting
+        or cache markers. Empty when the request holds no conversation."""
+        return []
+
+    def reply_fingerprint(self, response: bytes, stream: bool) -> bytes:
+        """Fingerprint source of the assistant's answer, equal to the one `conversation` gives for the same message
+        when the client sends it back; empty when there is none."""
+        return b""
+
+    def items(self, request: bytes) -> ConversationItems:
+        """The items of a request's conversation as raw JSON, and the fields that the summary needs. Empty where it
+        holds no conversation or cannot be read."""
+        return ConversationItems(None, [])
+
+    def item_fingerprint(self, item: bytes) -> bytes:
+        """Fingerprint source of an item, equal for equal ones whatever the JSON formatting or cache markers; empty for
+        items that clients drop or move, such as reasoning."""
+        return b""
+
+    def reply_fingerprints(self, response: bytes, stream: bool) -> list[bytes]:
+        """Fingerprint sources of the items of the answer, as `source` gives them when the client sends them back."""
+        return []
+
+    def response_id(self, response: bytes, stream: bool) -> str | None:
+        """The id by which a later request may name this response instead of sending the conversation. Must be cheap."""
+        return None
+
+    def server_tools(self, asked: Json) -> list[str]:
+        """The kinds of a request's tools that the provider would run itself, instead of its client."""
+        return []
+
+    def continuation(self, response: bytes, stream: bool, results: Sequence[Part]) -> list[Json] | None:
+        """An answer and the results of its tool calls, in their order, as items of the next request's conversation, as
+        the official SDK sends them back; None where a call has no result that can be written."""
+        return None
+
+    def answer_text_pattern(self, stream: bool) -> re.Pattern[bytes]:
+        """Return a pattern that finds each text in an answer once: where nobody counted tokens, they are estimated from
+        its length."""
+        return ANSWER_TEXT

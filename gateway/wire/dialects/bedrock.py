@@ -1,0 +1,320 @@
+"""Amazon Bedrock's Converse: `POST /model/{modelId}/converse` and `.../converse-stream`.
+
+The model stands in the path, percent-encoded, since it may be an ARN. A stream comes as AWS's binary frames
+(`event_stream`): messageStart, the content blocks each with their deltas, messageStop with the stop reason, metadata
+with the usage; an exception is a frame of its own and ends it. Content blocks are objects of one key, which is their
+type. System text stands apart from the messages, and newer models also take messages of the role system. Tool results
+are blocks of a user's message and are left there. `inputTokens` does not count cached ones; a Turn's does.
+
+Signatures (SigV4) are the client's: its bytes and headers pass as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar, Final
+from urllib.parse import unquote
+
+import msgspec
+import orjson
+
+from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Choice, Message, Part, Tool
+from penstock.gateway.wire.dialects.base import Facts, GenAiNames
+from penstock.gateway.wire.dialects.bedrock_wire import block_of, calls_of, message_of, result_of, tools_of
+from penstock.gateway.wire.dialects.event_stream import EventStreamFrame, begins_frame, frames
+from penstock.gateway.wire.dialects.failures import Failure
+from penstock.gateway.wire.dialects.family import Family, prefix_field
+from penstock.gateway.wire.dialects.items import cutter
+from penstock.gateway.wire.dialects.json_post import JsonPostDialect
+from penstock.gateway.wire.dialects.loose_json import (
+    Json,
+    RequestFields,
+    count,
+    entries,
+    error_message,
+    label,
+    loads,
+    obj,
+    objs,
+    text,
+)
+from penstock.gateway.wire.dialects.parts import with_instructions
+from penstock.gateway.wire.dialects.text_spans import (
+    SYSTEM,
+    MessageFields,
+    TextPointer,
+    TextPointers,
+    ToolDescription,
+    text_pointers,
+    tool_pointers,
+)
+from penstock.gateway.wire.dialects.usage import converse_usage
+
+_ROUTE: Final = re.compile(r"/model/(.+)/converse(?:-stream)?")
+_LAST: Final = ("messageStop", "metadata")
+_CLIENT_TOOLS: Final = frozenset({"toolSpec", "cachePoint"})
+"""The keys of entries in a list of tools that are no tools of Bedrock's own."""
+
+
+class _Bedrock(Family):
+    """Amazon Bedrock. It has a host for each region, so no upstream is configured by default."""
+
+    name = "bedrock"
+    credential_header = b"Authorization"
+    credential_scheme = b"Bearer "
+    types: ClassVar[Mapping[int, str]] = {
+        401: "UnrecognizedClientException",
+        403: "AccessDeniedException",
+        404: "ResourceNotFoundException",
+        429: "ThrottlingException",
+        500: "InternalServerException",
+        504: "ModelTimeoutException",
+    }
+
+    def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
+        of = self.types.get(status, "ValidationException" if status < 500 else "ServiceUnavailableException")
+        return orjson.dumps({"__type": of, "message": prefix_field(field, message)})
+
+
+BEDROCK: Final[Family] = _Bedrock()
+
+
+class _Text(msgspec.Struct):
+    text: msgspec.Raw = msgspec.Raw()
+
+
+class _ConverseSystemFields(msgspec.Struct):
+    system: list[_Text] | None = None
+    messages: list[MessageFields] | None = None
+
+
+class _ConverseTool(msgspec.Struct):
+    toolSpec: ToolDescription | None = None
+
+
+class _ToolConfig(msgspec.Struct):
+    tools: list[_ConverseTool] | None = None
+
+
+class _ConverseToolFields(msgspec.Struct):
+    toolConfig: _ToolConfig | None = None
+
+
+class _ConverseConversationFields(RequestFields):
+    system: msgspec.Raw = msgspec.Raw()
+    messages: list[msgspec.Raw] | None = None
+
+
+_asked = msgspec.json.Decoder(_ConverseSystemFields).decode
+_texts = msgspec.json.Decoder(list[_Text]).decode
+_offers = msgspec.json.Decoder(_ConverseToolFields).decode
+
+
+class ConverseDialect(JsonPostDialect):
+    name = "converse"
+    family: Family = BEDROCK
+    routes: ClassVar[frozenset[str]] = frozenset()
+    non_sampling_fields: ClassVar[frozenset[str]] = frozenset(
+        {"messages", "system", "toolConfig", "inferenceConfig", "additionalModelRequestFields"}
+    )
+    instructions: tuple[str, ...] = ("system",)
+    conversation_field = "messages"
+    streaming_content_type = b"application/vnd.amazon.eventstream"
+    otel: GenAiNames | None = GenAiNames("chat", "aws.bedrock")
+    cut = staticmethod(cutter(_ConverseConversationFields))
+    model_field: ClassVar[str] = ""
+    id_field: ClassVar[str] = ""
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for a POST to one of the two operations of a model."""
+        return method == "POST" and _ROUTE.fullmatch(path) is not None
+
+    def peek(self, request: bytes) -> RequestFields | None:
+        """Nothing: the model stands in the path."""
+        return None
+
+    def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
+        """The model id, the inference profile or the ARN in the path."""
+        found = _ROUTE.fullmatch(path.partition("?")[0])
+        return None if found is None else label(unquote(found[1]))
+
+    def asks_stream(self, request: bytes, path: str) -> bool:
+        return path.partition("?")[0].endswith("/converse-stream")
+
+    def begins_stream(self, body: bytes) -> bool | None:
+        return begins_frame(body)
+
+    def system_pointers(self, request: bytes) -> TextPointers:
+        """The system texts, then messages of the role system."""
+        asked = _asked(request)
+        return chain(_quoted(asked.system, ("system",)), _quoted_messages(asked.messages)), None
+
+    def description_pointers(self, request: bytes) -> Iterator[TextPointer]:
+        """The descriptions of the client's tools."""
+        config = _offers(request).toolConfig
+        for at, offer in enumerate((config and config.tools) or ()):
+            yield from tool_pointers(offer.toolSpec, ("toolConfig", "tools", at, "toolSpec"))
+
+    def is_complete(self, response: bytes) -> bool:
+        """True after the metadata, or an exception."""
+        last = next(iter(list(frames(response, []))[-1:]), None)
+        return last is not None and (last.kind != "event" or last.name == "metadata")
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
+        """The facts of a plain answer, or of a stream: from all frames but deltas; from deltas too where a call's start
+        is missing."""
+        answer = _with_error(_ends(response) if stream else obj(loads(response)))
+        if stream and not calls_of(_message(answer)) and b'"toolUse"' in response:
+            answer = self.answer(response, stream, [])
+        failed: Failure | None = None
+        if error_message(answer) is not None:
+            failed = "stream_error" if stream else "error_body"
+        elif stream and "stopReason" not in answer:
+            failed = "ended_early"
+        message = _message(answer)
+        return Facts(
+            finish=label(answer.get("stopReason")) if message else None,
+            usage=converse_usage(answer),
+            tool_calls=len(calls_of(message)),
+            choices=1 if message else 0,
+            failed=failed,
+        )
+
+    def answer(self, response: bytes, stream: bool, problems: list[str]) -> Json:
+        """The body of a plain answer; an error has the shape that other dialects' have."""
+        return _with_error(super().answer(response, stream, problems))
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """The message, its content blocks put together from their deltas, and the fields that come at the end."""
+        answer: Json = {}
+        message: Json = {}
+        blocks: list[list[Json]] = []
+        places: dict[int, int] = {}
+        for frame in frames(body, problems):
+            said = _payload(frame, problems)
+            index = count(said.get("contentBlockIndex")) or 0
+            if frame.kind != "event":
+                answer["error"] = _exception(frame, said)
+            elif frame.name == "messageStart":
+                message = {"role": text(said.get("role")) or "assistant", "content": []}
+            elif frame.name == "contentBlockStart":
+                places[index] = len(blocks)
+                blocks.append([obj(said.get("start"))])
+            elif frame.name == "contentBlockDelta":
+                if index not in places:
+                    places[index] = len(blocks)
+                    blocks.append([{}])
+                blocks[places[index]].append(obj(said.get("delta")))
+            elif frame.name in _LAST:
+                answer |= {key: value for key, value in said.items() if value is not None}
+        if message or blocks:
+            content = [block_of(pieces[0], pieces[1:]) for pieces in blocks]
+            answer["output"] = {"message": {"role": "assistant"} | message | {"content": content}}
+        if not ("stopReason" in answer or "error" in answer):
+            problems.append("response: the stream ended early")
+        return answer
+
+    def sampling(self, asked: Json) -> Json:
+        """Parameters common to all models, the model's own, the choice of a tool, and all other fields of the
+        request."""
+        choice = obj(asked.get("toolConfig")).get("toolChoice")
+        said = obj(asked.get("additionalModelRequestFields")) | obj(asked.get("inferenceConfig"))
+        return said | super().sampling(asked) | ({} if choice is None else {"toolChoice": choice})
+
+    def forcing_field(self, asked: Json) -> str | None:
+        """A tool that must be called, a schema for the answer, or one for a tool's input."""
+        config = obj(asked.get("toolConfig"))
+        for kind in ("any", "tool"):
+            if kind in obj(config.get("toolChoice")):
+                return f"toolChoice {kind}"
+        if (form := obj(obj(asked.get("outputConfig")).get("textFormat")).get("type")) is not None:
+            return f"textFormat {form}" if isinstance(form, str) else "textFormat of a kind that is not known"
+        strict = any(obj(tool.get("toolSpec")).get("strict") is True for tool in objs(config.get("tools")))
+        return "a strict tool" if strict else None
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """The system texts, then each message of the request."""
+        system = message_of({"content": asked.get("system")})
+        return with_instructions(system.parts, [message_of(item) for item in entries(asked, "messages", problems)])
+
+    def tools(self, asked: Json) -> list[Tool]:
+        """The client's tools by name, and Bedrock's own."""
+        return tools_of(obj(asked.get("toolConfig")).get("tools"))
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """One choice, once a message has begun."""
+        message = _message(answer)
+        return [Choice(message=message_of(message), finish=text(answer.get("stopReason")))] if message else []
+
+    def usage(self, answer: Json) -> Usage | None:
+        """Usage as reported, cached tokens added to the input."""
+        return converse_usage(answer)
+
+    def server_tools(self, asked: Json) -> list[str]:
+        """The kinds of listed tools that are no specifications (`toolSpec`)."""
+        offered = objs(obj(asked.get("toolConfig")).get("tools"))
+        return [kind for tool in offered for kind in tool if kind not in _CLIENT_TOOLS]
+
+    def next_items(self, answer: Json, results: Sequence[Part]) -> list[Json] | None:
+        """The answer's message, and one user's message with all results."""
+        message = _message(answer)
+        calls = calls_of(message)
+        content = [result_of(call, result) for call, result in zip(calls, results, strict=False)]
+        return [message, {"role": "user", "content": content}] if len(calls) == len(results) else None
+
+
+def _quoted(texts: list[_Text] | None, path: tuple[str | int, ...]) -> Iterator[TextPointer]:
+    for at, one in enumerate(texts or ()):
+        yield from text_pointers(one.text, (*path, at, "text"), "system")
+
+
+def _quoted_messages(messages: list[MessageFields] | None) -> Iterator[TextPointer]:
+    for at, item in enumerate(messages or ()):
+        if item.role in SYSTEM and bytes(memoryview(item.content)[:1]) == b"[":
+            yield from _quoted(_texts(item.content), ("messages", at, "content"))
+
+
+def _message(answer: Json) -> Json:
+    """The message of a plain answer; empty while none has begun."""
+    message = obj(obj(answer.get("output")).get("message"))
+    return message if isinstance(message.get("content"), list) else {}
+
+
+def _ends(body: bytes) -> Json:
+    """A stream as a plain answer with only the fields that the summary needs: its tool calls have no input."""
+    answer: Json = {}
+    content: list[Any] = []
+    begun = b"contentBlockDelta" in body
+    for frame in frames(body, [], skipped=b"contentBlockDelta"):
+        said = obj(loads(frame.payload))
+        begun = begun or frame.name in ("messageStart", "contentBlockStart")
+        if frame.kind != "event":
+            answer["error"] = _exception(frame, said)
+        elif frame.name == "contentBlockStart":
+            content.append(obj(said.get("start")))
+        elif frame.name in _LAST:
+            answer |= {key: value for key, value in said.items() if value is not None}
+    return answer | {"output": {"message": {"content": content}}} if begun else answer
+
+
+def _payload(frame: EventStreamFrame, problems: list[str]) -> Json:
+    value = loads(frame.payload)
+    if frame.payload and not isinstance(value, dict):
+        problems.append(f"response: the payload of {frame.name or 'a frame'} is not a readable JSON object")
+    return obj(value)
+
+
+def _exception(frame: EventStreamFrame, said: Json) -> Json:
+    """An exception as an error: its name and message. Errors of the connection have their message in a header."""
+    what = text(said.get("message")) or frame.headers.get(":error-message") or frame.payload.decode("utf-8", "replace")
+    return {"message": f"{frame.name or 'error'}: {what}"}
+
+
+def _with_error(answer: Json) -> Json:
+    """A body with nothing but an error message, as an error in the shape that other dialects have. Its kind stands in a
+    header of the answer (`x-amzn-errortype`)."""
+    said = text(answer.get("message")) or text(answer.get("Message"))
+    return answer if said is None or "output" in answer else answer | {"error": {"message": said}}

@@ -1,0 +1,326 @@
+"""Access to JSON that may be anything: every function takes any value and none of them raises.
+
+A provider's body is read through these, so that an odd value counts as absent and never raises.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+
+from penstock.gateway.wire.dialects import sse
+from penstock.gateway.wire.dialects.json_scan import DEEPEST, finite, has_large_numbers, readable, shallow
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+UNREADABLE = (ValueError, RecursionError)
+"""The exceptions of msgspec and orjson for bytes that are no JSON, or are nested too deep."""
+
+MOST_OBJECTS = 1 << 20
+MOST_VALUES = 1 << 22
+"""Most objects and arrays, and most values, of a body that is read. Three bytes of JSON can take two hundred of memory,
+and a microsecond in which nothing else runs."""
+MOST_PROBLEMS = 20
+"""Most unreadable entries or events of one body that are named; beyond, only their number is noted."""
+LONGEST_LABEL = 256
+_SLICE = 1 << 20
+_BEGINS = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\n\r]*+[\[{"NI0-9-]')
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+MOST_TOKENS = 1 << 53
+
+
+class RequestFields(msgspec.Struct):
+    """The fields of a request that the hot path needs; all others are skipped without making objects of them."""
+
+    model: Any = None
+    n: Any = None
+    tools: msgspec.Raw = msgspec.Raw()
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    best_of: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    generationConfig: msgspec.Raw = msgspec.Raw()
+    generation_config: msgspec.Raw = msgspec.Raw()
+    inferenceConfig: msgspec.Raw = msgspec.Raw()
+
+
+_RAW = frozenset(name for name, kind in RequestFields.__annotations__.items() if kind == "msgspec.Raw")
+_members = attrgetter(*RequestFields.__struct_fields__)
+
+
+def is_bulky(body: bytes | str) -> bool:
+    """True if a body may hold more objects or values than are read. Commas and brackets in texts count as well."""
+    if len(body) <= MOST_OBJECTS:
+        return False
+    objects = values = 0
+    # A `msgspec.Raw`, which may be one message of a request, cannot be sliced.
+    whole = body if isinstance(body, str) else memoryview(body)
+    for start in range(0, len(body), _SLICE):
+        piece = whole[start : start + _SLICE]
+        part = piece if isinstance(piece, str) else bytes(piece)
+        objects += _brackets(part)
+        values += part.count(",") if isinstance(part, str) else part.count(b",")
+        if objects > MOST_OBJECTS or values > MOST_VALUES:
+            return True
+    return False
+
+
+def repaired(decode: Callable[[bytes], T], body: bytes) -> T:
+    """Decode a copy of a text that the decoder has refused (`json_scan.readable`, `shallow`); offsets are the same.
+    Raises one of `UNREADABLE` where the decoder refuses the copy as well."""
+    if _BEGINS.match(body) is None or is_bulky(body):
+        raise ValueError("it is no JSON, or holds more than is read")
+    made = readable(body)
+    try:
+        if made is not body:
+            return decode(made)
+    except UNREADABLE:
+        pass
+    # Nesting takes longer to look for.
+    last = shallow(made) if _brackets(body) > DEEPEST else made
+    last = finite(last) if has_large_numbers(last) else last
+    if last is made:
+        raise ValueError("it is no JSON")
+    return decode(last)
+
+
+def lenient(kind: type[T]) -> Callable[[bytes], T]:
+    """A JSON decoder of a struct whose fields all have defaults; unreadable bytes give the defaults."""
+    decode = msgspec.json.Decoder(kind).decode
+
+    def read(body: bytes) -> T:
+        if is_bulky(body):
+            return kind()
+        try:
+            return decode(body)
+        except UNREADABLE:
+            try:
+                return repaired(decode, bytes(body))
+            except UNREADABLE:
+                return kind()
+
+    return read
+
+
+class _BoundedRequestFields(msgspec.Struct):
+    """A `RequestFields` for which no large object is made, whatever the body holds."""
+
+    model: str | None = None
+    n: int | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+
+
+_peek = lenient(RequestFields)
+
+
+class _AnyObject(msgspec.Struct):
+    """Any JSON object; nothing of it is kept."""
+
+
+_named = msgspec.json.Decoder(_BoundedRequestFields).decode
+_object = msgspec.json.Decoder(_AnyObject).decode
+
+
+def peek(body: bytes) -> RequestFields:
+    """The few fields of a request's body that its head needs."""
+    if not is_bulky(body):
+        return _peek(body)
+    try:
+        found = _named(body)
+    except UNREADABLE:
+        return RequestFields()
+    return RequestFields(found.model, found.n, found.tools)
+
+
+def is_readable(body: bytes) -> bool:
+    """True if `peek` can read a request at all."""
+    try:
+        _ = _object(body)
+    except UNREADABLE:
+        try:
+            _ = repaired(_object, body)
+        except UNREADABLE:
+            return False
+    return True
+
+
+def base_fields(asked: RequestFields) -> RequestFields:
+    """The `RequestFields` alone, without further fields of a dialect, which would keep the whole conversation's
+    objects."""
+    return RequestFields(*_members(asked))
+
+
+def detached_fields(asked: RequestFields) -> RequestFields:
+    """The `RequestFields` without a reference to the request that it was read from."""
+    return RequestFields(
+        *[msgspec.Raw(bytes(it)) if isinstance(it, msgspec.Raw) and it else it for it in _members(asked)]
+    )
+
+
+def fields_from_members(members: Mapping[str, bytes]) -> RequestFields:
+    """A `RequestFields` of members that are cut out already."""
+    return RequestFields(**{name: msgspec.Raw(said) if name in _RAW else loads(said) for name, said in members.items()})
+
+
+def loads(body: bytes | str) -> Any:
+    """The JSON value, without values nested too deep to be shown again; None when there is none, or when it holds more
+    than is read."""
+    if is_bulky(body):
+        return None
+    try:
+        value = orjson.loads(body)
+    except UNREADABLE:
+        try:
+            value = repaired(orjson.loads, _bytes(body))
+        except UNREADABLE:
+            return None
+    if len(body) <= 2 * DEEPEST or _SCALARS.issuperset(map(type, obj(value).values() or (value,))):
+        return value
+    deep = _brackets(body) > DEEPEST and _depth(value) > DEEPEST
+    return orjson.loads(shallow(readable(_bytes(body)))) if deep else value
+
+
+def strict(body: bytes) -> Any:
+    """The JSON value of a body that is to be written again: None where reading it would drop or change something."""
+    try:
+        value = None if is_bulky(body) else orjson.loads(body)
+    except UNREADABLE:
+        return None
+    return None if _brackets(body) > DEEPEST and _depth(value) > DEEPEST else value
+
+
+def _bytes(body: bytes | str) -> bytes:
+    return body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
+
+
+def _brackets(body: bytes | str) -> int:
+    # Almost every event and many bodies have too few brackets to be deep: counting is faster than walking through them.
+    return body.count("{") + body.count("[") if isinstance(body, str) else body.count(b"{") + body.count(b"[")
+
+
+def _depth(value: Any) -> int:
+    depth, layer = -1, [[value]]
+    while layer:
+        # Most values are token ids, where there are any: a list of them is recognised by its types.
+        mixed = [items for items in layer if not _SCALARS.issuperset(map(type, items))]
+        inner = [list(obj(it).values()) or arr(it) for items in mixed for it in items]
+        layer = [items for items in inner if items]
+        depth += 1
+    return depth
+
+
+def document(body: bytes, what: str, problems: list[str]) -> Json:
+    """A body as a JSON object; if it is none, a problem is noted and {} returned."""
+    value = loads(body)
+    if not isinstance(value, dict):
+        problems.append(f"{what}: {_problem(body)}")
+    elif _brackets(body) > DEEPEST and _depth(value) == DEEPEST and shallow(body) != body:
+        problems.append(f"{what}: nested deeper than {DEEPEST} levels, which are not read")
+    return obj(value)
+
+
+def _problem(body: bytes) -> str:
+    if is_bulky(body):
+        return f"more than {MOST_OBJECTS:,} objects or {MOST_VALUES:,} values, which are not read"
+    return "not a readable JSON object" if body else "empty"
+
+
+def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
+    """The JSON objects of a stream. An error event gets the same shape however it was sent: an object with `error`."""
+    unreadable = 0
+    for number, event in enumerate(sse.events(body), 1):
+        value = loads(event.data)
+        if chunk := obj(value):
+            failed = "error" in (event.type, chunk.get("type"), chunk.get("object"))
+            if chunk.get("error"):
+                yield chunk
+            else:
+                yield chunk | {"error": chunk} if failed else {key: it for key, it in chunk.items() if key != "error"}
+        elif event.type == "error" and event.data.strip():
+            yield {"error": event.data}
+        elif value != {} and event.data.strip() != "[DONE]":
+            unreadable += 1
+            if unreadable <= MOST_PROBLEMS:
+                problems.append(f"response: event {number} is not a readable JSON object")
+    if unreadable > MOST_PROBLEMS:
+        problems.append(f"response: {unreadable - MOST_PROBLEMS:,} more events are no readable JSON objects")
+
+
+def obj(value: Any) -> Json:
+    """The value if it is an object, else {}."""
+    found: Json = value
+    return found if isinstance(value, dict) else {}
+
+
+def arr(value: Any) -> list[Any]:
+    """The value if it is an array, else []."""
+    found: list[Any] = value
+    return found if isinstance(value, list) else []
+
+
+def objs(value: Any) -> list[Json]:
+    """The objects in an array."""
+    return [item for item in arr(value) if isinstance(item, dict)]
+
+
+def entries(document: Json, key: str, problems: list[str]) -> list[Json]:
+    """The objects in an array of a request; a problem is noted for each entry that is no object."""
+    items = arr(document.get(key))
+    odd = [at for at, it in enumerate(items) if not isinstance(it, dict)]
+    problems += [f"request: {key}[{at}] is not an object" for at in odd[:MOST_PROBLEMS]]
+    if len(odd) > MOST_PROBLEMS:
+        problems.append(f"request: {len(odd) - MOST_PROBLEMS:,} more of {key} are no objects")
+    return objs(items)
+
+
+def text(value: Any) -> str | None:
+    """The value if it is a string; else None."""
+    return value if isinstance(value, str) else None
+
+
+def label(value: Any) -> str | None:
+    """The value if it is a string of at most `LONGEST_LABEL` characters; else None."""
+    return value if isinstance(value, str) and len(value) <= LONGEST_LABEL else None
+
+
+def count(value: Any) -> int | None:
+    """The value if it is an integer from 0 to `MOST_TOKENS`; else None."""
+    return value if type(value) is int and 0 <= value < MOST_TOKENS else None
+
+
+def joined(pieces: list[Json], key: str) -> str | None:
+    """The strings under a key, put together; None when there is none."""
+    found = [value for piece in pieces if isinstance(value := piece.get(key), str)]
+    return "".join(found) if found else None
+
+
+def earliest(pieces: list[Json], key: str) -> Any:
+    """The first value under a key that is not empty; None when there is none."""
+    return next((value for piece in pieces if (value := piece.get(key))), None)
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON text of a value that was read from JSON."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def error_message(answer: Json) -> str | None:
+    """The provider's message, if the body is an error in any of the shapes that servers use; else None."""
+    error = answer.get("error")
+    if not error and ("error" in (answer.get("object"), answer.get("type")) or answer.keys() == {"detail"}):
+        error = answer
+    if not error:
+        return None
+    fields = obj(error)
+    return text(error) or text(fields.get("message")) or text(fields.get("detail")) or dumps(error)

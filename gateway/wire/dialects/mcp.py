@@ -1,0 +1,360 @@
+"""MCP, the Model Context Protocol: JSON-RPC 2.0 between an agent and a server of tools, at `/mcp/{server}`.
+
+An exchange carries messages: requests, notifications and answers. The agent POSTs one of them (several in revision
+2025-03-26). The server answers with one JSON document, or with a stream of events, in which it may send notifications
+and requests of its own before the answer. Revisions up to 2025-11-25 have sessions, whose answers may come in a later
+exchange; 2026-07-28 has none.
+
+The span of an exchange is named by its request: a `tools/call` is of kind `tool`, everything else of kind `mcp`. Names
+of attributes are those of the OpenTelemetry conventions for MCP (semantic-conventions-genai, status Development).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import msgspec
+import orjson
+
+from penstock.gateway.model.known_secrets import fingerprint
+from penstock.gateway.wire.dialects import sse
+from penstock.gateway.wire.dialects.failures import Failure
+from penstock.gateway.wire.dialects.family import Family, prefix_field
+from penstock.gateway.wire.dialects.json_scan import BOM, elements, members
+from penstock.gateway.wire.dialects.loose_json import (
+    UNREADABLE,
+    Json,
+    label,
+    lenient,
+    loads,
+    obj,
+    repaired,
+    text,
+)
+
+PREFIX: Final = "/mcp/"
+CALL: Final = "tools/call"
+LISTENING: Final = ("listen", "subscriptions/listen")
+"""Names of exchanges whose answer is an open-ended stream: a GET, and the request of 2026-07-28. The tape has the
+stream's length; each message in it is a span of its own."""
+_INVALID, _FAILED = -32600, -32603
+"""JSON-RPC's codes for an invalid request, and for an internal error."""
+_PACKED: Final = re.compile(rb"=\?base64\?([A-Za-z0-9+/=]*)\?=")
+_EXACT: Final = 1 << 53
+"""Integers below this are exact however they are written."""
+_WHOLE: Final = re.compile(rb"0|-?[1-9][0-9]{0,39}")
+"""Matches ids as nearly all are. Each can be written in one way only; a large one, read as a number, would equal
+another."""
+_CROWDED: Final = 500_000
+"""Most commas in a body of several messages that is read: three bytes could become an object each."""
+_TAIL: Final = 4
+"""Number of events at the end of a stream in which the answer is looked for first."""
+
+
+class _McpFamily(Family):
+    """Servers of tools: they have a table of their own in penstock.toml, and no model."""
+
+    name = "mcp"
+    credential_header = b"Authorization"
+    credential_scheme = b"Bearer "
+    models: ClassVar[bool] = False
+
+    def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
+        return error_of(b"null", status, message, kind, field)
+
+
+MCP: Final[Family] = _McpFamily()
+
+
+def error_of(
+    id: bytes,
+    status: int,
+    message: str,
+    kind: str | None,
+    field: str | None,
+    code: int | None = None,
+    data: Mapping[str, str] | None = None,
+) -> bytes:
+    """An error answer of JSON-RPC for a refused request. `id`: the request's id, as JSON; `code`, `data`: where they
+    are not the usual ones."""
+    code = code or (_INVALID if status < 500 else _FAILED)
+    error = {"code": code, "message": prefix_field(field, message), "data": {"reason": kind, **(data or {})}}
+    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (id, orjson.dumps(error))
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+class JsonRpcMessage(NamedTuple):
+    """The fields of a message that the gateway reads."""
+
+    kind: Literal["request", "notification", "answer", "unreadable"]
+    id: bytes
+    """The id of a request or an answer, as canonical JSON: `1` is not `"1"`. Empty where there is none."""
+    method: str
+    raw: bytes
+
+
+class _RpcMessage(msgspec.Struct):
+    id: msgspec.Raw = msgspec.Raw()
+    method: Any = None
+    params: msgspec.Raw = msgspec.Raw()
+    result: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _RpcParams(msgspec.Struct):
+    name: Any = None
+    uri: Any = None
+    meta: Any = msgspec.field(default=None, name="_meta")
+    requestState: Any = None
+
+
+class _RpcRequest(msgspec.Struct):
+    method: Any = None
+    params: _RpcParams | None = None
+
+
+class _CancellationParams(msgspec.Struct):
+    requestId: msgspec.Raw = msgspec.Raw()
+
+
+class _Cancellation(msgspec.Struct):
+    params: _CancellationParams | None = None
+
+
+class _RpcResult(msgspec.Struct):
+    isError: Any = None
+    resultType: Any = None
+    requestState: Any = None
+    protocolVersion: Any = None
+
+
+class _RpcError(msgspec.Struct):
+    code: Any = None
+
+
+class _RpcAnswer(msgspec.Struct):
+    result: _RpcResult | None = None
+    error: _RpcError | None = None
+
+
+_wire = msgspec.json.Decoder(_RpcMessage).decode
+_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_request = lenient(_RpcRequest)
+_answer = lenient(_RpcAnswer)
+_unwanted = lenient(_Cancellation)
+
+
+def messages(body: bytes) -> list[JsonRpcMessage]:
+    """The messages of a body, or of an event's data. One that cannot be read has the kind `unreadable`."""
+    if body.removeprefix(BOM).lstrip()[:1] != b"[":
+        return [message(body)]
+    try:
+        if body.count(b",") > _CROWDED:
+            raise ValueError("too many messages")
+        return [message(bytes(raw)) for raw in _batch(body)]
+    except UNREADABLE:
+        return _apart(body)
+
+
+def _apart(body: bytes) -> list[JsonRpcMessage]:
+    """The messages of a list that msgspec refuses."""
+    try:
+        if body.count(b",") > _CROWDED:
+            raise ValueError("too many messages")
+        _ = repaired(_batch, body)
+        return [message(body[start:end]) for start, end in elements(body)]
+    except UNREADABLE:
+        return [JsonRpcMessage("unreadable", b"", "", body)]
+
+
+def message(raw: bytes) -> JsonRpcMessage:
+    """Read one message. Its parameters and its result are skipped, not made into objects."""
+    try:
+        wire = _wire(raw)
+        id = _canonical(bytes(wire.id))
+    except UNREADABLE:
+        try:
+            wire = repaired(_wire, raw)
+            id = _canonical(next((raw[start:end] for start, end in _places(raw, "id")), b""))
+        except UNREADABLE:
+            return JsonRpcMessage("unreadable", b"", "", raw)
+    answered = bytes(wire.result) or bytes(wire.error)
+    if isinstance(wire.method, str):
+        if answered:
+            # One reader takes it for a request, another one for an answer.
+            return JsonRpcMessage("unreadable", id, "", raw)
+        return JsonRpcMessage("request" if id else "notification", id, wire.method[:128], raw)
+    return JsonRpcMessage("answer" if answered else "unreadable", id, "", raw)
+
+
+def _places(raw: bytes, name: str) -> list[tuple[int, int]]:
+    """(start, end) of a member of a message, in reverse order: of repeated members the last one counts."""
+    return [(start, end) for key, start, end in members(raw) if key == name][::-1]
+
+
+def _canonical(id: bytes) -> bytes:
+    """An id as canonical JSON. Raises `ValueError` for an id that only looked like JSON while it was skipped: no UTF-8,
+    an infinite number, more levels than can be written."""
+    if id in (b"", b"null"):
+        return b""
+    if _WHOLE.fullmatch(id):
+        return id
+    try:
+        value = orjson.loads(id)
+    except ValueError:
+        # Half a surrogate pair stays as it is.
+        value = json.loads(id)
+        if not isinstance(value, str):
+            raise
+        return json.dumps(value).encode()
+    if isinstance(value, float):
+        # A number is the same however it is written; one that orjson cannot hold exactly keeps its text.
+        return b"%d" % int(value) if value.is_integer() and abs(value) < _EXACT else id
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+class McpRequestFacts(NamedTuple):
+    """The facts in a request for its span."""
+
+    target: str | None
+    """The tool, prompt or resource of the request."""
+    protocol: str | None
+    traceparent: str | None
+    attributes: dict[str, Any]
+
+
+_TARGETS: Final = {CALL: "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name", "resources/read": "mcp.resource.uri"}
+
+
+def request_facts(sent: JsonRpcMessage) -> McpRequestFacts:
+    """The facts in a request or a notification for its span."""
+    params = _request(sent.raw).params or _RpcParams()
+    about = _TARGETS.get(sent.method)
+    target = None if about is None else label(params.uri if sent.method == "resources/read" else params.name)
+    meta = obj(params.meta)
+    protocol = label(meta.get("io.modelcontextprotocol/protocolVersion"))
+    attributes: dict[str, Any] = {"mcp.method.name": sent.method}
+    if sent.id:
+        attributes["jsonrpc.request.id"] = id_text(sent.id)
+    if about is not None and target is not None:
+        attributes[about] = target
+    if sent.method == CALL:
+        attributes["gen_ai.operation.name"] = "execute_tool"
+    if (state := _hashed(params.requestState)) is not None:
+        attributes["penstock.mcp.continues"] = state
+    return McpRequestFacts(target, protocol, text(meta.get("traceparent")), attributes)
+
+
+def meta(sent: JsonRpcMessage) -> Json:
+    """The `_meta` of a request or a notification."""
+    return obj((_request(sent.raw).params or _RpcParams()).meta)
+
+
+def progress_token(sent: JsonRpcMessage) -> bytes | None:
+    """The progress token that a notification reports on, as canonical JSON; None where it has none."""
+    params = obj(obj(loads(sent.raw)).get("params"))
+    return orjson.dumps(params["progressToken"]) if "progressToken" in params else None
+
+
+def mismatches(sent: JsonRpcMessage, about: McpRequestFacts, headers: Mapping[bytes, bytes]) -> str | None:
+    """Names of headers that contradict the message (since 2026-07-28 a server must refuse that); None where there are
+    none. A missing header contradicts nothing."""
+    said = {b"mcp-method": sent.method, b"mcp-name": about.target, b"mcp-protocol-version": about.protocol}
+    odd = [
+        name.decode()
+        for name, value in said.items()
+        if name in headers and value is not None and label(header_text(headers[name])) != value
+    ]
+    return ",".join(odd) or None
+
+
+def header_text(value: bytes) -> str:
+    """The text of a header, which is in base64 where it is not plain ASCII."""
+    packed = _PACKED.fullmatch(value)
+    try:
+        return b64decode(packed[1], validate=True).decode() if packed else value.decode("latin-1").strip()
+    except ValueError:
+        return ""
+
+
+def cancelled_request_id(sent: JsonRpcMessage) -> bytes | None:
+    """The id of the request that a notification cancels; None if it cannot be read or is no cancellation."""
+    params = _unwanted(sent.raw).params if sent.method == "notifications/cancelled" else None
+    # An id that was read from a repaired copy may differ in the text itself.
+    id = b"" if params is None or (said := bytes(params.requestId)) not in sent.raw else said
+    try:
+        return _canonical(id) or None
+    except UNREADABLE:
+        return None
+
+
+def id_text(id: bytes) -> str:
+    """An id as the conventions want it: a string of at most 128 characters."""
+    return id.decode("utf-8", "replace").strip('"')[:128]
+
+
+def _hashed(state: Any) -> str | None:
+    """A short hash of the state that a multi-round request hands on from round to round; None where there is none."""
+    return fingerprint(state.encode("utf-8", "surrogatepass")) if isinstance(state, str) else None
+
+
+def outcome(answer: bytes) -> tuple[Failure | None, str | None, dict[str, Any]]:
+    """(why an answer is an error, how it ended, attributes)."""
+    said = _answer(answer)
+    if said.error is not None:
+        code = said.error.code
+        found = str(code) if isinstance(code, int) else "0"
+        return "rpc_error", None, {"rpc.response.status_code": found, "error.type": found}
+    result, attributes = said.result or _RpcResult(), dict[str, Any]()
+    if (state := _hashed(result.requestState)) is not None:
+        attributes["penstock.mcp.state"] = state
+    if (version := label(result.protocolVersion)) is not None:
+        attributes["mcp.protocol.version"] = version
+    finish = None if result.resultType in (None, "complete") else label(result.resultType)
+    if result.isError is True:
+        return "tool_error", finish, attributes | {"error.type": "tool_error"}
+    return None, finish, attributes
+
+
+def error_code(answer: bytes) -> int | None:
+    """The code of an answer that is an error; None of any other."""
+    error = _answer(answer).error
+    return error.code if error is not None and isinstance(error.code, int) else None
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _said(response: bytes, stream: bool) -> Iterator[JsonRpcMessage]:
+    """The messages of an answer; those of a stream's last events first, since the answer is among them."""
+    if not stream:
+        yield from messages(response)
+        return
+    tail = sse.last_data(response, _TAIL)
+    yield from (one for data in reversed(tail) for one in messages(data))
+    yield from (one for event in sse.events(response) for one in messages(event.data.encode()))
+
+
+def answer_to(id: bytes, response: bytes, stream: bool) -> JsonRpcMessage | None:
+    """The answer to a request in the body of an exchange; None where there is none."""
+    return next((one for one in _said(response, stream) if one.kind == "answer" and one.id == id), None)
+
+
+def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, str | None]:
+    """(arguments, result, error message) of a `tools/call`, as JSON values; None for each that is missing."""
+    sent = next((one for one in messages(request) if one.kind == "request"), None)
+    if sent is None:
+        return None, None, None
+    answered = answer_to(sent.id, response, stream)
+    told = obj(loads(answered.raw)) if answered is not None else {}
+    arguments = obj(obj(loads(sent.raw)).get("params")).get("arguments")
+    return arguments, told.get("result"), text(obj(told.get("error")).get("message"))

@@ -1,0 +1,174 @@
+"""The parts of every dialect's messages: content, tool results, and the fingerprint of a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from penstock.gateway.model.turn import Message, Part, Tool
+from penstock.gateway.wire.dialects.loose_json import Json, arr, loads, obj, objs, text
+
+TEXT = frozenset({"text", "input_text", "output_text", "reasoning_text", "summary_text"})
+MEDIA = frozenset(
+    {"image_url", "input_image", "image_file", "input_audio", "audio_url", "video_url", "input_video", "input_file"}
+    | {"audio", "file", "image", "document", "search_result", "video"}
+)
+
+
+_THINKING = frozenset({"thinking", "reasoning", "reasoning.text", "reasoning.summary"})
+_THOUGHTS = ("text", "thinking", "summary", "content", "reasoning")
+"""The fields in which servers put the text of reasoning."""
+_PIECES = {"text": "text", "thinking": "thinking", "reasoning": "text"} | {
+    "reasoning.text": "text", "reasoning.summary": "summary",
+}  # fmt: skip
+"""Types of parts that a stream sends in pieces, and the field that the pieces continue."""
+_SAYING = ("system", "developer", "user", "assistant")
+
+
+def flat_tools(offered: Any, schema: str) -> list[Tool]:
+    """The tools of APIs that write them without an envelope: by name, the provider's own by type. `schema` is the field
+    that holds the arguments' schema."""
+    return [tool_of(item, text(item.get("type")) or "tool", item.get(schema)) for item in objs(offered)]
+
+
+def tool_of(wire: Json, unnamed: str, parameters: Any) -> Tool:
+    """A tool from the object that holds its name and description. `unnamed`: its name if it has none."""
+    return Tool(
+        name=text(wire.get("name")) or unnamed, description=text(wire.get("description")), parameters=parameters
+    )
+
+
+def with_instructions(instructions: list[Part], messages: list[Message]) -> list[Message]:
+    """Messages of APIs whose requests hold instructions apart: these come first, if there are any."""
+    return [Message(role="system", parts=instructions), *messages] if instructions else messages
+
+
+def content_parts(content: Any) -> list[Part]:
+    """The parts of a message's content: a string, a list of typed parts, or nothing."""
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [Part(type="text", text=content)]
+    items = arr(content) if isinstance(content, list) else [content]
+    return [_content_part(item) for item in items]
+
+
+def _content_part(item: Any) -> Part:
+    if isinstance(item, str):
+        return Part(type="text", text=item)
+    fields = obj(item)
+    kind = text(fields.get("type"))
+    if kind in TEXT and isinstance(fields.get("text"), str):
+        return Part(type="text", text=fields["text"])
+    if kind in _THINKING and (said := thought_text(fields)):
+        return Part(type="reasoning", text=said)
+    if kind == "refusal" and isinstance(fields.get("refusal"), str):
+        return Part(type="refusal", text=fields["refusal"])
+    return Part(type="media" if kind in MEDIA else "unknown", data=item)
+
+
+def thought_text(value: Any) -> str:
+    """Reasoning as text: a string, or the texts of nested parts."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(map(thought_text, arr(value)))
+    fields = obj(value)
+    return next((said for name in _THOUGHTS if fields and (said := thought_text(fields.get(name)))), "")
+
+
+def join_pieces(pieces: list[Any]) -> Any:
+    """The pieces of a field as one: a string, or, where there are parts among them, a list of parts, in which a piece
+    that continues the one before is joined to it. None where there are no pieces."""
+    if all(isinstance(piece, str) for piece in pieces):
+        return "".join(pieces) if pieces else None
+    listed = [item for piece in pieces for item in (arr(piece) if isinstance(piece, list) else [piece])]
+    groups: list[list[Any]] = []
+    for item in listed:
+        part = {"type": "text", "text": item} if isinstance(item, str) else item
+        if groups and _goes_on(obj(groups[-1][-1]), obj(part)):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return [_whole(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _goes_on(one: Json, other: Json) -> bool:
+    same = all(other.get(name) in (None, one.get(name)) for name in ("index", "id"))
+    return same and one.get("type") == other.get("type") and one.get("type") in _PIECES
+
+
+def _whole(group: list[Json]) -> Json:
+    field, whole = _PIECES[group[0]["type"]], Json()
+    for piece in group:
+        whole |= {key: value for key, value in piece.items() if value is not None}
+    return whole | {field: join_pieces([value for piece in group if (value := piece.get(field))])}
+
+
+def flat(parts: list[Part]) -> str:
+    """The text of the text parts."""
+    return "".join(part.text or "" for part in parts if part.type == "text")
+
+
+def result_part(id: Any, content: Any, *, name: Any = None, wire: Any = None) -> Part:
+    """A tool's answer. `wire` is kept where it holds more than the text: media, or the mark of an error."""
+    parts = content_parts(content)
+    if wire is None and any(part.type != "text" for part in parts):
+        wire = content
+    return Part(type="tool_call_response", id=text(id), name=text(name), text=flat(parts), data=wire)
+
+
+def result_content(result: Part) -> Any:
+    """The content from which a tool's answer was read, for a request that sends it again."""
+    return (result.text or "") if result.data is None else result.data
+
+
+def fingerprint(message: Message) -> bytes:
+    """Equal bytes for equal messages, however they were written: only role, text, tool calls and results count.
+
+    Reasoning, media, markers and unknown parts do not: clients drop and move them. Nor does white space at the edges of
+    the assistant's texts: clients strip it, and drop texts of white space only. An assistant message with nothing else
+    in it has no fingerprint.
+    """
+    calls = [
+        [part.id, part.name, same_arguments(part.arguments or "")] for part in message.parts if part.type == "tool_call"
+    ]
+    results = [[part.id, part.text] for part in message.parts if part.type == "tool_call_response"]
+    return compose_fingerprint(message.role, flat(message.parts), calls, results)
+
+
+def compose_fingerprint(role: str, said: str, calls: list[list[str | None]], results: list[list[str | None]]) -> bytes:
+    """The fingerprint of a message, from the fields that count."""
+    if role != "assistant":
+        return orjson.dumps([role, said, calls, results])
+    said = said.strip()
+    return orjson.dumps([role, said, calls, results]) if said or calls or results else b""
+
+
+def plain_fingerprint(wire: Any) -> bytes:
+    """The fingerprint of the commonest messages, which have a role and a text only, without making a `Message`; else
+    empty."""
+    fields = obj(wire)
+    role, said = fields.get("role"), fields.get("content")
+    if len(fields) != 2 or not said or not isinstance(said, str) or role not in _SAYING:
+        return b""
+    return compose_fingerprint(role, said, [], [])
+
+
+def flat_text(content: Any) -> str:
+    """The text of a content, as the text parts of `content_parts` would give it."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    items = arr(content) if isinstance(content, list) else [content]
+    return "".join(item if isinstance(item, str) else _text_of(obj(item)) for item in items)
+
+
+def _text_of(fields: Json) -> str:
+    return (text(fields.get("text")) or "") if text(fields.get("type")) in TEXT else ""
+
+
+def same_arguments(given: str) -> str:
+    """A call's arguments as they are compared: many clients parse them and write them anew when they send them back."""
+    value = loads(given or "{}")
+    return given if value is None else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

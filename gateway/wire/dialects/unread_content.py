@@ -1,0 +1,372 @@
+"""Finds content in an answer's bytes that its dialect does not read: a net for changes that nobody knows of yet. Pure.
+
+Wire formats change without notice. Keys that are in no table of `wire_shapes` are checked: does the value look like a
+model's output, or like a count of tokens, and is it missing from the Turn that the dialect reads? So a dialect that
+learns to read another key needs no row; a row only saves the check. Known keys are held against the summary: tool calls
+that it does not count, texts where it has no answer, ids and log-probabilities that are impossible.
+
+The ordinary answer has known keys only. It is decoded once, and checked place by place and not event by event.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from types import GenericAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import orjson
+
+from penstock.gateway.model.attributes import UNREAD
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Turn
+from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.base import Dialect, Facts
+from penstock.gateway.wire.dialects.event_stream import frames
+from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, arr, chunks, dumps, is_bulky, loads, obj, objs
+from penstock.gateway.wire.dialects.token_ids import tokens_of
+from penstock.gateway.wire.dialects.wire_shapes import KINDS, SHAPES, ObjectShape
+
+Kind: TypeAlias = Literal["text", "tool_calls", "token_ids", "token_counts", "logprobs", "usage"]
+Gaps: TypeAlias = dict[str, Kind]
+"""The kind of content that was not read, by the path of its keys."""
+GAP_DESCRIPTIONS: Final[Mapping[Kind, str]] = {
+    "text": "holds text that was not read",
+    "tool_calls": "holds tool calls that were not read",
+    "token_ids": "holds token ids that were not read",
+    "token_counts": "does not hold the ids of all tokens that the engine counted",
+    "logprobs": "holds numbers that are no log-probabilities",
+    "usage": "holds counts that were not read",
+}
+MOST: Final = 8
+"""Most paths of one answer that are named."""
+FEW: Final = 8
+"""Streams of fewer events are checked in full."""
+DEEPEST: Final = 12
+"""Levels below an unknown key that are checked."""
+LONGEST: Final = 120
+"""Most characters of a path."""
+
+_DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
+_SAID = re.compile(rb'"(?:content|text|thinking|reasoning\w*|arguments|partial_json|delta)": ?"([^"]*)"')
+"""Matches the text of an event."""
+_NAME = re.compile(r"[A-Za-z_$][\w.$-]{0,47}", re.ASCII)
+_WORD = re.compile(r"[\w.:/-]{1,32}")
+_BINARY = re.compile(r"[A-Za-z0-9+/=_-]{40,}")
+_SILENT = re.compile(
+    r"(?:^|_)(?:id|object|type|role|status|index|format|signature|fingerprint|obfuscation|encrypted\w*|redacted\w*|"
+    r"metadata|annotations?|citations?|bytes|url|version|model|name|created\w*|extra_content|json_?path)$"
+    r"|Id$|[jJ]sonPath$|Signature$|Metadata$|Ratings$|reason$|Reason$|filter|safety|grounding|fingerprint"
+)
+"""Matches keys whose values are never a model's words, wherever they stand."""
+_MADE = re.compile(
+    r"(?i)text|content|reasoning|think|thought|argument|refus|transcript|delta|message|answer|output|completion|parts"
+)
+"""Matches keys under which a model's words may stand."""
+_CALLED = re.compile(r"(?i)tool|function|(?:^|_)calls?$|argument")
+_COUNTED = re.compile(r"(?i)usage|tokens$|token_?counts?$")
+_IDS = re.compile(r"(?i)(?:token|output|prompt|input)_?ids$|(?:^|_)tokens$")
+_OBJECT = re.compile(r"((?:usage|Usage\w*|arguments|args|input)(?:\[\])?)[.\[].*")
+"""Matches a path below an object of counts, or of arguments, whose keys are an agent's own: such an object is named as
+a whole."""
+_USAGE_OBJECT = re.compile(rb'"(?:usage|usageMetadata)": ?\{')
+_USAGE: Final = frozenset({"usage", "usageMetadata"})
+_TEXTS: Final = frozenset({str, type(None)})
+
+
+class _UnknownKey(NamedTuple):
+    """The values under a key that is in no table."""
+
+    path: str
+    values: list[Any]
+    speaks: bool
+    counts: bool
+    """True if only numbers are checked."""
+
+
+class _AnswerCheck:
+    """One answer while it is checked."""
+
+    def __init__(self, read: Callable[[], Turn], facts: Facts) -> None:
+        self.facts = facts
+        self._read = read
+        self.places: list[_UnknownKey] = []
+        self.calls: dict[str, set[str]] = {}
+        """Ids of tool calls, by the path of the calls."""
+        self.ids = False
+        """True if token ids came."""
+        self._empty = facts.choices == 0
+        """True if known texts are checked, too: the dialect read nothing of the answer."""
+        self._counted = _counted(facts)
+
+    @cached_property
+    def turn(self) -> Turn:
+        """The answer as the dialect reads it; costs many times as much as the rest."""
+        return self._read()
+
+    @cached_property
+    def said(self) -> str:
+        """All texts of the answer that the dialect reads."""
+        leaves = _leaves("", self.turn.model_dump(include={"choices", "error"}), 0)
+        return "\0".join(value for _, value in leaves if isinstance(value, str))
+
+    @property
+    def turn_calls(self) -> int:
+        """Number of tool calls that the dialect reads."""
+        parts = (part for choice in self.turn.choices for part in choice.message.parts)
+        return sum(part.type == "tool_call" for part in parts)
+
+    def walk(self, layer: Sequence[Json], shape: ObjectShape, path: str) -> None:
+        """Check the objects of one place, all of them together."""
+        keys = set[str]().union(*layer)
+        self.ids |= "token_ids" in keys
+        for key in sorted(keys - shape.known):
+            self._note(layer, key, path, shape.speaks)
+        for key in () if self._counted else sorted(keys & _USAGE & shape.known):
+            self._note(layer, key, path, False, counts=True)
+        for key in sorted(keys & shape.texts):
+            if self._empty or not _TEXTS.issuperset(map(type, [one.get(key) for one in layer])):
+                self._note(layer, key, path, True)
+        if shape.calls is not None and shape.calls in keys:
+            ids = {one[shape.calls] for one in layer if _is_call(one) and isinstance(one.get(shape.calls), str)}
+            self.calls.setdefault(path.rstrip("."), set()).update(ids - {""})
+        for key in keys & shape.inner.keys():
+            values: list[Any] = [value for one in layer if (value := one.get(key))]
+            below = [it for value in values for it in (arr(value) or (value,))]
+            if objects := objs(below):
+                self.walk(objects, shape.inner[key], f"{path}{key}{'[]' * isinstance(values[0], list)}.")
+
+    def _note(self, layer: Sequence[Json], key: str, path: str, speaks: bool, counts: bool = False) -> None:
+        values = [value for one in layer if (value := one.get(key))]
+        if values:
+            self.places.append(_UnknownKey(f"{path}{_named(key)}", values, speaks, counts))
+
+    def gaps(self) -> Iterator[tuple[str, Kind]]:
+        """Yield the content that was not read, in the order of its keys."""
+        for place in self.places:
+            if _CALLED.search(place.path) and all(map(self._has, place.values)):
+                continue
+            found: dict[str, list[Any]] = {}
+            for value in place.values:
+                for path, leaf in _leaves("", value, 0):
+                    if not (place.counts and isinstance(leaf, str)):
+                        found.setdefault(path, []).append(leaf)
+            for path, leaves in found.items():
+                names = [place.path.rpartition(".")[2].removesuffix("[]"), *re.split(r"\.|\[\]", path)]
+                names, listed = [name for name in names if name], path.endswith("[]")
+                if (kind := self._kind(names, leaves, place.speaks, listed)) is not None:
+                    whole = place.path + path
+                    yield _OBJECT.sub(r"\1", whole)[:LONGEST], kind
+        for path, ids in self.calls.items():
+            counted = self.facts.tool_calls
+            if len(ids) > counted or (len(ids) > 1 and self.turn_calls != counted):
+                yield path, "tool_calls"
+
+    def _has(self, value: Any) -> bool:
+        """True if an object was read as JSON text, as arguments of tool calls are."""
+        return isinstance(value, dict | list) and dumps(value) in self.said
+
+    def _kind(self, names: Sequence[str], leaves: Sequence[Any], speaks: bool, listed: bool) -> Kind | None:
+        """The kind of content that was not read under a path of unknown keys; None where it is no content, or was read.
+        `listed`: the values are the entries of a list."""
+        texts = [leaf for leaf in leaves if isinstance(leaf, str)]
+        if not texts:
+            return self._number(names, leaves, listed)
+        if any(map(_SILENT.search, names)) or not (speaks or any(map(_MADE.search, names))):
+            return None
+        whole = "".join(texts)
+        called = any(map(_CALLED.search, names))
+        word = len({*texts}) == 1 and _WORD.fullmatch(texts[0]) and not (called or _MADE.search(names[-1]))
+        if word or not whole.strip() or _BINARY.fullmatch(whole):
+            return None
+        several = len(self.turn.choices) > 1 and all(one in self.said for one in texts)
+        # Some servers repeat with each event all text so far.
+        grown = texts[-1] in self.said and all(after.startswith(one) for one, after in pairwise(texts))
+        if several or grown or whole in self.said or dumps(whole)[1:-1] in self.said:
+            return None
+        return "tool_calls" if called else "text"
+
+    def _number(self, names: Sequence[str], leaves: Sequence[Any], listed: bool) -> Kind | None:
+        if listed:
+            ids = _IDS.search(names[-1]) and len(leaves) > 1 and all(isinstance(leaf, int) for leaf in leaves)
+            return "token_ids" if ids else None
+        if _SILENT.search(names[-1]):
+            return None
+        if any(map(_COUNTED.search, names)):
+            return "usage" if not self._counted and any(leaves) else None
+        return "tool_calls" if any(map(_CALLED.search, names)) and any(map(_MADE.search, names)) else None
+
+
+def recheck_unread(span: Span, request: bytes, response: bytes) -> Gaps:
+    """The content of an answer that this version does not read either; empty for calls of which all was read when they
+    were recorded. Request and response are decoded."""
+    if UNREAD not in (span.attributes or {}):
+        return {}
+    dialect = by_name(span.dialect)
+    return find_unread(dialect, request, response, span.stream, dialect.facts(request, response, span.stream))
+
+
+_SPOKEN: Final = Literal["text", "thinking", "redacted_thinking", "message", "reasoning"]
+"""Types of objects that are no tool calls, in places where a tool call may stand."""
+
+
+def _strict(shape: ObjectShape, kinds: frozenset[str] | None = None) -> type[msgspec.Struct]:
+    """A struct that accepts a shape and nothing else, without tool calls and token ids."""
+    made: list[Any] = []
+    for key in sorted(shape.known):
+        kind: Any = msgspec.Raw
+        if key == "type" and (kinds or shape.calls):
+            made.insert(0, (key, Literal[*sorted(kinds)] if kinds else _SPOKEN))
+            continue
+        if key in shape.inner:
+            inner = _strict(shape.inner[key])
+            kind = list[inner] | inner | None
+        elif key in shape.texts:
+            kind = str | None
+        elif key == "token_ids":
+            kind = None
+        made.append((key, kind, msgspec.Raw() if kind is msgspec.Raw else None))
+    if shape.calls and "type" not in shape.known:
+        made.insert(0, ("type", _SPOKEN))
+    return msgspec.defstruct("Known", made, forbid_unknown_fields=True, gc=False)
+
+
+_KNOWN: Final[Mapping[str, tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]]] = {
+    name: (
+        msgspec.json.Decoder(_strict(plain)),
+        msgspec.json.Decoder(GenericAlias(list, _strict(event, KINDS.get(name)))),
+    )
+    for name, (plain, event) in SHAPES.items()
+}
+"""Decoders by dialect, of answers and of events of a stream; what they accept needs no check."""
+
+
+def find_unread(dialect: Dialect, request: bytes, response: bytes, stream: bool, facts: Facts) -> Gaps:
+    """The content in a good answer's bytes that its dialect does not read. `facts`: the answer's summary."""
+    if dialect.name not in SHAPES or not dialect.generates:
+        return {}
+    data = _data(response) if stream and dialect.streaming_content_type.startswith(b"text/") else None
+    some = response if data is None else _listed(_unlike(data))
+    if facts.choices and (_counted(facts) or not _USAGE_OBJECT.search(some)) and _ordinary(dialect, some, stream):
+        return {}
+    body = response if data is None else _listed(data)
+    pieces = pieces_of(dialect, response, body, stream)
+    answer = _AnswerCheck(lambda: dialect.read(request, response, stream), facts)
+    known = KINDS.get(dialect.name) if stream else None
+    if known is not None and not known.issuperset(map(_kind_of, pieces)):
+        _other_kinds(answer, pieces, known)
+        pieces = [one for one in pieces if _kind_of(one) in known]
+    answer.walk(pieces, SHAPES[dialect.name][stream], "")
+    found = dict(answer.gaps())
+    if answer.ids and dialect.token_fields:
+        found |= _odd_tokens(pieces)
+    return dict(list(found.items())[:MOST])
+
+
+def _ordinary(dialect: Dialect, body: bytes, stream: bool) -> bool:
+    """True if an answer has known keys only, no tool calls and no token ids. Costs a fraction of the check."""
+    try:
+        _KNOWN[dialect.name][stream].decode(body)
+    except UNREADABLE:
+        return False
+    return True
+
+
+def _data(body: bytes) -> list[bytes]:
+    """The data of a stream's events; assumes one line of data for each event."""
+    if body.lstrip()[:1] == b"[":
+        return [body.strip()[1:-1]]
+    data = _DATA.findall(body)
+    if data and data[-1].startswith(b"[DONE]"):
+        data.pop()
+    return data
+
+
+def _listed(data: Iterable[bytes]) -> bytes:
+    """Events as one JSON array: one decoding is faster than one for each event."""
+    return b"[%b]" % b",".join(data)
+
+
+def _unlike(data: list[bytes]) -> list[bytes]:
+    """Events without those that differ from the middle one in one text only: most of a long stream."""
+    model = data[len(data) // 2] if len(data) >= FEW else b""
+    if (found := _SAID.search(model)) is None:
+        return data
+    before, after = model[: found.start(1)], model[found.end(1) :]
+    quotes = before.count(b'"') + after.count(b'"')
+    # An event with as many quotes as these two has none between them: the difference is within one text.
+    rest = [one for one in data if one.count(b'"') != quotes or not one.startswith(before) or not one.endswith(after)]
+    return [*rest, model]
+
+
+def pieces_of(dialect: Dialect, response: bytes, body: bytes, stream: bool) -> list[Json]:
+    """The objects of an answer: the events of a stream, decoded at once, or the whole answer. `body`: the events of a
+    stream as one array."""
+    if is_bulky(body):
+        return []
+    if stream and body is response and body[:1] != b"[":
+        return [{frame.name: obj(loads(frame.payload))} for frame in frames(response, []) if frame.kind == "event"]
+    try:
+        value = orjson.loads(body)
+    except UNREADABLE:
+        return list(chunks(response, [])) if stream else []
+    return [one for one in (arr(value) or [value]) if isinstance(one, dict)]
+
+
+def _other_kinds(answer: _AnswerCheck, events: Iterable[Json], known: frozenset[str]) -> None:
+    """Check events of unknown kinds."""
+    kinds: dict[str, list[Json]] = {}
+    for event in events:
+        if (kind := _kind_of(event)) not in known:
+            kinds.setdefault(_named(kind), []).append(event)
+    for kind, some in kinds.items():
+        answer.walk(some, ObjectShape({"type"}, speaks=True), f"({kind}).")
+
+
+def _kind_of(event: Json) -> str:
+    return kind if isinstance(kind := event.get("type"), str) else ""
+
+
+def _counted(facts: Facts) -> bool:
+    """True if counts of tokens were read."""
+    usage = facts.usage
+    return usage is not None and (usage.output_tokens is not None or usage.input_tokens is not None)
+
+
+def _odd_tokens(pieces: Sequence[Json]) -> Gaps:
+    """Ids that do not cover all tokens, and log-probabilities that are not valid."""
+    tokens = tokens_of(pieces)
+    found: Gaps = {"choices[].token_ids": "token_counts"} if tokens.count_mismatch else {}
+    if any(output.invalid_logprobs for output in tokens.outputs.values()):
+        found["choices[].logprobs"] = "logprobs"
+    return found
+
+
+def _is_call(one: Mapping[str, Any]) -> bool:
+    kind, made = one.get("type"), obj(one.get("function") or one.get("custom") or one)
+    if not made.get("name"):
+        # Some servers give each piece of a call an id of its own.
+        return False
+    return kind in (None, "", "function", "custom", "tool_use") or (isinstance(kind, str) and kind.endswith("_call"))
+
+
+def _named(key: str) -> str:
+    """A key as it may stand in a path; `*` for one that is no name, which may be a user's words."""
+    return key if _NAME.fullmatch(key) else "*"
+
+
+def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Strings and numbers in a value, each with its path."""
+    if isinstance(value, dict):
+        if depth < DEEPEST:
+            for key, inner in obj(value).items():
+                yield from _leaves(f"{path}.{_named(key)}", inner, depth + 1)
+    elif isinstance(value, list):
+        if depth < DEEPEST:
+            for inner in arr(value):
+                yield from _leaves(f"{path}[]", inner, depth + 1)
+    elif value is not None and not isinstance(value, bool):
+        yield path, value

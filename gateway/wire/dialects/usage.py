@@ -1,0 +1,353 @@
+"""Token counts of an answer, wherever its provider puts them, and the other facts that its price needs. Pure; nothing
+here raises.
+
+A span's summary and its turn read usage by the same function of the same values, so that they cannot disagree: a stream
+is brought into the shape of a plain answer first (`latest_usage_fields`). Counts are numbers, also with a point or as
+strings.
+
+The other facts for a price are `Usage.billed`, which most answers do not have:
+
+    tier          the service tier that served it, where that is not the usual one
+    speed, geo    what multiplies the price: `fast`, `us`
+    cost          what the provider itself says it costs, in US dollars
+    cache_write_long                                   of the tokens written to a cache, those that are kept longer
+    input_audio, input_image, output_audio, output_image, cached_audio, cached_image       of tokens, those of media
+    calls         how often a tool of the provider's ran, by its name
+    parts         (model, input, output, cached, cache write, long cache write) of what ran within the call
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+import msgspec
+
+from penstock.gateway.model.span import Usage
+from penstock.gateway.wire.dialects.loose_json import MOST_TOKENS, Json, arr, label, obj, objs
+
+_NUMBER = re.compile(r"\d{1,16}(?:\.\d*)?")
+_USUAL: Final = frozenset(
+    {"", "default", "standard", "auto", "scale", "on_demand", "provisioned_throughput", "unspecified"}
+)
+"""Tiers at the usual price, or without a price for each call."""
+_TIERS: Final = {"batches": "batch", "fast": "priority"}
+"""Tiers that have another name in lists of prices."""
+_NOWHERE: Final = frozenset({"global", "not_available"})
+_MEDIA: Final = ("audio", "image")
+_MEDIA_TOKENS: Final = {"audio_tokens": "audio", "image_tokens": "image"}
+_WRITES: Final = frozenset(
+    {
+        "cache_write_tokens_details", "cache_creation_token_details", "cache_creation", "cache_write_tokens",
+        "cache_creation_tokens", "cache_creation_input_tokens",
+    }
+)  # fmt: skip
+_COSTS: Final = frozenset({"cost", "cost_details", "estimated_cost", "cost_in_usd_ticks"})
+_TOOLS: Final = frozenset({"server_tool_use", "server_side_tool_usage_details", "tool_usage", "num_sources_used"})
+"""Fields that most answers lack: looked for first, so that most answers cost nothing more."""
+_APART: Final = ("compaction", "advisor_message")
+"""Types of iterations of a message whose tokens are not in its own counts."""
+_MOST_PARTS, _MOST_TOOLS = 64, 16
+_TICKS: Final = 1e10
+"""xAI's units of cost in a dollar."""
+
+
+def quantity(value: Any) -> int | None:
+    """A count as servers write it: 100, 100.0 or "100"; None for any other value."""
+    if type(value) is int:
+        return value if 0 <= value < MOST_TOKENS else None
+    if isinstance(value, str):
+        value = float(value) if _NUMBER.fullmatch(value) else None
+    if isinstance(value, float):
+        return math.ceil(value) if 0 <= value < MOST_TOKENS else None
+    return None
+
+
+def _money(value: Any) -> float | None:
+    if isinstance(value, str):
+        value = float(value) if _NUMBER.fullmatch(value) else None
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if known and 0 <= value < MOST_TOKENS else None
+
+
+def _first(*values: Any) -> int | None:
+    for value in values:
+        if value is not None and (it := quantity(value)) is not None:
+            return it
+    return None
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+# -- where it stands -------------------------------------------------------------------------------------------------
+
+
+def usage_fields(answer: Json) -> Json:
+    """The fields about usage of an answer, or of an event of it, at their place in OpenAI's plain answers."""
+    found: Json = {}
+    usage = answer.get("usage")
+    if not usage or not isinstance(usage, dict):
+        choices = (obj(choice.get("usage")) for choice in reversed(objs(answer.get("choices"))))
+        usage = obj(obj(answer.get("x_groq")).get("usage")) or next(filter(None, choices), None)
+    if usage:
+        found["usage"] = usage
+    tier = answer.get("service_tier")
+    if tier and label(tier):
+        found["service_tier"] = tier
+    return found
+
+
+def latest_usage_fields(events: Iterable[Json]) -> Json:
+    """The fields about usage of a stream, oldest event first: counts are cumulative, so that the last ones count."""
+    found: Json = {}
+    for event in events:
+        found |= usage_fields(event)
+    return found
+
+
+def decoded_fields(answer: msgspec.Struct) -> Json:
+    """The fields that were decoded of an answer for its summary, as a JSON object."""
+    listed = msgspec.structs.asdict
+    told: Json = listed(answer)
+    for name in ("choices", "output"):
+        if told.get(name) and (name == "output" or not isinstance(told["usage"], dict)):
+            told[name] = [listed(it) for it in told[name]]
+    return told
+
+
+# -- OpenAI's, and those that speak like it ---------------------------------------------------------------------------
+
+
+def openai_usage(answer: Json) -> Usage | None:
+    """Usage of chat, completions and responses, under the names of any of them."""
+    told = usage_fields(answer)
+    fields = obj(told.get("usage"))
+    if not fields:
+        return None
+    read = obj(_some(fields, "prompt_tokens_details", "input_tokens_details", "input_token_details"))
+    made = obj(_some(fields, "completion_tokens_details", "output_tokens_details", "output_token_details"))
+    hit, miss = quantity(fields.get("prompt_cache_hit_tokens")), quantity(fields.get("prompt_cache_miss_tokens"))
+    asked = _first(fields.get("prompt_tokens"), fields.get("input_tokens"), _total((hit, miss)))
+    said = _first(fields.get("completion_tokens"), fields.get("output_tokens"))
+    cached = _first(read.get("cached_tokens"), fields.get("cached_tokens"), hit, fields.get("cache_read_input_tokens"))
+    write, long = _written(fields, read)
+    reasoning = _first(made.get("reasoning_tokens"), fields.get("reasoning_tokens"), made.get("thinking_tokens"))
+    total = quantity(fields.get("total_tokens"))
+    said = _with_beside(said, reasoning or 0, total, asked)
+    asked = _with_beside(asked, (cached or 0) + (write or 0), total, said)
+    billed: Json = {"cache_write_long": long} if long else {}
+    if read or made:
+        billed |= _media("input", read) | _media("output", made) | _media("cached", read.get("cached_tokens_details"))
+    if tier := told.get("service_tier") or fields.get("service_tier"):
+        billed["tier"] = _tier(tier)
+    if not _COSTS.isdisjoint(fields):
+        billed["cost"] = _own_cost(fields)
+    if answer.get("output") or answer.get("tool_usage") or not _TOOLS.isdisjoint(fields):
+        billed["calls"] = _calls(answer, fields)
+    return _usage((asked, said, cached, write), reasoning, billed)
+
+
+def embeddings_usage(answer: Json) -> Usage | None:
+    """Usage of embeddings: some servers give only a total, which is the prompt."""
+    usage = openai_usage(answer)
+    if usage is None or usage.input_tokens is not None:
+        return usage
+    return usage.model_copy(update={"input_tokens": quantity(obj(answer.get("usage")).get("total_tokens"))})
+
+
+def _some(fields: Json, *names: str) -> Any:
+    for name in names:
+        if value := fields.get(name):
+            return value
+    return None
+
+
+def _media(of: str, details: Any) -> Json:
+    if not isinstance(details, dict):
+        return {}
+    known = cast("Json", details)
+    return {f"{of}_{kind}": quantity(known[name]) for name, kind in _MEDIA_TOKENS.items() if known.get(name)}
+
+
+def _written(fields: Json, read: Json) -> tuple[int | None, int | None]:
+    """(tokens written to a cache, those of them that are kept longer)."""
+    if _WRITES.isdisjoint(fields) and _WRITES.isdisjoint(read):
+        return None, None
+    by_time = obj(read.get("cache_write_tokens_details")) or obj(fields.get("cache_write_tokens_details"))
+    by_time = by_time or obj(read.get("cache_creation_token_details")) or obj(fields.get("cache_creation"))
+    short = _first(by_time.get("ttl_30m_tokens"), by_time.get("ephemeral_5m_input_tokens"))
+    long = _first(by_time.get("ttl_12h_tokens"), by_time.get("ephemeral_1h_input_tokens"))
+    whole = _first(
+        read.get("cache_write_tokens"), read.get("cache_creation_tokens"), fields.get("cache_creation_input_tokens"),
+        fields.get("cache_write_tokens"),
+    )  # fmt: skip
+    return (_total((short, long)) if whole is None else max(whole, long or 0)), long
+
+
+def _with_beside(known: int | None, part: int, total: int | None, other: int | None) -> int | None:
+    """A count with a part that some servers do not include in it: the total tells, and so does a part that is
+    larger."""
+    if known is None or not part:
+        return known
+    beside = total == known + part + (other or 0) if total is not None else False
+    return known + part if beside or part > known else known
+
+
+def _tier(value: Any) -> str | None:
+    name = (label(value) or "").lower().removeprefix("service_tier_").removeprefix("on_demand_")
+    return None if name in _USUAL else _TIERS.get(name, name)
+
+
+def _own_cost(fields: Json) -> float | None:
+    """The cost that the provider reports: OpenRouter and others a number, Perplexity an object, DeepInfra an estimate,
+    xAI ticks. With a customer's own key, the cost at OpenRouter's provider is added, since it is billed there. None if
+    none is reported."""
+    said = fields.get("cost")
+    cost = _money(obj(said).get("total_cost") if isinstance(said, dict) else said)
+    upstream = _money(obj(fields.get("cost_details")).get("upstream_inference_cost"))
+    ticks = _money(fields.get("cost_in_usd_ticks"))
+    if cost is None:
+        other = _money(fields.get("estimated_cost")) if ticks is None else ticks / _TICKS
+        return upstream if other is None else other
+    return cost + (upstream or 0.0) if fields.get("is_byok") is True else cost
+
+
+def _calls(answer: Json, fields: Json) -> dict[str, int]:
+    """Number of runs of each of the provider's tools: as the provider counts them, or by the items of an answer."""
+    counted = {key: quantity(value) for key, value in obj(fields.get("server_tool_use")).items()}
+    counted |= {key: quantity(value) for key, value in obj(fields.get("server_side_tool_usage_details")).items()}
+    # xAI's live search is billed by the source.
+    counted["live_search"] = quantity(fields.get("num_sources_used"))
+    used = obj(answer.get("tool_usage")) or obj(fields.get("tool_usage"))
+    counted |= {key: quantity(obj(value).get("num_requests")) for key, value in used.items()}
+    found = {
+        name.removesuffix("_requests").removesuffix("_calls"): times
+        for name, times in list(counted.items())[:_MOST_TOOLS]
+        if times and label(name)
+    }
+    # Opening a page that a search has found costs nothing.
+    kinds = [(it.get("type"), obj(it.get("action")).get("type")) for it in objs(answer.get("output"))]
+    searches = sum(kind == "web_search_call" and did in (None, "search") for kind, did in kinds)
+    files = sum(kind == "file_search_call" for kind, _ in kinds)
+    return {name: times for name, times in (("web_search", searches), ("file_search", files)) if times} | found
+
+
+def _usage(counts: tuple[int | None, ...], reasoning: int | None, billed: Json) -> Usage:
+    asked, said, cached, write = counts
+    # A reported cost of 0 is kept.
+    kept = {name: it for name, it in billed.items() if it or (name == "cost" and it is not None)} if billed else None
+    return Usage(
+        input_tokens=asked,
+        output_tokens=said,
+        cached_tokens=cached,
+        cache_write_tokens=write,
+        reasoning_tokens=reasoning,
+        billed=kept or None,
+    )
+
+
+# -- Anthropic's ------------------------------------------------------------------------------------------------------
+
+Counts = list[int | None]
+"""In this order: input with cached and written tokens, output, cached, written, written for longer."""
+
+
+def messages_usage(answer: Json) -> Usage | None:
+    """Usage of messages. Input tokens leave out cached ones, and the counts leave out iterations that summarised the
+    conversation (compaction) or gave advice within the call: both are added."""
+    fields = obj(answer.get("usage"))
+    if not fields:
+        return None
+    if quantity(fields.get("input_tokens")) is None and "prompt_tokens" in fields:
+        return openai_usage(answer)
+    counts, parts = _iterated(_message_counts(fields), objs(fields.get("iterations")))
+    reasoning = quantity(obj(fields.get("output_tokens_details")).get("thinking_tokens"))
+    geo, speed = (label(fields.get("inference_geo")) or "").lower(), label(fields.get("speed"))
+    billed: Json = {"tier": _tier(fields.get("service_tier")), "speed": None if speed == "standard" else speed}
+    billed |= {"geo": None if geo in _NOWHERE else geo, "cost": _own_cost(fields), "cache_write_long": counts[4]}
+    billed |= {"calls": _calls({}, fields), "parts": parts}
+    return _usage(tuple(counts[:4]), reasoning, billed)
+
+
+def _message_counts(fields: Json) -> Counts:
+    fresh, said = quantity(fields.get("input_tokens")), quantity(fields.get("output_tokens"))
+    cached = quantity(fields.get("cache_read_input_tokens"))
+    write, long = _written(fields, {})
+    return [None if fresh is None else fresh + (cached or 0) + (write or 0), said, cached, write, long]
+
+
+def _iterated(counts: Counts, iterations: list[Json]) -> tuple[Counts, list[list[Any]]]:
+    """(the counts of all iterations, the parts of them that have a price of their own). Prices with a threshold apply
+    to each part by itself."""
+    if not iterations:
+        return counts, []
+    parts: list[list[Any]] = [[label(it.get("model")), *_message_counts(it)] for it in iterations]
+    apart = [part[1:] for part, it in zip(parts, iterations, strict=True) if it.get("type") in _APART]
+    within = [part[1:] for part, it in zip(parts, iterations, strict=True) if it.get("type") not in _APART]
+    sums = [_total(part[at] for part in within) for at in range(5)]
+    own = [max((it for it in pair if it is not None), default=None) for pair in zip(counts, sums, strict=True)]
+    whole = [_total((own[at], *(part[at] for part in apart))) for at in range(5)]
+    if len(parts) == 1 and not apart and parts[0][0] is None:
+        return whole, []
+    if len(parts) > _MOST_PARTS:
+        rest = parts[_MOST_PARTS - 1 :]
+        parts[_MOST_PARTS - 1 :] = [[None, *(_total(part[at] for part in rest) for at in range(1, 6))]]
+    return whole, parts
+
+
+# -- Google's and Amazon's --------------------------------------------------------------------------------------------
+
+
+def gemini_usage(answer: Json) -> Usage | None:
+    """Usage of generateContent: thoughts are output, results of Google's own tools are input."""
+    fields = obj(answer.get("usageMetadata"))
+    if not fields:
+        return None
+    asked, said, thought, results, cached = (
+        quantity(fields.get(name))
+        for name in (
+            "promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "toolUsePromptTokenCount",
+            "cachedContentTokenCount",
+        )
+    )  # fmt: skip
+    billed: Json = {"tier": _tier(fields.get("serviceTier")) or _tier(fields.get("trafficType"))}
+    billed |= _modalities("input", fields.get("promptTokensDetails"))
+    billed |= _modalities("output", fields.get("candidatesTokensDetails"))
+    billed |= _modalities("cached", fields.get("cacheTokensDetails"))
+    billed["calls"] = _grounded(objs(answer.get("candidates")))
+    return _usage((None if asked is None else asked + (results or 0), _total((said, thought)), cached, None),
+                  thought, billed)  # fmt: skip
+
+
+def _modalities(of: str, details: Any) -> Json:
+    found = {(label(it.get("modality")) or "").lower(): quantity(it.get("tokenCount")) for it in objs(details)}
+    return {f"{of}_{kind}": found[kind] for kind in _MEDIA if kind in found}
+
+
+def _grounded(candidates: list[Json]) -> dict[str, int]:
+    """Billed searches: older models are billed for each answer that searched, newer ones for each search."""
+    queries = [it for one in candidates for it in _queries(one)]
+    return {"grounding": 1, "web_search": len(queries)} if queries else {}
+
+
+def _queries(candidate: Json) -> list[Any]:
+    return [it for it in arr(obj(candidate.get("groundingMetadata")).get("webSearchQueries")) if it]
+
+
+def converse_usage(answer: Json) -> Usage | None:
+    """Usage of Converse: input tokens leave out cached ones, which are added."""
+    fields = obj(answer.get("usage"))
+    if not fields:
+        return None
+    fresh, said = quantity(fields.get("inputTokens")), quantity(fields.get("outputTokens"))
+    cached = _first(fields.get("cacheReadInputTokens"), fields.get("cacheReadInputTokenCount"))
+    kept = {label(it.get("ttl")): quantity(it.get("inputTokens")) for it in objs(fields.get("cacheDetails"))}
+    write = _first(fields.get("cacheWriteInputTokens"), fields.get("cacheWriteInputTokenCount"), _total(kept.values()))
+    asked = None if fresh is None else fresh + (cached or 0) + (write or 0)
+    billed: Json = {"tier": _tier(obj(answer.get("serviceTier")).get("type")), "cache_write_long": kept.get("1h")}
+    return _usage((asked, said, cached, write), None, billed)

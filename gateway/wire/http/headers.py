@@ -1,0 +1,268 @@
+"""HTTP heads, composed: of requests to upstreams, of answers to clients, and of the gateway's own refusals.
+
+Every header passes in its order, spelling and number, except those that concern one connection only (hop-by-hop
+headers, RFC 9110 §7.6.1), the client's `Host`, the gateway's own keys, which no upstream may see, and keys of other
+families than the upstream's (`dialects.credentials`). The action for a header is decided once per name and upstream,
+for a key once per value. Only the optional whitespace around a request's header value is normalised; an answer's lines
+pass byte for byte. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from penstock.gateway.wire.dialects.credentials import KeyFilter, key_kind, query_parameter_kind
+from penstock.gateway.wire.dialects.family import Family
+from penstock.gateway.wire.http.errors import Refusal
+from penstock.gateway.wire.http.redaction import MASK
+from penstock.gateway.wire.http.request import Headers, HttpRequest
+
+HOP: Final = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"upgrade",
+    }
+)
+PEER_REQUEST: Final = b"penstock-told"
+"""The header in which one worker of a gateway describes a checked call to another (`process.forward_to_leader`)."""
+_NOT_PASSED: Final = HOP | {b"expect", PEER_REQUEST}
+CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-penstock-token")
+"""Headers in which clients put keys, including agent tokens."""
+
+PROMPT: Final = b"x-penstock-prompt"
+"""Names the prompt that the first system text of a request is."""
+
+_OWN: Final = HOP | {b"host", b"expect", b"x-penstock-token", PROMPT}
+_NOT_THEIRS: Final = frozenset({b"expect", b"proxy-authorization", b"proxy-connection", b"x-penstock-token", PROMPT})
+"""Headers for the gateway that are removed even where the agent does not know of it."""
+_NO_TRAILERS: Final = _OWN | {b"content-length", b"transfer-encoding", b"trailer", *CREDENTIALS}
+_TOKEN: Final = re.compile(rb"pst_[A-Za-z0-9_-]{40,}")
+_REPLACED: Final = {*CREDENTIALS, b"x-amz-security-token"}
+"""Headers that the upstream's own key replaces."""
+_PLAIN: Final = frozenset(
+    {
+        b"accept", b"accept-encoding", b"accept-language", b"anthropic-beta", b"anthropic-version", b"baggage",
+        b"content-type", b"date", b"openai-beta", b"openai-organization", b"openai-project",
+        b"traceparent", b"tracestate", b"transfer-encoding", b"user-agent", b"x-app", b"x-goog-api-client",
+    }
+)  # fmt: skip
+"""Headers that ordinary clients send and that hold no key. Any other header may hold one, if its value has a known
+form."""
+_KNOWN: Final = 4096
+_LONGEST: Final = 1024
+"""Largest header value that is remembered, in bytes."""
+_PASS, _DROP, _KEY, _LENGTH, _FOREIGN = range(5)
+
+_REASONS: Final = {
+    200: b"OK",  # JSON-RPC refuses within an answer
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    413: b"Content Too Large",
+    426: b"Upgrade Required",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    502: b"Bad Gateway",
+    503: b"Service Unavailable",
+    504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
+}
+
+
+class RequestHeads:
+    """Composes the heads of requests to one upstream."""
+
+    def __init__(
+        self,
+        host: bytes,
+        credential: tuple[bytes, bytes] | None,
+        own_keys: Sequence[str] = (),
+        session: str | None = None,
+        keys: KeyFilter | None = None,
+        serves: frozenset[Family] = frozenset(),
+    ) -> None:
+        """`credential`: header that replaces the agent's keys; `own_keys`: the gateway's own, never passed on.
+        `session`: name of the header that carries the rollout id. `keys`: which agents' keys the upstream may be sent;
+        None for all. `serves`: the families whose calls the upstream takes."""
+        self._session = None if session is None else session.encode("ascii")
+        self._start = [b"Host", b": ", host, b"\r\n"]
+        self._credential = credential
+        self._own_keys = tuple(key.encode() for key in own_keys)
+        self._takes, self._serves = keys, serves
+        self._actions: dict[bytes, int] = {}
+        self._keys: dict[tuple[bytes, bytes, bool], int] = {}
+        """The action for a header of this name and value; the last member is True if the call is of a family that the
+        upstream serves."""
+        self.verbatim = False
+        """True if the agent has named the host itself: its headers pass unchanged, those of the connection too."""
+
+    def compose(
+        self,
+        request: HttpRequest,
+        target: bytes,
+        length: int | None,
+        rollout: str | None = None,
+        families: Collection[Family] = (),
+    ) -> tuple[bytes, list[bytes], list[bytes]]:
+        """Returns the head to send, its header lines in pieces (name, colon, value and line end of each), and the names
+        of headers and parameters that are left out because they hold another family's key.
+
+        `length`: that of the body if it is no longer the client's. `rollout`: the id that is sent to an upstream with a
+        `session` header. `families`: those that the call may be of; empty if unknown.
+        """
+        left: list[bytes] = []
+        own = not families or not self._serves.isdisjoint(families)
+        parts = self._parts(request.headers, request.hops, length, own, left)
+        sent = b"".join(parts)
+        if b"pst_" in sent:
+            clean = [header for header in request.headers if not _has_token(header)]
+            left.clear()
+            parts = self._parts(clean, request.hops, length, own, left)
+            sent = b"".join(parts)
+        if self._session is not None and rollout is not None and not self.verbatim:
+            low = self._session.lower()
+            if all(header[0] != low for header in request.headers):
+                parts += (self._session, b": ", rollout.encode("ascii"), b"\r\n")
+                sent = b"".join(parts)
+        if request.websocket and not self.verbatim:
+            # Hop-by-hop headers are needed here: the WebSocket's connection has one upstream connection of its own.
+            parts += (b"Connection", b": ", b"Upgrade", b"\r\n", b"Upgrade", b": ", b"websocket", b"\r\n")
+            sent = b"".join(parts)
+        if b"pst_" in target:
+            target = _TOKEN.sub(MASK, target)
+        if b"?" in target and b"=" in target and not self.verbatim:
+            target = self._without_keys(target, own, left)
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts, left
+
+    def _parts(
+        self, headers: Headers, hops: frozenset[bytes], length: int | None, own: bool, left: list[bytes]
+    ) -> list[bytes]:
+        parts, actions, keys = [] if self.verbatim else self._start.copy(), self._actions, self._keys
+        for low, name, value in headers:
+            action = actions.get(low)
+            if action is None:
+                action = self._decide(low)
+            if action or hops:
+                if action == _DROP or (low in hops and not self.verbatim):
+                    continue
+                if action == _KEY and (found := keys.get((low, value, own)) or self._judge(low, value, own)) != _KEY:
+                    if found == _FOREIGN:
+                        left.append(low)
+                    continue
+                if action == _LENGTH and length is not None:
+                    value = b"%d" % length
+            parts += (name, b": ", value, b"\r\n")
+        if self._credential is not None:
+            parts += (self._credential[0], b": ", self._credential[1], b"\r\n")
+        return parts
+
+    def _decide(self, low: bytes) -> int:
+        own = _NOT_THEIRS if self.verbatim else _OWN
+        if low in own or (self._credential is not None and low in _REPLACED):
+            action = _DROP
+        elif low == b"content-length":
+            action = _LENGTH
+        else:
+            plain = low in _PLAIN or low.startswith(b"x-stainless-")
+            action = _PASS if plain else _KEY
+        if len(self._actions) < _KNOWN:
+            self._actions[low] = action
+        return action
+
+    def _judge(self, low: bytes, value: bytes, own: bool) -> int:
+        """_KEY for a key that passes, _DROP for one of the gateway's, _FOREIGN for one of another family."""
+        if low in CREDENTIALS and self._is_ours(value):
+            found = _DROP
+        else:
+            found = _KEY if self._is_sent(key_kind(low, value), own) else _FOREIGN
+        if len(self._keys) >= _KNOWN:
+            self._keys.clear()
+        if len(value) <= _LONGEST:
+            self._keys[low, value, own] = found
+        return found
+
+    def _is_sent(self, kind: str | None, own: bool) -> bool:
+        return self.verbatim or self._takes is None or self._takes.accepts(kind, own)
+
+    def _is_ours(self, value: bytes) -> bool:
+        return b"pst_" in value or any(key in value for key in self._own_keys)
+
+    def _without_keys(self, target: bytes, own: bool, left: list[bytes]) -> bytes:
+        """A path and query without keys that the upstream's own replaces, and without those of other families."""
+        path, _, query = target.partition(b"?")
+        kept: list[bytes] = []
+        for one in query.split(b"&"):
+            name, found = query_parameter_kind(one)
+            if found is None or one.endswith(b"=" + MASK):
+                kept.append(one)
+            elif self._credential is None:
+                if self._is_sent(found, own):
+                    kept.append(one)
+                else:
+                    left.append(name)
+        return path + (b"?" + b"&".join(kept) if kept else b"")
+
+
+def frame_body(request: HttpRequest, body: bytes) -> bytes:
+    """The body as it is sent: in the client's own chunks if it came in chunks. Chunk extensions are dropped."""
+    if not request.chunked:
+        return body
+    ends = request.chunks if request.chunks and request.chunks[-1] == len(body) else [len(body)]
+    parts: list[bytes] = []
+    start = 0
+    for end in ends:
+        if end > start:
+            parts.append(b"%x\r\n%b\r\n" % (end - start, body[start:end]))
+        start = end
+    kept = [
+        it for it in request.trailers if it[0] not in _NO_TRAILERS and not _has_token(it) and not key_kind(it[0], it[2])
+    ]
+    trailers = [b"%b: %b\r\n" % (name, value) for _, name, value in kept]
+    return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
+
+
+def _has_token(header: tuple[bytes, bytes, bytes]) -> bool:
+    return any(_TOKEN.search(part) is not None for part in header[1:])
+
+
+def control_head(request: HttpRequest, target: bytes, told: bytes | None = None) -> bytes:
+    """The head of a request to one of the gateway's own servers, without hop-by-hop headers. `told`: the value of
+    `PEER_REQUEST`; a client's header of that name is removed."""
+    lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.headers if low not in _NOT_PASSED]
+    if told is not None:
+        lines.append(b"%b: %b\r\n" % (PEER_REQUEST, told))
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, b"".join(lines))
+
+
+def client_head(head: bytes, hops: frozenset[bytes], close: bool) -> bytes:
+    """The head of an answer as the client gets it: byte for byte, less the headers in `hops`."""
+    lines = head.split(b"\r\n")
+    kept = [line for line in lines[1:-2] if line.partition(b":")[0].lower() not in hops]
+    if close:
+        kept.append(b"Connection: close")
+    return b"\r\n".join([b"HTTP/1.1" + lines[0][8:], *kept, b"", b""])
+
+
+def refusal_head(refusal: Refusal, length: int, keep_alive: bool) -> bytes:
+    """The head of one of the gateway's own answers."""
+    return b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b%b\r\n" % (
+        refusal.status,
+        _REASONS[refusal.status],
+        length,
+        b"".join(b"%b: %b\r\n" % header for header in refusal.headers),
+        b"" if keep_alive else b"Connection: close\r\n",
+    )
+
+
+def refusal_body(family: Family, refusal: Refusal) -> bytes:
+    """The body of a refusal, in the error shape of the API being spoken."""
+    return family.error_body(refusal.status, refusal.message, refusal.kind, refusal.field)

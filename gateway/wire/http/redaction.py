@@ -1,0 +1,282 @@
+"""Keeps secrets off the tape: in headers, URLs and attributes a value that carries a credential becomes `***`.
+
+By name, because a key's value looks like anything. A name is secret when one of its words is, however the words are put
+together (`x-api-key`, `access_token`, `clientSecret`, `auth[key]`); words that only count tokens
+(`x-ratelimit-remaining-tokens`) or identify a request or a session (`idempotency-key`, `x-session-id`) are not. And by
+shape, because a key may have any name: `sk-...`, `Bearer ...`, a JWT, an agent token. In a URL, a list of pairs
+(`baggage`) or JSON, the members are looked at one by one, also those of a URL inside another, which may be
+percent-encoded.
+
+Results for header lines are cached: a call has forty and most are always the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Final, cast
+from urllib.parse import unquote
+
+from penstock.gateway.model import baggage
+from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets, fingerprint, may_be_secret, presented_secrets
+
+MASK: Final = b"***"
+_MASK: Final = MASK.decode()
+
+_SECRET: Final = re.compile(
+    r"(^|[^a-z0-9])([a-z]*authorization|authentication|authz?|cookie2?|[a-z]*token|[a-z]*secret|[a-z]*password|passwd"
+    r"|pass(?!-?through)|passphrase|passcode|pwd|pw|otp|totp|mfa|2-?fa|credentials?|creds?|signature|sig|hmac|jwt|jws"
+    r"|bearer|csrf|xsrf|assertion|samlresponse|portkey-config|phpsessid|jsessionid|byok|x-pin|x-sign|x-ticket"
+    r"|(api|access|private|secret)-?keys"
+    r"|(x?api|x|ai|user|admin|session|access|auth|private|secret|shared|account|subscription|master|encryption|signing)?key"
+    r"|(session|sess|sid)(?=]*$))($|[^a-z0-9])"
+)
+_COUNTING: Final = re.compile(r"token-?[_.]?(count|type|usage|limit|budget)")
+"""`llm.token_count.prompt`, `gen_ai.token.type`."""
+_SPACE: Final = re.compile(r"\s")
+_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_HARMLESS: Final = frozenset(
+    {"idempotency-key", "x-idempotency-key", "sec-websocket-key", "prompt-cache-key", "www-authenticate"}
+)
+_SESSIONS: Final = frozenset({b"mcp-session-id"})
+"""Headers whose value opens a session. They are kept as fingerprints, which still tell which calls belong together."""
+_PARAMETERS: Final = frozenset({"code", "authcode", "ticket", "pin", "sign", "sessionid", "session_id", "session-id"})
+"""Names that are secret only in a query: results of OAuth or CAS servers, signatures, and the path that an MCP server
+names for the messages of one client (MCP over HTTP with SSE)."""
+
+_ENDS: Final = r"%(?:25)*(?:3[fF]|26|23|3[bB])"
+"""`?`, `&`, `#` and `;`, percent-encoded any number of times."""
+_EQUALS: Final = r"%(?:25)*3[dD]"
+_PAIR: Final = re.compile(
+    rf"(?:^|[?&;#,\s]|{_ENDS})(?P<name>(?:(?!{_ENDS}|{_EQUALS})[^=&;?#,\s])+)\s*(?P<equals>=|{_EQUALS})"
+)
+_PAIRS: Final = re.compile(rf"(?:[?&;#]|{_ENDS})")
+_MEMBER: Final = re.compile(r'(\\{0,3}"([^"\\]+)\\{0,3}"\s{0,9}:\s{0,9}\\{0,3}")((?:[^"\\]|\\[^"])+)')
+_STATED: Final = re.compile(r"(?<![A-Za-z0-9_.-])(?P<name>[A-Za-z0-9_.-]+)[\"']?\s{0,9}[=:]\s{0,9}(?P<quote>[\"']?)")
+_STATED_ENDS: Final = {"": re.compile(r"[^\s,;&]*"), '"': re.compile(r'[^"]*'), "'": re.compile(r"[^']*")}
+"""The rest of a value that follows a name (`password='a b'`), by its quotes."""
+_USER: Final = re.compile(
+    r"(?i)(\b[a-z][a-z0-9+.-]{0,20}(?::|%(?:25)*3a)(?:/|%(?:25)*2f){2})(?:(?!%(?:25)*2f)[^/?#\s])*(?:@|%(?:25)*40)"
+)
+_ESCAPED: Final = r"(?<=%[0-9A-Fa-f][0-9A-Fa-f])|(?<=%25[0-9A-Fa-f][0-9A-Fa-f])"
+_START: Final = rf"(?:(?<![A-Za-z0-9])|{_ESCAPED})"
+_APART: Final = rf"(?:(?<![A-Za-z0-9_-])|{_ESCAPED})"
+_PREFIXES: Final = (
+    "sk-", "sk_", "rk_", "rk-", "pk-", "pk_", "gsk_", "csk-", "xai-", "pplx-", "nvapi-", "hf_", "r8_", "npm_",
+    "pypi-AgE", "glpat-", "glsa_", "dop_v1_", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "dckr_pat_",
+    "xapp-", "whsec_", "tvly-", "fw_", "tgp_v1_", "lsv2_", "hvs.", "shpat_", "shpss_", "sntrys_", "sntryu_",
+    "esecret_", "figd_",
+)  # fmt: skip
+"""Prefixes of providers' keys."""
+_PLAIN_PREFIXES: Final = ("jina_", "rpa_", "ntn_", "sbp_", "lin_api_", "dapi")
+"""Prefixes of keys that are longer and of letters and digits only: other names may begin with such a prefix."""
+_SHAPES: Final = re.compile(
+    r"pst_[A-Za-z0-9._~-]+"
+    rf"|{_START}(?:{'|'.join(map(re.escape, _PREFIXES))}|xox[a-z]-)[A-Za-z0-9_.~-]{{12,}}"
+    rf"|{_START}(?:{'|'.join(_PLAIN_PREFIXES)})[A-Za-z0-9]{{30,}}"
+    rf"|{_START}SG\.[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{16,}}|{_START}AQ\.[A-Za-z0-9_-]{{30,}}"
+    rf"|{_START}ABSK[A-Za-z0-9+/]{{40,}}=*"
+    rf"|AIza[A-Za-z0-9_-]{{20,}}|{_START}(?:AKIA|ASIA)[A-Z0-9]{{12,}}|{_START}ya29\.[A-Za-z0-9_-]{{10,}}"
+    rf"|{_APART}eyJ[A-Za-z0-9_-]{{8,}}\.[A-Za-z0-9_.-]+|-----BEGIN[^-]*PRIVATE KEY.*"
+    r"|(?i:(?<![a-z])basic(?:\s|%(?:25)*20|\+)+)(?=[a-z]*[A-Z0-9=])[A-Za-z0-9+/=%_-]{6,}"
+    r"|(?i:(?<![a-z])(?:token|api-?key)(?:\s|%(?:25)*20|\+)+)(?=[A-Za-z._~+/=-]*[0-9])[A-Za-z0-9._~+/=-]{16,}"
+    r"|(?i:(?<![a-z])bearer(?:\s|:|%(?:25)*20|\+)+)"
+    r"(?!(?:realm|error|scope|charset|authorization_uri|resource_metadata)=)[^\s,;&\"'<>]{3,}"
+)
+_HINT: Final = re.compile(
+    "|".join(re.escape(prefix.lower()) for prefix in (*_PREFIXES, *_PLAIN_PREFIXES))
+    + '|pst_|xox|aiza|akia|asia|ya29|eyj|sg[.]|aq[.]|absk|private key|bearer|basic|token|api-?key|"|@|%|[?]|#|&'
+)
+"""Cheap test on a text in lower case before the patterns above are tried. Nearly all of it is literal, which is fast.
+"""
+_HINT_BYTES: Final = re.compile(_HINT.pattern.encode())
+# Strangers write these headers: no pattern above may take more than linear time.
+_LONGEST: Final = 512
+_REMEMBERED: Final = 8192
+
+
+class Redactor:
+    """Composes header blocks without secrets."""
+
+    __slots__ = ("_known", "_lines", "_personal", "own", "tape")
+
+    def __init__(self, own: Secrets = NO_SECRETS, tape: Secrets | None = None) -> None:
+        """`own`: the gateway's own keys; `tape`: the values that the tape may not have, if these are more."""
+        self.own = own
+        self.tape = own if tape is None else tape
+        self._known: dict[bytes, bool] = {}
+        self._lines: dict[tuple[bytes, bytes], bytes] = {}
+        self._personal: frozenset[str] = frozenset()
+
+    def hide_baggage(self, names: frozenset[str]) -> None:
+        """Masks the values of these members of `baggage` from now on: they name people."""
+        if names != self._personal:
+            # In this order: another thread that still composes a line by the former names keeps it in the former dict.
+            self._personal, self._lines = names, {}
+
+    def secret(self, name: bytes) -> bool:
+        """True if values of this header must not be stored."""
+        known = self._known.get(name)
+        if known is None:
+            known = is_secret(name)
+            if len(self._known) < 4096:
+                self._known[name] = known
+        return known
+
+    def block(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """`name: value CRLF` lines with secrets masked."""
+        lines = self._lines
+        return b"".join([lines.get(header) or self._line(header) for header in headers])
+
+    def _line(self, header: tuple[bytes, bytes]) -> bytes:
+        lines, (name, value) = self._lines, header
+        if self.secret(name):
+            return b"%b: %b\r\n" % (name, MASK)
+        if self._personal and name.lower() == b"baggage":
+            value = baggage.masked(value.decode("latin-1"), self._personal, _MASK).encode("latin-1")
+        line = b"%b: %b\r\n" % (name, _masked(name, value))
+        if len(line) <= _LONGEST:
+            if len(lines) >= _REMEMBERED:
+                lines.clear()
+            lines[header] = line
+        return line
+
+    def secrets(self, headers: Iterable[tuple[bytes, bytes, bytes]], path: str) -> Secrets:
+        """The gateway's own keys and those that a request presents. `headers`: (name in lower case, name, value);
+        `path`: with the query."""
+        known = self._known.get
+        values = [(low, value) for low, _, value in headers if known(low, True) and self.secret(low)]
+        return _together(self.tape, tuple(values), path if "=" in path or "%" in path else "")
+
+
+@lru_cache(512)
+def _together(own: Secrets, headers: tuple[tuple[bytes, bytes], ...], path: str) -> Secrets:
+    """Cached, because an agent presents the same keys with all of its calls."""
+    found = {key for name, value in headers for key in presented_secrets(name, value)}
+    found |= {key for value in parameters(path) if may_be_secret(key := value.encode())}
+    return own if found <= own.values else own.with_values(found)
+
+
+@lru_cache(4096)
+def is_secret(name: bytes | str) -> bool:
+    """True when a header, a parameter or an attribute of this name carries a credential."""
+    text = name.decode("latin-1") if isinstance(name, bytes) else name
+    low = _CAMEL.sub("-", text).lower()
+    if low in _HARMLESS or text.lower() in _HARMLESS:
+        return False
+    return _SECRET.search(_COUNTING.sub("", low.replace("_", "-"))) is not None
+
+
+def looks_secret(value: str) -> bool:
+    """True when something in a value has the shape of a secret."""
+    return _HINT.search(value.lower()) is not None and _SHAPES.search(value) is not None
+
+
+def url(text: str) -> str:
+    """A URL or path with secret query parameters, user info and what looks like a secret masked."""
+    return _url(text) if len(text) <= _LONGEST else _mask_url(text)
+
+
+def _mask_url(text: str) -> str:
+    text = _USER.sub(rf"\1{_MASK}@", text)
+    start = _PAIRS.search(text)
+    if start is not None:
+        text = text[: start.start()] + _mask_pairs(text[start.start() :], "&#>")
+    return _SHAPES.sub(_MASK, text)
+
+
+_url = lru_cache(4096)(_mask_url)
+
+
+def parameters(path: str) -> list[str]:
+    """The decoded values of the secret parameters of a path."""
+    return [_decoded(path[found.end() : _end(path, found, "&#>")]) for found in _PAIR.finditer(path) if _hides(found)]
+
+
+def attributes(found: dict[str, Any], by_name: bool) -> dict[str, Any]:
+    """Attributes of a span with the secrets in their texts masked: by shape, in URLs and, if `by_name`, by name."""
+    return {name: _attribute(name, value, by_name) for name, value in found.items()}
+
+
+def _attribute(name: str, value: Any, by_name: bool) -> Any:
+    if isinstance(value, str):
+        return _MASK if by_name and value and is_secret(name) else _said(value)
+    if isinstance(value, dict):
+        return attributes(cast(dict[str, Any], value), by_name)
+    return [_attribute(name, item, by_name) for item in cast(list[Any], value)] if isinstance(value, list) else value
+
+
+def _said(value: str) -> str:
+    """A text that may be a URL, with secrets masked: by shape, and in a URL also by name."""
+    if _HINT.search(value.lower()) is None:
+        return value
+    return _mask_url(value) if "://" in value and not _SPACE.search(value) else _SHAPES.sub(_MASK, value)
+
+
+def plain_text(text: str) -> str:
+    """A text of any length and number of lines, in which only what has the shape of a secret is masked."""
+    return text if _HINT.search(text.lower()) is None else _SHAPES.sub(_MASK, text)
+
+
+def _masked(name: bytes, value: bytes) -> bytes:
+    """The value of a header whose name is harmless: it may be a URL, a list of pairs or JSON."""
+    if name.lower() in _SESSIONS:
+        return fingerprint(value).encode()
+    if name.lower() == b"baggage":
+        value = _mask_pairs(value.decode("latin-1"), ",;").encode("latin-1")
+    if value.isdigit():
+        return value
+    if _HINT_BYTES.search(value.lower()) is not None:
+        found = _mask_url(value.decode("latin-1"))
+        value = _MEMBER.sub(lambda it: it[1] + _MASK if is_secret(it[2]) else it[0], found).encode("latin-1")
+    return _mask_stated(value.decode("latin-1")).encode("latin-1") if b"=" in value or b":" in value else value
+
+
+def _mask_stated(text: str) -> str:
+    """Masks values that follow a secret name, however they are written: `key=...`, `key: ...`, `'key': '...'`."""
+    parts: list[str] = []
+    at = 0
+    for found in _STATED.finditer(text):
+        if found.start() >= at and is_secret(found["name"]):
+            parts += text[at : found.end()], _MASK
+            at = _stated_end(text, found)
+    return "".join((*parts, text[at:]))
+
+
+def _stated_end(text: str, found: re.Match[str]) -> int:
+    return next(_STATED_ENDS[found["quote"]].finditer(text, found.end())).end()
+
+
+def _mask_pairs(pairs: str, ends: str) -> str:
+    """Masks the values of secret names. `ends`: the characters that end a value that is not percent-encoded."""
+    parts: list[str] = []
+    at = 0
+    for found in _PAIR.finditer(pairs):
+        if found.start() >= at and _hides(found):
+            parts += pairs[at : found.end()], _MASK
+            at = _end(pairs, found, ends)
+    return "".join((*parts, pairs[at:]))
+
+
+def _hides(found: re.Match[str]) -> bool:
+    name = _decoded(found["name"]).strip()
+    return is_secret(name) or name.lower() in _PARAMETERS
+
+
+def _end(pairs: str, found: re.Match[str], ends: str) -> int:
+    """The end of a value whose name was found: it ends at an `&` that is encoded as often as its `=`, or less."""
+    return next(_value(ends, found["equals"].count("25"), "%" in found["equals"]).finditer(pairs, found.end())).end()
+
+
+@lru_cache(64)
+def _value(ends: str, depth: int, encoded: bool) -> re.Pattern[str]:
+    return re.compile(rf"(?:(?!%(?:25){{0,{depth}}}(?:26|23))[^{ends}])*" if encoded else f"[^{ends}]*")
+
+
+def _decoded(text: str) -> str:
+    for _ in range(3):
+        if "%" not in text:
+            break
+        text = unquote(text)
+    return text

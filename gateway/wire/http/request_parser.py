@@ -1,0 +1,251 @@
+"""Bytes from a client -> whole requests. Sans-I/O: HTTP/1.1 by llhttp, as strict as it is, and within limits.
+
+A request is read whole, because its model decides where it goes; its chunks are remembered, so that a chunked body
+leaves as it came. Bytes that are no request, or are too large, become a request with a `refusal`, in its turn behind
+those before it; nothing is read after it.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import httptools
+
+from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.request import HttpRequest
+
+_WATCHED = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
+_PIPELINED = 64
+HEADER_BYTES = 64 << 10
+"""Largest request head, request line included: eight times what agents with baggage and cookies send."""
+_FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
+
+
+class RequestReader:
+    """The requests of one connection."""
+
+    __slots__ = ("_began", "_behind", "_epoch_ns", "_header_bytes", "_in_head", "_parser", "_payload", "_read",
+                 "_request", "_request_bytes", "_unparsed", "expects", "over", "requests")  # fmt: skip
+
+    def __init__(self, request_bytes: int, epoch_ns: int, header_bytes: int = HEADER_BYTES) -> None:
+        """`request_bytes`, `header_bytes`: the largest body and head. `epoch_ns`: the zero of the monotonic clock on
+        the clock of the tape."""
+        self.requests: list[HttpRequest] = []
+        """Whole requests, oldest first. There are few: an empty deque would be the largest object of an idle
+        connection."""
+        self.expects = False
+        """True while the client waits for a 100 (`Expect: 100-continue`)."""
+        self.over = False
+        """True after a refusal: further bytes are not read."""
+        self._header_bytes = header_bytes
+        self._request_bytes = request_bytes
+        self._epoch_ns = epoch_ns
+        self._parser = httptools.HttpRequestParser(self)
+        self._request: HttpRequest | None = None
+        self._in_head = False
+        self._behind: bytearray | None = None
+        """Bytes that came behind a CONNECT or the opening of a WebSocket that is not yet answered; else None."""
+        self._read = self._began = self._unparsed = self._payload = 0
+
+    @property
+    def unfinished(self) -> bool:
+        """True while a request has begun and is not complete."""
+        return self._request is not None
+
+    @property
+    def in_head(self) -> bool:
+        """True while the head of a request has begun and is not complete."""
+        return self._in_head
+
+    def feed(self, data: bytes) -> None:
+        """Parses the bytes of one read. Whole requests are then in `requests`."""
+        if self._behind is not None:
+            self._behind += data
+            if len(self._behind) > self._header_bytes:
+                self._refuse(400, "too much came before another protocol was agreed to", "request")
+            return
+        self._read = len(data)
+        whole = len(self.requests)
+        self._parse(data)
+        if self._request is not None:
+            self._bound(self._request, len(self.requests) > whole)
+
+    def enter(self) -> None:
+        """Called when a CONNECT is accepted: the bytes that follow are requests of the tunnel."""
+        behind, self._behind = self._behind or b"", None
+        self._parser = httptools.HttpRequestParser(self)
+        if behind:
+            self.feed(bytes(behind))
+
+    def leave(self) -> bytes:
+        """Called when a WebSocket is accepted: reads nothing further, and returns the bytes that came behind its
+        opening."""
+        behind, self._behind, self.over = bytes(self._behind or b""), None, True
+        return behind
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"the request is not valid HTTP/1.1: {error}", "request")
+
+    def _bound(self, request: HttpRequest, shared: bool) -> None:
+        """Limits the head, and everything in a body besides its payload, to the size of a head. `shared`: this read
+        also held the end of another request, and is only an upper bound of what belongs to this one.
+        """
+        if shared:
+            self._began = self._read
+        elif self._in_head or request.size + len(request.trailers) == self._payload:
+            self._unparsed += self._read
+            self._limit_head(self._unparsed)
+        else:
+            self._payload, self._unparsed = request.size + len(request.trailers), 0
+
+    # -- parser callbacks --------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if not self.over:
+            self._request = HttpRequest()
+            self._in_head = True
+            self._began = self._unparsed = self._payload = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Adds a piece of the request target."""
+        if self._request is not None:
+            self._request.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Adds a header, or a trailer after the body."""
+        request = self._request
+        if request is None:
+            return
+        if self._in_head:
+            request.headers.append((name.lower(), name, value))
+        else:
+            request.trailers.append((name.lower(), name, value))
+            self._limit_head(_size(request.trailers))
+
+    def on_headers_complete(self) -> None:
+        """Reads what the head says of the body and the connection, and refuses heads that cannot be served."""
+        request = self._request
+        if request is None:
+            return
+        self._in_head = False
+        request.method = self._parser.get_method().decode("ascii")
+        request.started = monotonic()
+        request.started_ns = self._epoch_ns + int(request.started * 1e9)
+        version = self._parser.get_http_version()
+        request.http10 = version != "1.1"
+        hosts = 0
+        for low, _, value in request.headers:
+            if low in _WATCHED:
+                self._note(request, low, value)
+            elif low == b"host":
+                hosts += 1
+        if hosts > 1:
+            self._refuse(400, "a request names one host, and this one has more than one Host header", "Host")
+        elif version not in ("1.1", "1.0"):
+            self._refuse(505, f"HTTP/{version} is not spoken here: use HTTP/1.1", "request")
+        elif self._began + self._unparsed + self._read > self._header_bytes:
+            self._limit_head(_line(request) + _size(request.headers))
+        if request.length > self._request_bytes:
+            self._too_large()
+        self._unparsed = 0
+
+    def _note(self, request: HttpRequest, low: bytes, value: bytes) -> None:
+        if low == b"transfer-encoding":
+            request.chunked = True
+        elif low == b"content-length":
+            request.length = int(value)
+        elif low == b"upgrade":
+            request.upgrade = self._parser.should_upgrade()
+        elif low == b"expect":
+            self.expects = value.lower() == b"100-continue" and not request.http10
+        elif value.lower() not in (b"keep-alive", b"close"):
+            # Framing headers stay even if Connection names them: a body without its length would be read as a request.
+            request.hops |= {name.strip() for name in value.lower().split(b",")} - _FRAMING
+
+    def on_body(self, piece: bytes) -> None:
+        request = self._request
+        if request is None:
+            return
+        if request.size + len(piece) > self._request_bytes:
+            self._too_large()
+        else:
+            request.add(piece)
+
+    def on_chunk_complete(self) -> None:
+        """Notes the end of a chunk, which may have come in several pieces."""
+        if self._request is not None:
+            self._request.end_chunk()
+
+    def on_message_complete(self) -> None:
+        """Appends the request to `requests`, unless it asks for another protocol."""
+        request = self._request
+        if request is None or request.upgrade or request.method == "CONNECT":
+            return
+        if self.requests and self._is_crowded(request):
+            return
+        self._request, self.expects = None, False
+        request.keep_alive = not request.http10 and self._parser.should_keep_alive()
+        self.requests.append(request)
+
+    # -- refusals ----------------------------------------------------------------------------------------------------
+
+    def _refuse(self, status: int, message: str, field: str) -> None:
+        if self.over:
+            return
+        request, self._request = self._request or HttpRequest(), None
+        request.keep_alive = False
+        request.refusal = ClientFault(status, "refused", message, field)
+        self.over, self.expects, self._in_head = True, False, False
+        self.requests.append(request)
+
+    def _is_crowded(self, request: HttpRequest) -> bool:
+        """Refuses a request, and returns True, if too much waits before it on this connection."""
+        if len(self.requests) == _PIPELINED:
+            self._refuse(400, f"{_PIPELINED} requests wait on this connection: await their answers first", "request")
+        elif request.size + sum(waiting.size for waiting in self.requests) > self._request_bytes:
+            self._too_large()
+        return self.over
+
+    def _limit_head(self, size: int) -> None:
+        limit = self._header_bytes
+        if size > limit:
+            self._refuse(431, f"the request head is larger than {limit} bytes", "headers")
+
+    def _too_large(self) -> None:
+        limit = self._request_bytes
+        self._refuse(413, f"the request body is larger than limits.request_bytes = {limit}", "body")
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Ignores an offer of another HTTP, as RFC 9110 allows. A CONNECT or a WebSocket becomes a request: whether it
+        opens is decided where calls are routed."""
+        request = self._request
+        if request is None:
+            return
+        offered = b",".join(value.lower() for low, _, value in request.headers if low == b"upgrade")
+        request.websocket = request.method != "CONNECT" and b"websocket" in offered
+        if request.websocket or request.method == "CONNECT":
+            self._request, self._behind = None, bytearray(rest)
+            request.keep_alive = not request.websocket
+            self.requests.append(request)
+        else:
+            kept = [header for header in request.headers if header[0] not in (b"upgrade", b"connection")]
+            lines = b"".join([b"%b: %b\r\n" % (name, value) for _, name, value in kept])
+            head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), request.target, lines)
+            self._parser = httptools.HttpRequestParser(self)
+            self._parse(head + rest)
+
+
+def _line(request: HttpRequest) -> int:
+    """The length of the request line, `METHOD target HTTP/1.1 CRLF`."""
+    return len(request.method) + len(request.target) + len("  HTTP/1.1\r\n")
+
+
+def _size(headers: list[tuple[bytes, bytes, bytes]]) -> int:
+    return sum(len(name) + len(value) + 4 for _, name, value in headers)

@@ -1,0 +1,42 @@
+"""The settings `[[masking]]` in penstock.toml. Strict, as the whole configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from penstock.gateway.model.toml import Section, names_differ
+from penstock.gateway.wire.masking.paths import parse_path
+
+
+def _path(value: str) -> str:
+    _ = parse_path(value)
+    return value
+
+
+MemberPath = Annotated[str, AfterValidator(_path)]
+
+
+class MaskingRule(Section):
+    """`[[masking]]`: what is replaced by asterisks before a call is written to the tape."""
+
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")
+    """What spans, metrics and messages call it."""
+    pattern: str | None = None
+    """A regular expression of RE2: what it finds in a text is masked."""
+    paths: list[MemberPath] = Field(default=[])
+    """Paths of JSON members, whose values are masked whole."""
+
+    @model_validator(mode="after")
+    def _looks_for_one_thing(self) -> MaskingRule:
+        if self.pattern is None and not self.paths:
+            raise ValueError(f'{self.name!r} masks nothing: add a pattern, or paths = ["**.email"]')
+        if self.pattern is not None and self.paths:
+            raise ValueError(f"{self.name!r} has a pattern and paths: make a rule of each")
+        return self
+
+
+def check_names(rules: list[MaskingRule]) -> None:
+    """Raises `ValueError` where two rules have one name."""
+    names_differ([rule.name for rule in rules], "rules")

@@ -1,0 +1,2 @@
+"""Work for agents, and the runs of trainers: operations on the tape. Begin with `queue.dispatcher`; `runs` keeps the
+events and figures of training runs."""

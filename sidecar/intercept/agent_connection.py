@@ -1,0 +1,378 @@
+"""A connection of an agent to its front. Read `AgentConnection` from top to bottom.
+
+CONNECT api.openai.com:443     a model host: TLS ends here, its bytes go to the gateway
+CONNECT pypi.org:443           another: a tunnel to it, or 403
+GET http://pypi.org/           the same without TLS; each request says where it goes
+
+Clients that can use a Unix socket need none of this: all connections there are for one host (`UnixSocketConnection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.egress import ConnectionRefusal, EgressConnector, GatewayUnreachable, ProxyTimeouts
+from penstock.sidecar.intercept.local_responses import TargetReader, http_response, status_response
+from penstock.sidecar.intercept.plain_http import PlainError, PlainRequestHead, PlainRequestParser
+from penstock.sidecar.intercept.policy import ConnectionAction, InterceptPolicy
+from penstock.sidecar.intercept.splice import SpliceEnd
+
+_LARGEST: Final = 64 << 10
+"""The most bytes of a head."""
+_CONNECT: Final = re.compile(
+    rb"CONNECT (?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,253})):([0-9]{1,5}) HTTP/1\.[01]\r\n"
+)
+_AGREED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+@dataclass(slots=True)
+class ConnectionRecord:
+    """The account of a connection, reported when it is closed."""
+
+    host: str
+    port: int
+    action: ConnectionAction
+    started: float
+    seconds: float = 0.0
+    sent: int = 0
+    """Bytes that the agent sent."""
+    received: int = 0
+    """Bytes that the host sent."""
+    problem: str | None = None
+    """The reason why it failed, or went past the gateway; None without one."""
+    address: str | None = None
+    """The address of a redirected connection, whatever host it named; else None."""
+
+
+@dataclass
+class ProxyState:
+    """The settings and state shared by all connections of an agent."""
+
+    policy: InterceptPolicy
+    authority: CertificateStore
+    egress: EgressConnector
+    limits: ProxyTimeouts
+    on_closed: Callable[[ConnectionRecord], None]
+    connections: set[AgentConnection] = field(default_factory=set["AgentConnection"])
+    """The open connections."""
+    redirect_loop: str | None = None
+    """The reason why our own connections are redirected back to us; None when they are not."""
+
+
+class AgentConnection(SpliceEnd):
+    """A connection of the agent."""
+
+    def __init__(self, setting: ProxyState) -> None:
+        super().__init__()
+        self.closed = asyncio.Event()
+        """Set when the connection is closed and reported."""
+        self._setting = setting
+        self._head: bytes | None = b""
+        self._task: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._passed: ConnectionRecord | None = None
+        self._plain: PlainRequestParser | None = None
+        """The parser of its requests, if they are plain HTTP."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._setting.connections.add(self)
+        self._timer = asyncio.get_running_loop().call_later(self._setting.limits.head, self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Read the head that names the destination, then pass the bytes on."""
+        if self._plain is not None:
+            self._plainly(data)
+            return
+        if self._head is None:
+            super().data_received(data)
+            return
+        self._head += data
+        if b"\r\n\r\n" in self._head:
+            head, _, rest = self._head.partition(b"\r\n\r\n")
+            self._head = None
+            self._asked(head + b"\r\n", rest)
+        elif len(self._head) > _LARGEST:
+            self._head = None
+            self._refuse(400, "the head of the request is too large")
+
+    def _asked(self, head: bytes, rest: bytes) -> None:
+        """Act on the head of the agent's first request."""
+        if self._timer is not None:
+            self._timer.cancel()
+        found = _CONNECT.match(head)
+        if found is None:
+            self._plain = PlainRequestParser()
+            self._plainly(head + b"\r\n" + rest)
+            return
+        host, port = (found[1] or found[2]).decode("ascii").lower(), int(found[3])
+        fate = self._setting.policy.action_for(host, port)
+        self._passed = ConnectionRecord(host, port, fate, monotonic())
+        if fate == "deny":
+            self._refuse(403, f"{host}:{port} may not be reached from here")
+            return
+        if rest and fate in ("intercept", "check"):
+            self._refuse(400, "bytes of TLS came before the tunnel was agreed to")
+            return
+        if rest:
+            super().data_received(rest)
+        self.pause_reading()
+        self._begin(self._step(fate, host, port))
+
+    def _step(self, fate: ConnectionAction, host: str, port: int) -> Awaitable[None]:
+        if fate == "check":
+            return self._check(host)
+        return self._intercept(host, port) if fate == "intercept" else self._tunnel(host, port)
+
+    def _begin(self, step: Awaitable[None]) -> None:
+        self._task = asyncio.ensure_future(self._run(step))
+
+    async def _run(self, step: Awaitable[None]) -> None:
+        try:
+            await step
+        except ConnectionRefusal as refused:
+            if refused.status == 403 and self._passed is not None:
+                self._passed.action = "deny"
+            self._refuse(refused.status, refused.message)
+        except Exception as error:
+            # Any other failure (a reset, an invalid name) must close the connection too, or the agent would wait
+            # forever.
+            self._refuse(502, f"this connection failed: {str(error) or type(error).__name__}")
+        except asyncio.CancelledError:
+            # During a handshake no other callback reports that the connection is gone.
+            self._end("the agent left")
+            raise
+
+    # -- plain HTTP ----------------------------------------------------------------------------------------------------
+
+    def _plainly(self, data: bytes) -> None:
+        """Handle bytes of plain HTTP, where each request names its host."""
+        assert self._plain is not None
+        try:
+            self._plain.feed(data)
+        except PlainError as error:
+            self._refuse(400, str(error))
+            return
+        if self._task is None or self._task.done():
+            self._begin(self._send_plain(self._plain.pieces))
+
+    async def _send_plain(self, pieces: deque[PlainRequestHead | bytes]) -> None:
+        while pieces:
+            piece = pieces.popleft()
+            if isinstance(piece, bytes):
+                self.received += len(piece)
+                self.forward(piece)
+                continue
+            if self._passed is None or (piece.host, piece.port) != (self._passed.host, self._passed.port):
+                await self._go_to(piece.host, piece.port)
+            self.received += len(piece.data)
+            self.forward(piece.data)
+
+    async def _go_to(self, host: str, port: int) -> None:
+        """Connect to the host of the next request. The one before was answered, or the agent would not ask."""
+        fate = self._setting.policy.action_for(host, port)
+        if self.peer is not None:
+            self._count(self, self.peer)
+            self._tell(None)
+            self.detach()
+        self._passed = ConnectionRecord(host, port, fate, monotonic())
+        if fate in ("deny", "check"):  # the sidecar describes itself only over TLS
+            raise ConnectionRefusal(403, f"{host}:{port} may not be reached from here")
+        self.pause_reading()
+        end = await (self._plain_way(host, port) if fate == "intercept" else self._straight(host, port, plain=True))
+        self.received = 0
+        self._follow(self, end)
+
+    async def _plain_way(self, host: str, port: int) -> SpliceEnd:
+        try:
+            return await self._setting.egress.to_gateway(host, port)
+        except GatewayUnreachable as away:
+            if self._setting.policy.fail == "closed":
+                raise
+            self._goes_past(away)
+            return await self._straight(host, port, plain=True)
+
+    # -- TLS -----------------------------------------------------------------------------------------------------------
+
+    async def _tunnel(self, host: str, port: int) -> None:
+        """Pass the TLS on unchanged to its host."""
+        end = await self._straight(host, port)
+        await self._agree()
+        self._follow(self, end)
+
+    async def _agree(self) -> None:
+        """Tell the agent that it may send."""
+        assert self.transport is not None
+        self.transport.write(_AGREED)
+
+    async def _straight(self, host: str, port: int, plain: bool = False) -> SpliceEnd:
+        return await self._setting.egress.to_host(host, port, plain)
+
+    async def _intercept(self, host: str, port: int) -> None:
+        """End the agent's TLS here and lead its bytes to the gateway. The gateway is asked during the handshake; but
+        before it with `fail` open, because then the connection may have to go to its host.
+        """
+        asking = asyncio.ensure_future(self._setting.egress.to_gateway(host, port))
+        try:
+            if self._setting.policy.fail == "open":
+                await asyncio.wait([asking])
+                if isinstance(away := asking.exception(), GatewayUnreachable):
+                    self._goes_past(away)
+                    await self._tunnel(host, port)
+                    return
+            await self._ended(host, asking)
+        finally:
+            _drop(asking)
+
+    async def _ended(self, host: str, asking: asyncio.Future[SpliceEnd]) -> None:
+        inner = SpliceEnd()
+        # Calls may wait for a rollout; one whose client leaves meanwhile must not become a call of it.
+        inner.buffer_limit, inner.on_lost = _LARGEST, self.abort
+        if not await self._trusted(host, inner):
+            return
+        try:
+            end = await asking
+        except ConnectionRefusal as refused:
+            self._refuse(refused.status, refused.message)
+            return
+        self._follow(inner, end)
+
+    async def _trusted(self, host: str, inner: SpliceEnd) -> bool:
+        """End the TLS of the agent; True if it trusts our certificate. From then on `inner` gets its bytes."""
+        try:
+            await self._secure(self._setting.authority.context(host), inner)
+        except (OSError, ssl.SSLError, TimeoutError) as error:
+            self._end(_untrusted(host, error))
+            self.abort()
+            return False
+        self.transport = inner.transport
+        return True
+
+    async def _secure(self, context: ssl.SSLContext, inner: SpliceEnd) -> None:
+        await self._agree()
+        assert self.transport is not None
+        inner.transport = await asyncio.get_running_loop().start_tls(
+            self.transport,
+            inner,
+            context,
+            server_side=True,
+            ssl_handshake_timeout=self._setting.limits.handshake,
+        )
+
+    async def _check(self, host: str) -> None:
+        """Answer for the sidecar itself: the rollout of these calls, and the hosts whose calls reach the gateway."""
+        asked = TargetReader()
+        if not await self._trusted(host, asked):
+            return
+        assert asked.transport is not None
+        target = await asked.target
+        asked.transport.write(await status_response(target, self._setting.policy, self._setting.egress))
+        asked.transport.close()
+        self._end(None)
+
+    def _goes_past(self, away: GatewayUnreachable) -> None:
+        """Note that the connection goes past the gateway, which is away."""
+        if self._passed is not None:
+            self._passed.action = "unrecorded"
+            self._passed.problem = f"{away.message}; it went straight to the host and is not recorded"
+
+    # -- its end -------------------------------------------------------------------------------------------------------
+
+    def _follow(self, agent: SpliceEnd, end: SpliceEnd) -> None:
+        """Join both ends, which are connected."""
+        agent.on_lost = lambda: self._over(agent, end)
+        agent.join(end)
+        if agent.lost:  # lost before they were joined
+            self._over(agent, end)
+
+    def _over(self, agent: SpliceEnd, end: SpliceEnd) -> None:
+        self._count(agent, end)
+        self._end(None)
+
+    def _count(self, agent: SpliceEnd, end: SpliceEnd) -> None:
+        if self._passed is not None:
+            self._passed.sent, self._passed.received = agent.received, end.received
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(http_response(status, message))
+            self.transport.close()
+        self._end(message)
+
+    def _tell(self, problem: str | None) -> None:
+        """Report the connection's account, once."""
+        passed, self._passed = self._passed, None
+        if passed is not None:
+            passed.seconds, passed.problem = monotonic() - passed.started, problem or passed.problem
+            self._setting.on_closed(passed)
+
+    def _end(self, problem: str | None) -> None:
+        self._tell(problem)
+        self._setting.connections.discard(self)
+        self.closed.set()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._task is not None:
+            self._task.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+        super().connection_lost(exc)
+        self._end("the agent left")
+
+
+class UnixSocketConnection(AgentConnection):
+    """A connection on a Unix socket: plain HTTP for one host, from the first byte on."""
+
+    def __init__(self, setting: ProxyState, host: str) -> None:
+        super().__init__(setting)
+        self._host = host
+        self._head = None
+
+    def data_received(self, data: bytes) -> None:
+        """Pass calls through the gateway. They never go to their host without TLS, even if the run may go past the
+        gateway.
+        """
+        if self._task is None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._passed = ConnectionRecord(self._host, 443, "intercept", monotonic())
+            self._begin(self._to_gateway())
+        super().data_received(data)
+
+    async def _to_gateway(self) -> None:
+        self._follow(self, await self._setting.egress.to_gateway(self._host, 443))
+
+
+def _drop(asking: asyncio.Future[SpliceEnd]) -> None:
+    """Close a tunnel through the gateway that was not used."""
+    if not asking.done():
+        asking.cancel()
+    elif not asking.cancelled() and asking.exception() is None and asking.result().peer is None:
+        transport = asking.result().transport
+        if transport is not None:
+            transport.abort()
+
+
+def _untrusted(host: str, error: Exception) -> str:
+    """The reason of a failed handshake, as far as it is known."""
+    words = str(error).lower()
+    if "alert" in words and ("unknown ca" in words or "bad certificate" in words or "certificate unknown" in words):
+        return f"the client does not trust the certificate of {host}: give it the bundle, or it pins its own"
+    if isinstance(error, ConnectionError):
+        return f"the client left in the handshake for {host}, as those do that do not trust its certificate here"
+    return f"the client's TLS for {host} failed: {error}"

@@ -1,0 +1,104 @@
+"""What the first worker keeps of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from fakes.waiting import until
+
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.process import conversation_rpc
+from penstock.gateway.process.conversation_rpc import ConversationQuery, ConversationServer
+from penstock.gateway.process.handover import WorkerSlot
+from penstock.gateway.process.metrics_merge import dump
+from penstock.gateway.process.worker_link import Handler, WorkerLink
+from penstock.gateway.process.worker_peers import WorkerPeers, WorkerServices
+from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
+from penstock.gateway.work.queue.memory_queue import MemoryQueue
+
+
+class First:
+    """The first worker, and those that have a link with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "links")
+        listeners = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+        for listener, name in zip(listeners, ("relay", "links"), strict=True):
+            listener.bind(str(folder / name))
+        relays, links = (listener.detach() for listener in listeners)
+        self.work = WorkerPeers(WorkerSlot(0, 3, inside=(relays, links)))
+        self.metrics = Metrics()
+
+    async def start(self) -> None:
+        waiting, nothing = MemoryQueue(), cast(dict[str, Any], {})
+
+        def follower(kind: type[MemoryQueue]) -> MemoryQueue:
+            return waiting
+
+        budgets = SimpleNamespace(peer_handlers=lambda: (nothing, lambda: None), recheck_writers=lambda: None)
+        parts: Any = SimpleNamespace(
+            store=SimpleNamespace(follower=follower), metrics=self.metrics, budgets=budgets, pools={},
+            pins=None, wrote=lambda: None,
+        )  # fmt: skip
+        self.work.adapter_repair(cast(Any, SimpleNamespace(repair=None)))
+        await self.work.start(cast(WorkerServices, parts), asyncio.Protocol)
+
+    async def join(self, name: str, figures: Handler) -> WorkerLink:
+        """Another worker comes, and answers so when it is asked for its figures."""
+        link = WorkerLink(lambda _: None, lambda _: None, {"figures": figures, "past": lambda *_: None})
+        await asyncio.get_running_loop().create_unix_connection(lambda: link, self.path)
+        link.notify("hello", {"process": name, "past": (0.0, []), "paused": {}})
+        await until(lambda: name in self.work.peer_processes())
+        return link
+
+
+@pytest.fixture
+async def first(tmp_path: Path) -> AsyncGenerator[First]:
+    made = First(tmp_path)
+    await made.start()
+    yield made
+    await made.work.stop()
+
+
+def counts(calls: int) -> dict[str, Any]:
+    metrics = Metrics()
+    metrics.otlp_spans[("stored",)] = calls
+    return dump(metrics)
+
+
+async def test_what_a_worker_has_counted_that_died_while_others_were_asked_counts_once(first: First) -> None:
+    late: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    answers = iter([counts(2), late])
+    dies = await first.join("dies", lambda: counts(5))
+    lives = await first.join("lives", lambda: next(answers, counts(2)))
+    assert (await first.work.figures()).otlp_spans[("stored",)] == 7
+    asking = asyncio.ensure_future(first.work.figures())
+    await asyncio.sleep(0)
+    # Its answer to that has come when that to the next question has.
+    await first.work.leader.links[0].request("figures")
+    dies.close()
+    await until(lambda: first.work.peer_processes() == {"lives"})
+    late.set_result(counts(2))
+    assert (await asking).otlp_spans[("stored",)] == 7
+    assert (await first.work.figures()).otlp_spans[("stored",)] == 7
+    lives.close()
+
+
+async def test_calls_of_which_nothing_is_heard_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients leave while their conversation is looked for, and calls fail that name a response."""
+    monkeypatch.setattr(conversation_rpc, "_UNDER_WAY", 10)
+    keeper = ConversationServer(ConversationMatcher())
+    find = keeper.handlers(cast(WorkerLink, None))["find"]
+    for number in range(50):
+        asked = ConversationQuery(number, "peer", None, b"", b"", f"resp-{number}", answers=True)
+        await find(msgspec.to_builtins(asked))
+    held = [cell.cell_contents for cell in cast(Any, find).__closure__]
+    (worker,) = [one for one in held if isinstance(one, conversation_rpc._PeerState)]
+    assert len(worker.under_way) == 10

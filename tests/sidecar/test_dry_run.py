@@ -1,0 +1,70 @@
+"""`penstock run --check`: agents and judge are looked at, nothing is claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes.mistakes import tells
+from fakes.runs import AGENTS, PYTHON, StartRun, enqueue
+
+from penstock.gateway.client.client import Client
+from penstock.sidecar.dry_run import ANSWER, dry_run_judge, first_task
+from penstock.sidecar.reward_judge import RewardJudge
+from penstock.sidecar.settings import JudgeSettings, UsageError
+
+HERE = "fakes.judges"
+
+
+@pytest.mark.parametrize("name", ["right", "reads_the_output", "waits"])
+async def test_a_judge_that_may_work_is_not_doubted(name: str) -> None:
+    assert await dry_run_judge(JudgeSettings(f"{HERE}:{name}"), {"city": "Ulm"}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("nothing", "it returned nothing"),
+        ("broken", "OSError: no grader at port 9"),
+        ("infinite", "the reward is 'inf': a finite number is wanted"),
+    ],
+)
+async def test_a_judge_that_fails_whatever_it_is_given_is_doubted(name: str, why: str) -> None:
+    assert tells(
+        await dry_run_judge(JudgeSettings(f"{HERE}:{name}"), None), f"--reward: {HERE}:{name}", ANSWER, f"{why};"
+    )
+
+
+async def test_a_judge_that_does_not_take_what_it_is_given_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--reward: fakes\.judges:of_one\(task\) is called with two arguments, task"):
+        _ = await dry_run_judge(JudgeSettings(f"{HERE}:of_one"), None)
+
+
+@pytest.mark.parametrize(("name", "reads"), [("right", True), ("infinite", True), ("of_two", False)])
+def test_a_transcript_is_made_for_who_takes_it(name: str, reads: bool) -> None:
+    assert RewardJudge(JudgeSettings(f"{HERE}:{name}")).reads_calls == reads
+
+
+async def test_a_judge_of_two_arguments_works() -> None:
+    judge, task = RewardJudge(JudgeSettings(f"{HERE}:of_two")), {"city": "Ulm"}
+    assert [one.value for one in await judge.judge(task, task, None)] == [1.0]
+    assert await dry_run_judge(JudgeSettings(f"{HERE}:of_two"), task) is None
+
+
+def test_the_first_task_is_tried(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"city": "Ulm"}\nnot read\n')
+    assert first_task(path) == {"city": "Ulm"}
+    path.write_text("{\n")
+    with pytest.raises(UsageError, match=r"--check: .*tasks.jsonl has no task that can be read in its first line"):
+        _ = first_task(path)
+
+
+async def test_nothing_is_claimed(client: Client, start_run: StartRun, tmp_path: Path) -> None:
+    _ = await enqueue(client, None)
+    (tmp_path / "tasks.jsonl").write_text("1\n")
+    run = await start_run("--check", str(tmp_path / "tasks.jsonl"), agent=(PYTHON, str(AGENTS / "family.py")))
+    assert await run.ended() == 0, run.stderr
+    assert (await client.queue()).waiting == {"train": 1}
+    missing = await start_run("--check", str(tmp_path / "tasks.jsonl"), agent=("no-such-agent",))
+    assert (await missing.ended(), tells(missing.stderr, "no command 'no-such-agent'", "PATH")) == (2, True)
