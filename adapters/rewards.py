@@ -1,4 +1,4 @@
-"""Credits the rewards of an attempt and its calls (`judging`) to the calls.
+"""Credits the rewards of an attempt and its calls (`attempt_rewards`) to the calls.
 
 The return is that of Sutton and Barto, 2018, §3.3, with a discount for each call.
 """

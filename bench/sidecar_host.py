@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 PAUSE = 0.02
 ANSWER = {

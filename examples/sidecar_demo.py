@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from examples.demo.demo import DemoError, address, run_cli, say
 from examples.demo.model import chat, chat_events, decide
 from penstock.sidecar.intercept import trust
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 HOST = "api.openai.com"
 AGENT = "examples/openai_agent.py"

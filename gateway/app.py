@@ -39,7 +39,7 @@ from penstock.gateway.process import config_warnings
 from penstock.gateway.process.control_plane import ControlPlane, LeaderPlane
 from penstock.gateway.process.dispatch import Dispatch
 from penstock.gateway.process.handover import ALONE, HandoverGrant, HandoverOffer
-from penstock.gateway.process.health import HealthState
+from penstock.gateway.process.health import ProcessHealth
 from penstock.gateway.process.leader_services import LeaderServices
 from penstock.gateway.process.listeners import Listeners, listen
 from penstock.gateway.process.other_writers import OtherWriters
@@ -131,7 +131,7 @@ class Gateway:
         self.auth = make_auth(self.store, config)
         tell = call_log.call_logger(config.log, self.metrics)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.flush_peers)
-        self.state = HealthState(self.recorder)
+        self.state = ProcessHealth(self.recorder)
         # Monotonic times are added to this, so that the tape's clock never runs backwards while the process lives.
         self._epoch_ns = self._place.epoch_ns or time.time_ns() - time.monotonic_ns()
         trusted, quiet_s = config.trust_agent_rewards, config.quiet_seconds

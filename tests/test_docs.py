@@ -6,6 +6,7 @@ blocks.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -175,6 +176,25 @@ def test_the_architecture_is_that_of_the_code() -> None:
     faults += ["it has more than 150 lines: shorten it"] if text.count("\n") > 150 else []
     assert not faults, "\n".join(f"ARCHITECTURE.md: {fault}" for fault in faults)
     assert len(named) > 40
+
+
+OTHER_WORDS = {"open", "interrupted", "initialize", "list_changed", "idle_timeout", "ours"}
+"""Words of packages' docstrings that are states, methods and settings."""
+
+
+def test_packages_name_modules_that_there_are() -> None:
+    """Each says where to begin."""
+    found = structure.sources("bench", *structure.PACKAGES)
+    modules = {f".{part}" for source in found for part in (source.module, source.module.rpartition(".")[0])}
+    packages = [source for source in found if source.path.endswith("__init__.py")]
+    gone = [
+        f"{source.path}: there is no module {name}"
+        for source in packages
+        for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", ast.get_docstring(ast.parse(source.text)) or "")
+        if name not in OTHER_WORDS and not any(module.endswith(f".{name}") for module in modules)
+    ]
+    assert len(packages) > 60
+    assert not gone, "\n".join(gone)
 
 
 def pairs(ones: list[str], others: list[str]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """The program in the terminal: connects to a gateway, follows it, and carries out commands of keys.
 
-    session     one connection: the feed, the looks (`looking`), who we are; a new one when the context changes
+    session     one connection: the feed, the looks (`loader`), who we are; a new one when the context changes
     Main        draws and takes keys (`main_screen`)
     change      asks the person, then does what an `ViewAction` says, if this key and this person may
 

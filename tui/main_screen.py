@@ -1,8 +1,8 @@
 """The screen that shows every view: a line on top, rows, panes, a line to type in, a line of keys.
 
-Keys are looked up in the key map and become calls of methods of `handling.Handler`, or actions of the view; none asks
-the gateway itself. `looking` asks it, and tells this screen when to draw again. The screen then draws at most ten times
-a second, and at once after a key.
+Keys are looked up in the key map and become calls of methods of `key_handler.Handler`, or actions of the view; none
+asks the gateway itself. `loader` asks it, and tells this screen when to draw again. The screen then draws at most ten
+times a second, and at once after a key.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEEPEST: Final = 20
 
 
 class InputHandler(Protocol):
-    """The interface of `handling.Handler`, which carries out keys."""
+    """The interface of `key_handler.Handler`, which carries out keys."""
 
     def press(self, key: str) -> None:
         """Carry out a key."""

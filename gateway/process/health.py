@@ -8,7 +8,7 @@ from penstock.gateway.tape.store.recorder import Recorder
 
 
 @dataclass(slots=True)
-class HealthState:
+class ProcessHealth:
     """The state that the health endpoints report."""
 
     recorder: Recorder

@@ -26,7 +26,7 @@ from penstock.gateway.wire.http.headers import PEER_REQUEST
 from penstock.gateway.wire.http.request import HttpRequest
 
 _AGENTS: Final = b"/agent/"
-"""Prefix of control requests that only a dispatch can send (`bridge.agent_target`)."""
+"""Prefix of control requests that only a dispatch can send (`control_plane.agent_target`)."""
 
 
 class PeerDispatch:

@@ -5,17 +5,18 @@ connection to a model host ends here; its bytes go to the gateway in the clear, 
 rollout (the gateway's `calls.tunnel`). Nothing parses them on the way, so they are not changed. Every other connection
 is passed on with its TLS as it is, or refused.
 
-    authority   certificates for one day and a few hosts, which `certificates` has made
-    policy      what becomes of a connection
-    front       the proxy of one agent
-    visit       a connection of the agent
-    redirected  one that the kernel has brought here (`rules`, `redirecting`), whose `hello` says where it goes
-    namespace   a network of its own for an agent, and `names` in it
-    ways        where it goes: to the gateway, or to its host, `beyond` the proxy that this machine needs
-    splice      two ends that get each other's bytes
-    session     an agent and its front, or `mitm` before it: the other engine, which loads `mitm_addon`
-    service     fronts that get their rollouts later; `admin` is how, `serving` the process
-    checking    does a client get here? `families` of clients, `asking` the front itself
+    certificate_store       certificates for one day and a few hosts, which `certificate_authority` has made
+    policy                  what becomes of a connection
+    agent_proxy             the proxy of one agent
+    agent_connection        a connection of the agent
+    transparent_connection  one that the kernel has brought here (`rules`, `firewall`), whose `client_hello` says where
+                            it goes
+    namespace               a network of its own for an agent, and `dns_addresses` in it
+    egress                  to the gateway, or to the host of a connection, by `upstream_proxy` if this machine needs it
+    splice                  two ends that get each other's bytes
+    session                 an agent and its proxy, or `mitm` before it: the other engine, which loads `mitm_addon`
+    service                 proxies that get their rollouts later, by `admin`; `sidecar_process` runs them
+    environment_check       does a client get here? `reachability` asks the proxy itself
 
-Begin with `visit`.
+Begin with `agent_connection`.
 """

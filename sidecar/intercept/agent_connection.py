@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import ConnectionRefusal, EgressConnector, GatewayUnreachable, ProxyTimeouts
 from penstock.sidecar.intercept.local_responses import TargetReader, http_response, status_response
 from penstock.sidecar.intercept.plain_http import PlainError, PlainRequestHead, PlainRequestParser

@@ -15,7 +15,7 @@ from penstock.sidecar.intercept.agent_connection import (
     ProxyState,
     UnixSocketConnection,
 )
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.dns_addresses import DnsTable, NameServer
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
 from penstock.sidecar.intercept.namespace import BACKLOG

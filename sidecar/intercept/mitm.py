@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any, Final
 
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.policy import InterceptPolicy
 
 PROGRAM: Final = "PENSTOCK_MITMDUMP"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from penstock.sidecar.intercept import trust
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import failure_reason
 from penstock.sidecar.intercept.egress_report import AgentIdentity, EgressLedger, report_egress
 from penstock.sidecar.intercept.policy import InterceptPolicy

@@ -21,7 +21,7 @@ from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
 from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.intercept import mitm, namespace, trust
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress_report import AgentIdentity, EgressLedger, report_egress
 from penstock.sidecar.intercept.policy import InterceptPolicy
 

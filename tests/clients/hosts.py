@@ -20,7 +20,7 @@ from pathlib import Path
 from clients.answers import answer, response_messages
 from fakes.raw import frame
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 MODELS = ("api.openai.com", "api.anthropic.com", "generativelanguage.googleapis.com", "chatgpt.com")
 """Hosts whose requests are compared."""

@@ -25,7 +25,7 @@ from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 FOUR, SIX = "10.78.0.1", "fd78::1"
 POWERLESS = ("setpriv", "--inh-caps=-all", "--bounding-set=-all")

@@ -23,7 +23,7 @@ from fakes.shell import PENSTOCK, Done, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 ADDRESS = "10.77.0.1"
 PYTHON = """

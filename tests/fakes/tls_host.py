@@ -13,7 +13,7 @@ from pathlib import Path
 from fakes.raw import chunk, events_head, reply
 
 from examples.demo.model import sse
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 ANSWER = {
     "id": "c-1",

@@ -237,7 +237,7 @@ async def test_conversations_without_an_address_are_followed_in_the_agents_forma
     assert one["totals"]["calls"] == 2
 
 
-@pytest.mark.parametrize("broken", ["begin", "tell", "tell broken"])
+@pytest.mark.parametrize("broken", ["begin", "feed", "feed broken"])
 async def test_a_bug_in_telling_ends_the_call_and_keeps_its_span(
     rig: Inside, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:

@@ -202,4 +202,4 @@ def truncate_episode(episode: Episode, seen: AttemptSpans) -> Episode:
         return replace(whole, calls=calls, spans=tuple(span for span in whole.spans if span.sequence <= last))
 
     tries = [cut(it, seen[it.attempt.id]) for it in episode.attempts if it.attempt.id in seen]
-    return replace(episode, tries=tuple(tries))
+    return replace(episode, attempts=tuple(tries))

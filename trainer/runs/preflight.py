@@ -2,7 +2,7 @@
 agents' command and their judge.
 
 Each check raises a `ConfigError` that names the field, the value and the way out. Errors that only rollouts can show
-are left to `nothing_learnt`.
+are left to `idle_steps`.
 """
 
 from __future__ import annotations

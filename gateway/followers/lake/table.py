@@ -126,7 +126,7 @@ class LakeTable:
 
     @property
     def mark(self) -> int:
-        """Identifies the state of the tape at `cursor` (`reading.mark_of`)."""
+        """Identifies the state of the tape at `cursor` (`chunk_reader.mark_of`)."""
         return self._noted("mark")
 
     @property

@@ -37,7 +37,7 @@ _EVENT: Final = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)+")
 
 def entry_of(record: LogRecord, resource: dict[str, Any], scope: dict[str, Any]) -> SpanEntry:
     """A record as an entry that has no rollout yet, and no time if the record has none. `resource`, `scope`: as for
-    spans (`span_in.entry_of`). Raises `ItemRejectedError`."""
+    spans (`span_import.entry_of`). Raises `ItemRejectedError`."""
     at = record.time_unix_nano or record.observed_time_unix_nano or 0
     if at >= LATEST:
         raise ItemRejectedError("invalid", f"time {at}: a log record needs one in nanoseconds since 1970, below 2^63")

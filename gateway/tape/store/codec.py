@@ -9,7 +9,7 @@ attempt's previous call). Everything else of the exchange is compressed by zstd,
 the base's own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact:
 nothing is parsed. A body without a base is a keyframe. The text that the first calls of several rollouts have in common
 (system prompts, definitions of tools) is a *shared* body of its own, which they are stored against: so a rollout never
-depends on the bytes of another, and each can be forgotten (`forgetting`). `DEPTH` and `_CHAIN` bound the chain that a
+depends on the bytes of another, and each can be forgotten (`erasure`). `DEPTH` and `_CHAIN` bound the chain that a
 read has to follow.
 """
 

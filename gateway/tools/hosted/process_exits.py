@@ -24,7 +24,7 @@ _log = logging.getLogger("penstock.mcp")
 
 
 class TapeProcessJournal:
-    """The tape as hosted processes use it (`host.Rollouts`)."""
+    """The tape as hosted processes use it (`process_pool.Rollouts`)."""
 
     def __init__(self, dispatcher: Dispatcher, tape: StoreReader, now_ns: Callable[[], int]) -> None:
         self._dispatcher, self._tape, self._now_ns = dispatcher, tape, now_ns

@@ -134,7 +134,9 @@ class EncodedMaskingFraming:
 
     def _whole(self, connection: UpstreamConnection) -> bytes:
         self._held = False
-        kept = mask_body(self._own, b"".join(self._pieces), (connection.encoding or b"").decode("latin-1"), _DECODED)
+        kept = mask_recorded_body(
+            self._own, b"".join(self._pieces), (connection.encoding or b"").decode("latin-1"), _DECODED
+        )
         if not kept.decoded:
             return self._head + b"".join(self._raw)
         head = LENGTH.sub(rb"\g<1>%d" % len(kept.body), client_head(self._head, _ENCODING, close=False))
@@ -202,7 +204,7 @@ class MaskedBody(NamedTuple):
 _UNKNOWN: Final = BodyContext()
 
 
-def mask_body(
+def mask_recorded_body(
     secrets: Secrets, body: bytes, encoding: str | None, limit: int | None = None, about: BodyContext = _UNKNOWN
 ) -> MaskedBody:
     """The body as it may be kept. `limit`: the most bytes of its decoded form that are searched. Without a limit, a

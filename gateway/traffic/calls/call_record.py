@@ -26,7 +26,7 @@ from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.calls import batches
 from penstock.gateway.traffic.calls.answer_masking import (
     MaskedBody,
-    mask_body,
+    mask_recorded_body,
     masked_facts,
     rescaled,
     unencoded,
@@ -286,8 +286,11 @@ class CallRecord:
         told = (self.encoding or b"").decode("latin-1")
         sent = BodyContext(_content_type((low, value) for low, _, value in self.request.headers))
         came = BodyContext(_content_type(self.response_headers), answer=True, cut=self.truncated)
-        kept = mask_body(self._secrets, self.body, b",".join(asked).decode("latin-1"), about=sent)
-        answer, sides = mask_body(self._secrets, response, told, about=came), [self._side(side) for side in self.sides]
+        kept = mask_recorded_body(self._secrets, self.body, b",".join(asked).decode("latin-1"), about=sent)
+        answer, sides = (
+            mask_recorded_body(self._secrets, response, told, about=came),
+            [self._side(side) for side in self.sides],
+        )
         if self._secrets.masked:
             # Token ids would disclose the masked text, maybe in another body.
             kept, answer = without_tokens(self._secrets, kept, sent), without_tokens(self._secrets, answer, came)

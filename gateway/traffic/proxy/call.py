@@ -6,7 +6,7 @@ leaves (`on_client_gone`), an upstream that cannot be reached, stays silent or b
 `on_broken`) each end the call once, with one span. A bug in any of these is logged and ends the call like a broken
 upstream, so that no client waits for an answer that cannot come.
 
-Work that only some calls need (translation, token ids, exact sessions, shadows) is in their `parts`, never here.
+Work that only some calls need (translation, token ids, exact sessions, shadows) is in their `call_filter`, never here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A `Middleware` (translation, token capture, exact sessions, shadows) looks at every call that is planned. For a call
 that needs it, it changes the request (`CallPlan`) and adds a `CallFilter`, whose methods are called during the call. A
-call without features has no parts. A new feature is added to `features`; neither the plan nor the call changes.
+call without features has no parts. A new feature is added to `middleware`; neither the plan nor the call changes.
 """
 
 from __future__ import annotations

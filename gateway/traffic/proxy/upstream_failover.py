@@ -1,8 +1,8 @@
 """A call whose answer may still come from elsewhere: it holds an answer until it is accepted, and makes the next try.
 
 Until the client has a byte of it, an answer can be dropped: for an answer of the next upstream if this one is down
-(`failover`), or of the same one, a moment later or with a request that a part of the call has changed. The base of
-`gateway.traffic.proxy.call`.
+(`failover_policy`), or of the same one, a moment later or with a request that a part of the call has changed. The base
+of `gateway.traffic.proxy.call`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The known keys of answers, as tables: those that are read, and those that hold nothing of the model's output (ids,
-fingerprints, citations, padding ...). `unread` checks all others.
+fingerprints, citations, padding ...). `unread_content` checks all others.
 
 A row is a path of keys, arrays left out, and the keys of the objects there. `~` marks a text, which is a string or
 null: any other value is checked. After a path `!` marks a place of the model's output, where any new key may hold some

@@ -2,7 +2,7 @@
 JSON.
 
 `rules` are the person's settings, `paths` and `patterns` find values for them. `json_walk` finds values in JSON, `text`
-maps a text to the bytes that it was written with, `framing` cuts a stream into its events, `streams` joins texts that a
-stream has cut apart, `looking` searches the texts of a body, and `masker` masks it. A body to which a rule cannot be
-applied for sure is not kept. Pure. It may import `dialects` and `model`. Begin with `masker`.
+maps a text to the bytes that it was written with, `stream_frames` cuts a stream into its events, `streams` joins texts
+that a stream has cut apart, `body_search` searches the texts of a body, and `masker` masks it. A body to which a rule
+cannot be applied for sure is not kept. Pure. It may import `dialects` and `model`. Begin with `masker`.
 """

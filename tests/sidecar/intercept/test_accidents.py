@@ -22,7 +22,7 @@ from fakes.waiting import until
 from penstock.sidecar.intercept import mitm, sidecar_process, transparent_connection, trust
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
 from penstock.sidecar.intercept.policy import InterceptPolicy
 from penstock.sidecar.intercept.reachability import SidecarUnreachable, query_sidecar

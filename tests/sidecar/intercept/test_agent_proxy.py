@@ -21,7 +21,7 @@ from fakes.waiting import News
 
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import RolloutBinding
 from penstock.sidecar.intercept.policy import InterceptPolicy
 

@@ -15,7 +15,7 @@ from fakes.tls_host import TlsHost
 
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import ProxyTimeouts, RolloutBinding
 from penstock.sidecar.intercept.policy import InterceptPolicy
 

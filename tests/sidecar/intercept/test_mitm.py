@@ -24,7 +24,7 @@ from fakes.tape import Tape
 from fakes.tls_host import TlsHost, tls_host
 from fakes.websocket_agent import WEBSOCKET_AGENT
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 MITMDUMP = environments.folder("mitmproxy") / "bin" / "mitmdump"
 pytestmark = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 from fakes.websocket_agent import WEBSOCKET_AGENT
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

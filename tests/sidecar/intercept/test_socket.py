@@ -17,7 +17,7 @@ from fakes.shell import PENSTOCK, Shell
 from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 HOST = "api.anthropic.com"
 KEYS = """

@@ -2,6 +2,6 @@
 
     result.json --files--> RunResult --summary--> Summary --terminal, page--> what a person reads
 
-`gathered` makes the result of a search, with the leak test (`leaks`); `statistics` has the intervals; `changes` lists
-the changes of the texts, and the rollouts that led to each line.
+`result_builder` makes the result of a search, with the leak test (`leaks`); `statistics` has the intervals; `changes`
+lists the changes of the texts, and the rollouts that led to each line.
 """

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.traffic.calls.answer_masking import mask_body
+from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body
 from penstock.gateway.traffic.proxy.translation.answer_converter import AnswerConverter, encode_events
 from penstock.gateway.traffic.proxy.translation.chat_pieces import ChatAnswer, TranslationError
 from penstock.gateway.traffic.proxy.translation.checks import KIND
@@ -182,7 +182,7 @@ class BufferedTranslationFraming(TranslationFraming):
         body = b"".join(self._pieces)
         if connection.status >= 400:
             self._head = self._own.hide(self._head)
-            message = _message(mask_body(self._own, body, (connection.encoding or b"").decode("latin-1")).body)
+            message = _message(mask_recorded_body(self._own, body, (connection.encoding or b"").decode("latin-1")).body)
             return self._mended(self._family.error_body(connection.status, message, f"http_{connection.status}"))
         try:
             return self._mended(self._told(connection, body))

@@ -24,7 +24,7 @@ from penstock.gateway.model.release import Release
 from penstock.gateway.model.turn import Part, Turn
 from penstock.gateway.reading.turns import decode_body
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes, stable_version
-from penstock.gateway.traffic.calls.answer_masking import mask_body, unencoded
+from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body, unencoded
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.trials.rehearsal.continuation import (
     ContinuationError,
@@ -73,7 +73,7 @@ class RehearsalAnswer:
 
     def without(self, own: Secrets) -> RehearsalAnswer:
         """Return the answer without the gateway's own keys."""
-        kept = mask_body(own, self.reply.body, self.reply.header(b"content-encoding"))
+        kept = mask_recorded_body(own, self.reply.body, self.reply.header(b"content-encoding"))
         headers = unencoded(self.reply.headers) if kept.decoded else self.reply.headers
         fields = [(name, own.hide(value)) for name, value in headers]
         return RehearsalAnswer(replace(self.reply, pieces=[kept.body], headers=fields))

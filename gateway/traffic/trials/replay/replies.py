@@ -10,7 +10,13 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import decode_body
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.traffic.calls.answer_masking import mask_body, masked_facts, rescaled, unencoded, without_tokens
+from penstock.gateway.traffic.calls.answer_masking import (
+    mask_recorded_body,
+    masked_facts,
+    rescaled,
+    unencoded,
+    without_tokens,
+)
 from penstock.gateway.traffic.trials.replay.outbound_requests import OutboundRequest
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.http.redaction import Redactor
@@ -73,7 +79,7 @@ def complete(
     encoding = reply.header(b"content-encoding")
     came = BodyContext(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
     dialect, asked = question.dialect, secrets.hide(question.body)
-    kept = mask_body(secrets, reply.body, encoding, about=came)
+    kept = mask_recorded_body(secrets, reply.body, encoding, about=came)
     stream = dialect.is_stream(reply.stream, question.body, question.path, kept.plain)
     if secrets.masked:
         asked, kept = secrets.without_tokens(asked, BodyContext()), without_tokens(secrets, kept, came)

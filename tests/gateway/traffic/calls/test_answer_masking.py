@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
 from penstock.gateway.reading.turns import LIMIT
-from penstock.gateway.traffic.calls.answer_masking import HELD, mask_body, masking_framing, rescaled
+from penstock.gateway.traffic.calls.answer_masking import HELD, mask_recorded_body, masking_framing, rescaled
 from penstock.gateway.traffic.proxy.translation.framing import BufferedTranslationFraming as Told
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer
 from penstock.gateway.traffic.trials.replay.replies import Reply
@@ -116,10 +116,10 @@ def test_what_cannot_be_decoded_or_never_comes_passes_as_it_came() -> None:
 
 def test_what_is_kept() -> None:
     plain = b"the key " + KEY
-    assert mask_body(OWN, plain, None) == (b"the key " + GONE, b"the key " + GONE, False, None)
-    assert mask_body(OWN, gzip.compress(plain), "gzip") == (b"the key " + GONE, b"the key " + GONE, True, None)
+    assert mask_recorded_body(OWN, plain, None) == (b"the key " + GONE, b"the key " + GONE, False, None)
+    assert mask_recorded_body(OWN, gzip.compress(plain), "gzip") == (b"the key " + GONE, b"the key " + GONE, True, None)
     body = gzip.compress(b"nothing")
-    kept = mask_body(OWN, body, "gzip")
+    kept = mask_recorded_body(OWN, body, "gzip")
     assert kept.body is body
     assert kept[1:] == (b"nothing", False, None)
 
@@ -127,12 +127,12 @@ def test_what_is_kept() -> None:
 def test_what_is_larger_than_is_decoded_is_searched_on() -> None:
     text = random.Random(1).randbytes(LIMIT * 5 // 8).hex().encode()
     packed = zstandard.compress(text, 1)
-    kept = mask_body(OWN, packed, "zstd")
+    kept = mask_recorded_body(OWN, packed, "zstd")
     assert kept.body is packed
     assert not kept.in_part
     assert len(kept.plain) == LIMIT
     assert kept.problem == f"zstd: larger than {LIMIT} bytes once decoded"
-    told = mask_body(OWN, zstandard.compress(text + KEY, 1), "zstd")
+    told = mask_recorded_body(OWN, zstandard.compress(text + KEY, 1), "zstd")
     assert told == (text[:LIMIT], text[:LIMIT], True, kept.problem)
 
 
@@ -150,10 +150,12 @@ UNREAD = {
 def test_of_what_nobody_reads_to_its_end_only_what_was_read_is_kept(how: str) -> None:
     """What stands behind that is nobody's to say."""
     packed, encoding, read = UNREAD[how]
-    kept = mask_body(OWN, packed, encoding)
+    kept = mask_recorded_body(OWN, packed, encoding)
     assert kept.body == kept.plain == read
     assert kept.in_part
-    assert mask_body(NO_SECRETS, packed, encoding).body is packed, "where nothing is secret it stays as it came"
+    assert mask_recorded_body(NO_SECRETS, packed, encoding).body is packed, (
+        "where nothing is secret it stays as it came"
+    )
 
 
 @given(st.lists(st.integers(0, 200), max_size=6), st.booleans(), st.integers(0, 150))

@@ -17,7 +17,7 @@ from fakes.tls_host import TlsHost, tls_host
 from penstock.gateway.config import ConfigError
 from penstock.gateway.traffic.upstreams.transport import make_transport
 from penstock.gateway.upstream_settings import UpstreamSettings
-from penstock.sidecar.intercept.authority import CertificateStore
+from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

@@ -17,7 +17,7 @@ from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext, own_se
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.traffic.calls.answer_masking import mask_body
+from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, masker
 from penstock.gateway.wire.masking.paths import MemberPaths, Path, Step, parse_path
 from penstock.gateway.wire.masking.rules import MaskingRule
@@ -126,11 +126,11 @@ def test_an_internal_error_fails_closed(monkeypatch: pytest.MonkeyPatch, caplog:
 def test_what_cannot_be_decoded_is_not_kept() -> None:
     packed = gzip.compress(f"{CARD} ".encode() * 40)
     whole, broken = (
-        mask_body(made(), packed, "gzip", about=ANY),
-        mask_body(made(), packed[:-9] + b"x" * 9, "gzip", about=ANY),
+        mask_recorded_body(made(), packed, "gzip", about=ANY),
+        mask_recorded_body(made(), packed[:-9] + b"x" * 9, "gzip", about=ANY),
     )
     assert CARD.encode() not in whole.body
-    assert set(broken.body) == set(mask_body(made(), packed, "rot13", about=ANY).body) == {ord("*")}
+    assert set(broken.body) == set(mask_recorded_body(made(), packed, "rot13", about=ANY).body) == {ord("*")}
 
 
 def test_what_no_rule_can_read_is_kept_if_its_type_says_so_and_the_end_of_what_was_cut_off_is_masked() -> None:

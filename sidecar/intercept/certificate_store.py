@@ -9,7 +9,7 @@ import ssl
 import sys
 from collections.abc import Iterable, Mapping
 
-_MODULE = "penstock.sidecar.intercept.certificates"
+_MODULE = "penstock.sidecar.intercept.certificate_authority"
 
 
 class CertificateStore:
@@ -39,7 +39,7 @@ class CertificateStore:
     @classmethod
     def create_in_process(cls, hosts: Iterable[str]) -> CertificateStore:
         """The same as `made`, but in this process."""
-        from penstock.sidecar.intercept.certificates import certificates_json
+        from penstock.sidecar.intercept.certificate_authority import certificates_json
 
         return cls(**json.loads(certificates_json(sorted(set(hosts)))))
 

@@ -4,7 +4,7 @@ A client that trusts the authority trusts it for these hosts and no others (name
 4.2.1.10), so a stolen key does little harm. Clients that check the whole chain (OpenSSL, Go, BoringSSL, webpki) enforce
 that.
 
-    python -m penstock.sidecar.intercept.certificates [--private] HOST...
+    python -m penstock.sidecar.intercept.certificate_authority [--private] HOST...
 
 prints them as JSON. A sidecar runs this process to make them: the key is gone when the process ends, and so are the 12
 MB of memory that it takes to make certificates.
