@@ -5,7 +5,7 @@
 Expensive parts are read late: token ids when samples need them, messages when conversations do. A call keeps its bytes
 as long as its episode lives and no longer. Messages take many times more memory as objects, and every call of a
 conversation repeats all of them: those of large episodes are not kept, but read again each time. Odd bytes never raise:
-a part that cannot be read is None, and its user reports that in a `Report`.
+a part that cannot be read is None, and its user reports that in a `SampleReport`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EpisodeCall:
 
     @cached_property
     def skewing(self) -> Json:
-        """Fields of its request that may change the distribution that was sampled from; see `skewed`."""
+        """Fields of its request that may change the distribution that was sampled from; see `distribution_changes`."""
         return {} if self.bodies is None else distribution_fields(obj(loads(self.bodies[0])))
 
     @property

@@ -1,7 +1,7 @@
 """The report on every choice of every call: in a sample, or left out with a reason. Nothing is left out silently.
 
 A choice is either in exactly one sample (for conversations: has weight 1 in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.model.answers.Trouble`); `SamplingReason` has those that occur only when
+are those of `penstock doctor` (`gateway.model.answers.FindingCode`); `SamplingReason` has those that occur only when
 samples are made.
 """
 

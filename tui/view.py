@@ -7,7 +7,7 @@
     command       the command line that prints the same
     actions       what the screen can change, each with a question first
 
-The app calls `look` again when a noun in the view's `concerns` has changed, and `look_closer` a moment after the
+The app calls `load` again when a noun in the view's `concerns` has changed, and `load_details` a moment after the
 selection has stopped: no key waits for the gateway. `tui.plain` calls each once and prints the result. Rows are
 identified by their ids, so a selection stays on its row when others come, go or are sorted.
 """

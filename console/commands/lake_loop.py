@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 def write(lake: Lake, say: Say, stop: Event) -> None:
-    """Writes all new rows. Raises `Refused`, `LakeUnreachableError`, `TapeError`."""
+    """Writes all new rows. Raises `LakeUnusableError`, `LakeUnreachableError`, `TapeError`."""
     found = None
     while not stop.is_set() and (found := lake.step()) is not None:
         say(line(found))
@@ -29,7 +29,7 @@ def write(lake: Lake, say: Say, stop: Event) -> None:
 
 def follow(lake: Lake, every: float, say: Say, warn: Say, stop: Event) -> None:
     """Writes new rows every `every` seconds until it is stopped. A store that cannot be reached, or a tape that cannot
-    be read, is reported once and tried again in the next round. Raises `Refused`."""
+    be read, is reported once and tried again in the next round. Raises `LakeUnusableError`."""
     said = ""
     while not stop.is_set():
         try:

@@ -158,8 +158,8 @@ def _write(client: ClientConnection, request: HttpRequest, head: bytes, body: by
 async def operate(
     control: Control, route: ApiRoute, ids: Ids, content_type: str, body: bytes, key: str = ""
 ) -> BaseModel | DeferredAnswer:
-    """Check a request and run its operation; raises `ApiError`, `Refused` or `TapeError`. `key`: name of the request's
-    key."""
+    """Check a request and run its operation; raises `ApiError`, `OperationRefusedError` or `TapeError`. `key`: name of
+    the request's key."""
     asked = None if route.body is None else guard.body_of(content_type, body, route.body)
     if isinstance(asked, AuthenticatedRequest):
         asked.set_key(key)

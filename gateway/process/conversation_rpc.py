@@ -188,7 +188,7 @@ class ConversationClient:
         answer: UnreadAnswer,
         response: str | None,
     ) -> None:
-        """Report an answered call as `ConversationMatcher.answered` does."""
+        """Report an answered call as `ConversationMatcher.remember_answer` does."""
         number = next(self._numbers)
         if key is not None:
             self._answers[number] = answer

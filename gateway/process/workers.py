@@ -333,7 +333,7 @@ class WorkerSupervisor:
 
 
 class ParentChannel:
-    """The end of a worker: the counterpart of `handover.Offer` for its parent."""
+    """The end of a worker: the counterpart of `handover.HandoverOffer` for its parent."""
 
     def __init__(self, channel: socket.socket, let_go: Callable[[], Awaitable[None]]) -> None:
         self._channel, self._let_go = channel, let_go

@@ -4,7 +4,7 @@ Two counts go over the same assignments: an early look for errors, which waits f
 for a reward. The early one is always ahead.
 
 A count and the decision that follows from it are one operation on the tape. The release's revision shows when somebody
-else has changed it, a person or an earlier process. The counter then walks the canary again from the tape (`walked`)
+else has changed it, a person or an earlier process. The counter then walks the canary again from the tape (`replayed`)
 and makes a decision that follows and was not made yet.
 """
 

@@ -75,7 +75,7 @@ class ReleaseReader:
         return self._tape.rollout(rollout)
 
     def release(self, name: str) -> Release | None:
-        """Return a release, None when there is none; raises `Refused` where its record is damaged."""
+        """Return a release, None when there is none; raises `OperationRefusedError` where its record is damaged."""
         with self._tape.view() as view:
             stored = view.get("releases", name.encode("ascii", "replace"))
         return None if stored is None else release_of(name, stored)

@@ -5,8 +5,8 @@
     DELETE  ends the session
 
 Every exchange is one span, named by its request. A server's requests and notifications in a stream that listens, and
-its requests in the answer to a request, are spans of their own (`message_records.Message`), below that of the
-exchange. A request whose answer comes in another exchange ends when that answer passes (`sessions`).
+its requests in the answer to a request, are spans of their own (`message_records.ServerMessageRecord`), below that of
+the exchange. A request whose answer comes in another exchange ends when that answer passes (`sessions`).
 
 Nothing is sent twice: a tool may have run although its server said nothing.
 """

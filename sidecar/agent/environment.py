@@ -69,7 +69,7 @@ class LaunchPlan:
 def launch_plan(
     claim: Claim, url: str, agents: AgentSettings, file: Path, front: dict[str, str] | None = None
 ) -> LaunchPlan:
-    """The plan of an attempt; raises `TemplateError`. `url`: the gateway's. `file`: the place for a large task.
+    """The plan of an attempt; raises `TaskTemplateError`. `url`: the gateway's. `file`: the place for a large task.
     `front`: variables that lead to the agent's own front, in place of base URLs.
     """
     task = to_json(claim.rollout.input)

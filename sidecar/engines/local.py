@@ -25,7 +25,7 @@ class AgentEngine(Protocol):
     """Starts the agents of claims."""
 
     def running(self, claim: Claim, sink: Sink) -> AbstractAsyncContextManager[AgentHandle]:
-        """Start the agent of an attempt and yield it; at the end no process of it is left. Raises `TemplateError`,
+        """Start the agent of an attempt and yield it; at the end no process of it is left. Raises `TaskTemplateError`,
         OSError or ValueError when it cannot be started.
         """
         ...

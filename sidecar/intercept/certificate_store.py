@@ -38,7 +38,7 @@ class CertificateStore:
 
     @classmethod
     def create_in_process(cls, hosts: Iterable[str]) -> CertificateStore:
-        """The same as `made`, but in this process."""
+        """The same as `create`, but in this process."""
         from penstock.sidecar.intercept.certificate_authority import certificates_json
 
         return cls(**json.loads(certificates_json(sorted(set(hosts)))))

@@ -111,7 +111,7 @@ def folder_for_sockets() -> LockedFolder:
 
 async def run(wanted: SessionOptions, command: Sequence[str]) -> tuple[int, list[str]]:
     """Run a command; return its exit code (128 plus the number of a signal that ended it, 127 when it does not exist)
-    and the problems to report to the user. Raises `NoNamespace` when it cannot have a network of its own.
+    and the problems to report to the user. Raises `NamespaceError` when it cannot have a network of its own.
     """
     trust.close_memory()
     with folder_for_sockets() as folder:

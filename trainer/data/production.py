@@ -104,7 +104,7 @@ class ProductionRollouts:
         if name in self._taken:
             return
         if not self._due:
-            # Otherwise `news` already waits for a rollout that is due earlier.
+            # Otherwise `wait_for_news` already waits for a rollout that is due earlier.
             self._news.set()
         self._known.add(name)
         self._ready.pop(name, None)

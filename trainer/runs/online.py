@@ -34,7 +34,7 @@ from penstock.trainer.serving.server_supervisor import ServerSupervisor
 
 
 class OnlineLoop(TrainingLoop):
-    """One online run. `traffic` must run beside it."""
+    """One online run. `production` must run beside it."""
 
     def __init__(
         self,

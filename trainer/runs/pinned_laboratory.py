@@ -23,7 +23,7 @@ from penstock.trainer.config import TrainConfig
 
 
 class PinnedLaboratory(GatewayLaboratory):
-    """The laboratory of one run. Call `pinned` before use."""
+    """The laboratory of one run. Call `with_pins` before use."""
 
     _label = ""
     _pins: Mapping[str, str] = {}

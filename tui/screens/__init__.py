@@ -1,1 +1,1 @@
-"""The screens: each is a `View`. Pure, except for their questions to the gateway."""
+"""The screens: each is a `ScreenView`. Pure, except for their questions to the gateway."""

@@ -1,8 +1,8 @@
 """A table with any number of rows, of which only those in sight are drawn.
 
-The widget has the ids of all rows and asks for the cells of those it draws (`view.Table`), so a list of 100,000 rows
-costs as much as one screen of rows. A drawn line is kept until the table changes: moving the selection draws two lines.
-The heading stays in place while rows scroll below it.
+The widget has the ids of all rows and asks for the cells of those it draws (`view.TableModel`), so a list of 100,000
+rows costs as much as one screen of rows. A drawn line is kept until the table changes: moving the selection draws two
+lines. The heading stays in place while rows scroll below it.
 
 Columns are as wide as the widest cells seen so far, so that they do not jump while one scrolls; another table begins
 anew.

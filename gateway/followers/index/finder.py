@@ -21,7 +21,7 @@ answered between."""
 
 
 class NoAnswerError(Exception):
-    """A question that has no answer now, through no fault of the index. `again`: that of `Failed`."""
+    """A question that has no answer now, through no fault of the index. `again`: that of `IndexFailure`."""
 
     def __init__(self, reason: str, again: bool = False) -> None:
         super().__init__(reason)

@@ -79,7 +79,8 @@ class TapeIndex:
     """The index of a tape. Every error of DuckDB that it raises means that it is damaged: `rebuild`."""
 
     def __init__(self, store: Store, path: Path, sealed: int = SEALED, prices: Prices | None = None) -> None:
-        """Opens the files if they are whole, of this tape and of these prices; otherwise begins anew. Raises `Held`."""
+        """Opens the files if they are whole, of this tape and of these prices; otherwise begins anew. Raises
+        `IndexLockedError`."""
         self._store, self._sealed, self._prices = store, sealed, prices or Prices()
         self._segments = SegmentDirectory(path)
         manifest = self._segments.load()

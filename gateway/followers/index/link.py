@@ -1,7 +1,8 @@
 """The gateway's end of its index: starts the process, queries it, and starts it again when it has ended.
 
 A question returns an answer or None, which means: scan the tape. No question waits for a process that is starting, is
-far behind the tape, or has ended. `find` and the others are called from worker threads, `tend` from the event loop.
+far behind the tape, or has ended. `find` and the others are called from worker threads, `ensure_running` from the
+event loop.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class IndexLink:
             self._asked, self._ready, self._unanswered_since = Connection(ours.detach()), False, None
 
     def _end(self, reason: str) -> None:
-        """Kills a useless process; `tend` starts the next one."""
+        """Kills a useless process; `ensure_running` starts the next one."""
         assert self._process is not None
         _log.warning("the process of the index is started again (%s); the tape is scanned meanwhile", reason)
         self._process.kill()

@@ -139,7 +139,7 @@ class TextIndex:
         return table, _block_of(table)
 
     def seal(self, cursor: int) -> list[SegmentFile]:
-        """Writes the new blocks to files. They are valid once a manifest names them; then call `sealed`."""
+        """Writes the new blocks to files. They are valid once a manifest names them; then call `adopt_sealed`."""
         self._close_block()
         if not self._fresh:
             return []

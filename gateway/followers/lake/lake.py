@@ -34,8 +34,8 @@ class ChunkResult:
 
 
 class Lake:
-    """The tables of a lake, for one writer. Every method may raise `Unreachable`, after which it can be tried again as
-    a whole."""
+    """The tables of a lake, for one writer. Every method may raise `LakeUnreachableError`, after which it can be tried
+    again as a whole."""
 
     def __init__(
         self,

@@ -12,8 +12,9 @@ and arguments under an id, and a later request carries the result under the same
 open at the time, and `tool_matching` which of several that fit is chosen. The strongest pairs are settled first; weaker
 pairs decide nothing that those leave open.
 
-Begin with `read_asks`, then `join`, then `implied_runs`: a tool call whose result was carried and that no server has
-run was run by the agent itself, between the end of the call that asked and the beginning of the one that carried.
+Begin with `read_tool_requests`, then `join`, then `implied_runs`: a tool call whose result was carried and that no
+server has run was run by the agent itself, between the end of the call that asked and the beginning of the one that
+carried.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class _JoinState:
 
 
 def join(asks: Sequence[ToolRequest], runs: Sequence[ToolRun], skew_ns: int = 0) -> list[ToolRunLink]:
-    """One link for each run, in their order. `asks`: the asks of the same rollout, from `read_asks`. `skew_ns`: maximum
-    difference between the clock that timed the runs and the one that timed the model calls."""
+    """One link for each run, in their order. `asks`: the asks of the same rollout, from `read_tool_requests`.
+    `skew_ns`: maximum difference between the clock that timed the runs and the one that timed the model calls."""
     case = _JoinState(asks, runs, skew_ns)
     for rank in (7, 6, 5, BOTH):
         _both_sides(case, rank)

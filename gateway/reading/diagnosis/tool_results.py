@@ -101,7 +101,7 @@ class ReturnedResult:
 
     @property
     def lookup_keys(self) -> Iterator[str]:
-        """The keys among those of `ShownResult.looks` under which the same result may be found."""
+        """The keys among those of `ShownResult.lookup_keys` under which the same result may be found."""
         yield from (self.text, *self.values)
 
     def _values(self) -> Iterator[Any]:
@@ -156,7 +156,7 @@ class ShownResult:
 
     @property
     def lookup_keys(self) -> Iterator[str]:
-        """The keys among those of `ReturnedResult.looks` under which the same result may be found."""
+        """The keys among those of `ReturnedResult.lookup_keys` under which the same result may be found."""
         yield self.text
         if self.value is not None:
             yield canonical(self.value)

@@ -115,7 +115,7 @@ class RetentionService:
     # -- what is asked for -------------------------------------------------------------------------------------------
 
     async def forget(self, rollout: str, said: ActionRequest) -> ForgottenRollout:
-        """Hide a rollout, and begin to wipe it. Raises `Refused`."""
+        """Hide a rollout, and begin to wipe it. Raises `OperationRefusedError`."""
         # It goes on even if nobody waits for the answer any more.
         hiding = asyncio.ensure_future(self._hide(rollout, said))
         self._hiding.add(hiding)
@@ -135,11 +135,11 @@ class RetentionService:
         return made
 
     async def hold(self, rollout: str, said: ActionRequest) -> RetentionHold:
-        """Keep a rollout. Raises `Refused`."""
+        """Keep a rollout. Raises `OperationRefusedError`."""
         return await self._recorder.submit(lambda tape: RetentionOperations(tape).hold(rollout, said, self._now_ns()))
 
     async def lift(self, rollout: str, said: ActionRequest) -> RetentionHold:
-        """Lift the hold of a rollout. Raises `Refused`."""
+        """Lift the hold of a rollout. Raises `OperationRefusedError`."""
         return await self._recorder.submit(lambda tape: RetentionOperations(tape).lift(rollout, said, self._now_ns()))
 
     def status(self, in_index: int | None, left_behind: str = "") -> RetentionStatus:

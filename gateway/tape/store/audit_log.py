@@ -1,7 +1,7 @@
 """The audit log: the author, the reason and the content of each change by the control API, in the order of the changes.
 
 An entry is written by the operation that makes the change, in its transaction (`write`), or right after a change that
-is not on the tape (`AuditLog.keep`). A release has a chain of its own, so an entry of a release only names its link
+is not on the tape (`AuditLog.record`). A release has a chain of its own, so an entry of a release only names its link
 (`write_reference`), and its content is read from there. Entries have consecutive numbers and are never changed.
 """
 

@@ -165,8 +165,8 @@ class Recorder:
         """Run an operation in the next transaction, after all earlier items of the queue. Return a future that is done
         when the operation is durable.
 
-        It fails with `Refused` when the operation is refused, with `TapeError` when the tape does not take it, and with
-        `DamagedRecordError` when only this operation cannot be written; nothing is written then.
+        It fails with `OperationRefusedError` when the operation is refused, with `TapeError` when the tape does not
+        take it, and with `DamagedRecordError` when only this operation cannot be written; nothing is written then.
         """
         task = QueuedOperation(do)
         done: asyncio.Future[T] = self._loop.create_future()

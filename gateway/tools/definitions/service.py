@@ -1,6 +1,6 @@
 """The definitions of servers in memory, for calls: the approved ones, those seen last, and the differences.
 
-If changes only cause warnings, an answer is read after it was passed on, in a thread (`heard`); an answer whose bytes
+If changes only cause warnings, an answer is read after it was passed on, in a thread (`observe`); an answer whose bytes
 were read before is recognised by its hash. If changes are held back or denied, an answer is read before it is passed on
 (`approved_answer`). Either way a whole list is written to the tape when it is new, and once a minute when it is not.
 
@@ -205,7 +205,7 @@ class DefinitionService:
         return self._servers[server].changed.get(kind, {}).get(name)
 
     async def approve(self, server: str, asked: ApproveRequest) -> ServerDefinitions:
-        """Approves a version, or the newest of every list; durable when it returns. Raises `Refused`."""
+        """Approves a version, or the newest of every list; durable when it returns. Raises `OperationRefusedError`."""
         now = self._now_ns()
         known = await self._recorder.submit(lambda tape: DefinitionOperations(tape).approve(server, asked, now))
         if server in self._servers:

@@ -65,7 +65,7 @@ class ServerProcess:
         self._window, self._in_window = 0.0, 0
 
     async def run(self) -> None:
-        """Runs the process to its end, and sets `how`."""
+        """Runs the process to its end, and sets `exit_reason`."""
         try:
             made = await self._spawn()
         except (OSError, ValueError) as error:

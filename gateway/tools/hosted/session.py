@@ -90,7 +90,7 @@ class ProcessSession:
     # From the client ------------------------------------------------------------------------------------------------
 
     async def request(self, sent: list[JsonRpcMessage], line: bytes) -> PostExchange:
-        """Sends requests. The exchange collects the lines that belong to them until `left` is called with it."""
+        """Sends requests. The exchange collects the lines that belong to them until `release` is called with it."""
         asks = [one for one in sent if one.kind == "request"]
         found = {_written(about["progressToken"]) for one in asks if "progressToken" in (about := meta(one))}
         tokens = {one for one in found if one is not None}

@@ -2,7 +2,7 @@
 
 The amounts used are on the tape, with the spans. The sums there are cached for some seconds, and the use of a call is
 added to the cache when its span is durable, so the cache equals the tape. Before another process writes the tape as
-well, all reservations are moved there (`LocalLedger.leave`, `operations.BudgetOperations.keep`).
+well, all reservations are moved there (`LocalLedger.drain`, `operations.BudgetOperations.keep`).
 """
 
 from __future__ import annotations

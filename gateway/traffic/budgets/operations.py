@@ -205,7 +205,7 @@ class BudgetOperations:
         self._tape.put(GUESSES, answer.encode(), json.dumps([told, list(models)]).encode())
 
     def recorded_guess(self, answer: str) -> tuple[list[tuple[bytes, int, int]], list[str]]:
-        """The amounts and model names that `guess` has noted; empty lists if there are none."""
+        """The amounts and model names that `record_guess` has noted; empty lists if there are none."""
         stored = self._tape.get(GUESSES, answer.encode())
         if stored is None:
             return [], []

@@ -55,7 +55,7 @@ class RemoteConversations(Protocol):
         answer: UnreadAnswer,
         response: str | None,
     ) -> None:
-        """Remember an answered call, as `ConversationMatcher.answered` does."""
+        """Remember an answered call, as `ConversationMatcher.remember_answer` does."""
         ...
 
     def undo(self, found: ConversationMatch, key: int | None) -> None:

@@ -2,7 +2,8 @@
 
 Agents resend the whole conversation with every call. A request whose first items are all items of an earlier request,
 followed by the answer to it, continues that one. Items are compared by their content, not by how their JSON is written.
-Every beginning of a conversation has a number (`fingerprints.Story`), so the longest known one is found at once.
+Every beginning of a conversation has a number (`fingerprints.ConversationFingerprint`), so the longest known one is
+found at once.
 
 Answers distinguish equal beginnings. An answer is read only if two must be distinguished, and not on the event loop. If
 the answers are equal too, the choice falls on the same connection, then on a conversation whose last answer has not

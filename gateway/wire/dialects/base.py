@@ -6,9 +6,9 @@ conversation, so that calls of clients that name no rollout can be matched to it
 the other formats of its API, such as the shape of errors. No other package knows a dialect by its name: each asks the
 dialect, by these methods, what depends on the format.
 
-A conversation is fingerprinted in two ways: message by message, after reading it (`conversation`, `reply`), and item by
-item from the raw JSON (`items`, `source`, `replies`), which costs a call next to nothing where its items have been seen
-before.
+A conversation is fingerprinted in two ways: message by message, after reading it (`message_fingerprints`,
+`reply_fingerprint`), and item by item from the raw JSON (`items`, `item_fingerprint`, `reply_fingerprints`), which
+costs a call next to nothing where its items have been seen before.
 
 Nothing here raises on odd bytes: `read` notes the parts that it could not read in `Turn.problems`, `facts` leaves their
 facts None.
@@ -113,10 +113,10 @@ class Dialect(ABC):
     streaming_content_type: bytes = EVENT_STREAM
     """The media type of a streamed answer."""
     end_marker: bytes | None = None
-    """Bytes that stand in the last event of a stream (`over`), and seldom in others."""
+    """Bytes that stand in the last event of a stream (`is_complete`), and seldom in others."""
     websocket: bool = False
-    """True if the format is spoken on WebSockets too: there messages are requests (`sent`), and events are answers
-    (`received`)."""
+    """True if the format is spoken on WebSockets too: there messages are requests (`read_client_message`), and events
+    are answers (`read_server_message`)."""
     otel: GenAiNames | None = None
     """None where the conventions have no name for the format: its calls are plain HTTP there."""
 
@@ -199,8 +199,8 @@ class Dialect(ABC):
         return []
 
     def reply_fingerprint(self, response: bytes, stream: bool) -> bytes:
-        """Fingerprint source of the assistant's answer, equal to the one `conversation` gives for the same message
-        when the client sends it back; empty when there is none."""
+        """Fingerprint source of the assistant's answer, equal to the one `message_fingerprints` gives for the same
+        message when the client sends it back; empty when there is none."""
         return b""
 
     def items(self, request: bytes) -> ConversationItems:
@@ -214,7 +214,8 @@ class Dialect(ABC):
         return b""
 
     def reply_fingerprints(self, response: bytes, stream: bool) -> list[bytes]:
-        """Fingerprint sources of the items of the answer, as `source` gives them when the client sends them back."""
+        """Fingerprint sources of the items of the answer, as `item_fingerprint` gives them when the client sends
+        them back."""
         return []
 
     def response_id(self, response: bytes, stream: bool) -> str | None:

@@ -123,11 +123,11 @@ class JsonPostDialect(Dialect):
         return (passage for choice in self.choices(answer) for passage in message_passages(choice.message, True))
 
     def system_texts(self, request: bytes) -> RequestTexts:
-        """The texts that `quoted_system` points at."""
+        """The texts that `system_pointers` points at."""
         return texts(request, self.system_pointers)
 
     def tool_texts(self, request: bytes) -> list[TextLocation]:
-        """The texts that `quoted_descriptions` points at."""
+        """The texts that `description_pointers` points at."""
         return texts(request, lambda body: (self.description_pointers(body), None)).places
 
     def system_pointers(self, request: bytes) -> TextPointers:

@@ -23,7 +23,7 @@ _BACKSLASH: Final = b"\xff"
 
 
 def candidate_rules(rules: RuleSet, body: bytes, clock: CpuBudget) -> RuleSet:
-    """The rules that may find something in a body of JSON; raises `Slow`."""
+    """The rules that may find something in a body of JSON; raises `PatternTimeout`."""
     levels = _levels(body)
     if levels is None:
         return rules

@@ -46,7 +46,7 @@ class MetricBlock:
     """A record whose columns are decoded when they are needed."""
 
     def __init__(self, record: bytes) -> None:
-        """Raises one of `codec.UNREADABLE` when it is no block."""
+        """Raises one of `codec.DECODE_ERRORS` when it is no block."""
         self.first, self.last = bounds(record)
         found = msgspec.msgpack.decode(memoryview(record)[_BOUNDS.size :])
         self._packed, self._steps, self._times, self.names, self._columns = found

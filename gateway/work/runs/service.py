@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 class RunService:
-    """The training runs of a gateway. A change is durable when it is answered; a refused one raises `Refused`."""
+    """The training runs of a gateway. A change is durable when it is answered; a refused one raises
+    `OperationRefusedError`."""
 
     def __init__(self, tape: Store, recorder: Recorder, now_ns: Callable[[], int]) -> None:
         self.reader = RunReader(tape)

@@ -87,7 +87,7 @@ class TapeObservationReader:
         return min(1.0, max(0.0, (value - low - self._rewards.step_cost * calls) / (high - low)))
 
     async def regrade(self, observations: Sequence[Observation]) -> list[Observation]:
-        """See `Reader`: the reward function of the run judges the rollouts on the tape once more."""
+        """See `ObservationReader`: the reward function of the run judges the rollouts on the tape once more."""
         if self._regrader is None:
             return list(observations)
         return await map_concurrently(self._again, list(observations))

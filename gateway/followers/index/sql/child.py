@@ -1,6 +1,6 @@
 """The process of one query: `python -m penstock.gateway.followers.index.sql.child`, started by `runner`.
 
-It reads a `SqlJob` from its standard input, gives up its rights, runs the query and writes an `Outcome`, as
+It reads a `SqlJob` from its standard input, gives up its rights, runs the query and writes an `SqlOutcome`, as
 MessagePack. `runner` kills it at the deadline.
 """
 
@@ -99,7 +99,7 @@ def _tried(work: SqlJob, do: Callable[[], T]) -> T | SqlFailure:
 
 
 def _opened(work: SqlJob) -> duckdb.DuckDBPyConnection:
-    """A connection with the views, in a process that has given up its rights. Raises `NoSandbox`."""
+    """A connection with the views, in a process that has given up its rights. Raises `SandboxError`."""
     # Loads the time zone's files now: in the sandbox they cannot be read.
     ZoneInfo("UTC")
     # DuckDB and Arrow try to import these for every value, and their files cannot be read: hide them.

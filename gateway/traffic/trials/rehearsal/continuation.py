@@ -1,9 +1,9 @@
 """Continues a conversation without its agent: appends an answer and the results of its tools to the request. Pure.
 
 An agent that has called its tools sends the conversation again with the model's answer and a result for each call. This
-module does that for the agent, in the wire form of its API (`Dialect.continued`): the answer's own objects unchanged,
-as the official SDKs send them back, and the recorded results under the ids of the new calls. Read again, such a request
-is the old conversation, the answer and the results.
+module does that for the agent, in the wire form of its API (`Dialect.continuation`): the answer's own objects
+unchanged, as the official SDKs send them back, and the recorded results under the ids of the new calls. Read again,
+such a request is the old conversation, the answer and the results.
 
 The agent never saw these messages, so its later requests lack them. `restore` puts them back in their place: without
 them the model would not know the results of its own tools.
