@@ -72,6 +72,8 @@ class Dispatcher:
         self._finished: Counter[str] = Counter()
         """Number of attempts that each worker has finished since its last heartbeat."""
         self._line: dict[asyncio.Future[None], frozenset[Mode]] = {}
+        self._wakes = 0
+        """Times that claims in the line were woken, or would have been."""
         self._stopped = False
 
     async def start(self) -> None:
@@ -131,10 +133,11 @@ class Dispatcher:
         modes = frozenset(asked.modes or MODES)
         until = asyncio.get_running_loop().time() + asked.wait_s
         while not self._stopped:
-            state, waiting = self.queue.state, self.queue.counts()
+            wakes, state, waiting = self._wakes, self.queue.state, self.queue.counts()
             if state == "open" and modes & waiting.keys() and (claimed := await self._take(asked, modes)):
                 return claimed
-            if state == "draining" or not await self._wait(modes, until):
+            # Work that came while the tape was asked has woken nobody: this claim was not in the line yet.
+            if state == "draining" or (wakes == self._wakes and not await self._wait(modes, until)):
                 break
         return []
 
@@ -208,6 +211,7 @@ class Dispatcher:
 
     def _pass_on(self) -> None:
         """Wake another waiting claim as long as there is work for it, because the one that was woken may have left."""
+        self._wakes += 1
         if self._line:
             state, waiting = self.queue.state, self.queue.counts()
             if state == "open":
@@ -215,6 +219,7 @@ class Dispatcher:
 
     def _wake_for(self, counts: Mapping[Mode, int]) -> None:
         """Wake as many waiting claims as there is new work for them, the longest waiting first."""
+        self._wakes += 1
         left = {mode: count for mode, count in counts.items() if count > 0}
         for woken, modes in list(self._line.items()):
             if not left:
@@ -227,6 +232,7 @@ class Dispatcher:
                 self._wake_one(woken)
 
     def _wake(self) -> None:
+        self._wakes += 1
         for woken in list(self._line):
             self._wake_one(woken)
 

@@ -16,12 +16,12 @@ from fakes.desk import PATIENCE, SECOND, Call, Clock, Life, living, name_of, pat
 from fakes.entries import finish, running
 from fakes.rig import inside
 from fakes.some import some
-from fakes.waiting import when
+from fakes.waiting import until, when
 from pydantic import ValidationError
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model import lifecycle
-from penstock.gateway.model.base import LONGEST_S
+from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.queue import LONGEST_WAIT_S, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, Reward, RolloutConfig, RolloutStatus
 from penstock.gateway.tape.store.directory import TapeError
@@ -30,6 +30,7 @@ from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.work.queue import deadlines
 from penstock.gateway.work.queue.memory_queue import MemoryQueue
 from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.queue.results import ClaimedAttempt
 
 
 @pytest.fixture
@@ -389,6 +390,32 @@ async def test_who_leaves_or_gives_up_does_not_take_a_wake_up_along(life: Life) 
             taken = [staying.result()]
         [[name]] = taken
         assert await life.finish(name, worker=None) == RolloutStatus.SUCCEEDED
+
+
+async def test_no_claim_sleeps_through_work_that_comes_back_while_it_looks(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, gate = life.dispatcher._take, threading.Event()
+
+    async def late(asked: ClaimRequest, modes: frozenset[Mode]) -> list[ClaimedAttempt]:
+        if claimed := await take(asked, modes):
+            return claimed
+        await until(lambda: bool(life.dispatcher.queue.counts()))
+        # Whoever is told that it is back has been told.
+        await life.recorder.submit(lambda transaction: None)
+        return []
+
+    monkeypatch.setattr(life.dispatcher, "_take", late)
+    await life.enqueue("q1")
+    held = patient(life.recorder.submit(lambda transaction: gate.wait(PATIENCE)))
+    leaving = patient(life.claim("gone", lease_s=3600))
+    other = patient(life.claim("w2", wait_s=LONGEST_WAIT_S))
+    await asyncio.sleep(0)
+    _ = leaving.cancel()
+    gate.set()
+    assert await held
+    [name] = await other
+    assert await life.finish(name, worker="w2") == RolloutStatus.SUCCEEDED
 
 
 async def test_a_client_that_leaves_in_the_middle_of_a_claim_costs_no_try(life: Life) -> None:
