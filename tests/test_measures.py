@@ -16,7 +16,7 @@ SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
     "files": 929,
-    "lines": 126_520,
+    "lines": 126_560,
     "files below 60 lines": 206,
     "rooms of the gateway": 12,
     "layers of the gateway": 10,
