@@ -155,6 +155,15 @@ def test_no_suite_is_forgotten() -> None:
     assert {target for target in TARGETS if re.match(r"(demo|check|test)$|check-", target)} <= always
 
 
+def test_the_tests_that_it_names_are_there() -> None:
+    """Those of another Python were in folders that had moved."""
+    named = re.findall(r"tests/\S+", RUN.read_text(encoding="utf-8") + MAKEFILE)
+    split = [re.match(r"([^{]*)\{?([^}]*)\}?(.*)", name) for name in named]
+    paths = {f"{one[1]}{middle}{one[3]}" for one in split if one for middle in one[2].split(",")}
+    assert len(paths) > 10
+    assert [path for path in sorted(paths) if not (ROOT / path.rstrip(";")).exists()] == []
+
+
 def test_environments_are_those_of_the_makefile() -> None:
     named = {name for table in (plan.NEEDS, plan.USES) for names in table.values() for name in names}
     assert named == set(plan.INSTALLED_S)
