@@ -72,11 +72,13 @@ class Local(Gateway):
         raise NotImplementedError
 
     async def ask(self, http: ClientSession, rollout: str, attempt: str = "a1", said: str = "hi") -> Any:
-        """A chat call, and what it was answered."""
+        """A chat call, and what it was answered; it is on the tape."""
         body = {"model": "m", "messages": [{"role": "user", "content": said}]}
         async with http.post(self.openai(rollout, attempt) + "/chat/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
-            return await answer.json()
+            answered = await answer.json()
+        assert await self.gateway.recorder.flush()
+        return answered
 
 
 @asynccontextmanager
