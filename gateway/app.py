@@ -204,8 +204,9 @@ class Gateway:
         context = Control(
             self.store, self.dispatcher, self.releases, self.rehearsals, runs, self.feed, self._work, self.auth,
             self.metrics, self.state, self.definitions, self.audit_log, self.webhooks, self.questions,
-            ToolPolicy(self.config.policy), self.retention, self.index, SqlRunner(self.index, self.config.data /
-            "index", self.config.index.sql), self._prices, self.config.route, self.budgets,
+            ToolPolicy(self.config.policy), self.retention, self.index,
+            SqlRunner(self.index, self.config.data / "index", self.config.index.sql), self._prices, self.config.route,
+            self.budgets,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_application(context)

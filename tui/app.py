@@ -2,7 +2,7 @@
 
     session     one connection: the feed, the looks (`loader`), who we are; a new one when the context changes
     Main        draws and takes keys (`main_screen`)
-    change      asks the person, then does what an `ViewAction` says, if this key and this person may
+    change      asks the person, then does what a `ViewAction` says, if this key and this person may
 
 All waiting happens in the session's tasks. No key waits.
 """

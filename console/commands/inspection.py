@@ -183,8 +183,8 @@ def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) 
 
 
 def stats(
-    *filter: Terms, by: BreakdownDimension | None = None, since: str | None = None, spans: int | None = None, json:
-    Json = False, gateway: Url = LOCAL,
+    *filter: Terms, by: BreakdownDimension | None = None, since: str | None = None, spans: int | None = None,
+    json: Json = False, gateway: Url = LOCAL,
 ) -> None:  # fmt: skip
     """Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.
 

@@ -1,6 +1,6 @@
 """The control API's description of itself as OpenAPI 3.1, made from the table that serves it.
 
-A `ApiRoute` has everything about an endpoint, its handler included. `gateway.api.routes` registers handlers from the
+An `ApiRoute` has everything about an endpoint, its handler included. `gateway.api.routes` registers handlers from the
 same rows that are described here, so no endpoint can exist undescribed. Query parameters are the fields of a pydantic
 model, which also checks them. Descriptions are the docstrings below the fields in the source. They are read on the
 first request for the document, so importing the models stays cheap.

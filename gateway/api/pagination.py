@@ -138,7 +138,7 @@ def take(walk: Walk[T], mark: Mark | None, limit: int, most: int) -> PageRows[T]
 
 
 def scan(before: int | None, limit: int) -> None:
-    """A `IndexLookup` without an index: every row is looked at."""
+    """An `IndexLookup` without an index: every row is looked at."""
 
 
 def recent_walk(tape: TapeSource, query: Query, find: IndexLookup = scan) -> Walk[Span]:

@@ -1,6 +1,6 @@
 """Wire formats that only the tests need: completions, responses, embeddings, model lists, token counts and errors.
 
-Pure, like those in `demo.model`: a request and an `DemoAnswer` in, JSON or events out.
+Pure, like those in `demo.model`: a request and a `DemoAnswer` in, JSON or events out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine's input: a sequence of tokens, with the trained tokens and their advantages.
 
-An `TokenExample` is a sample after credit assignment. `advantage` makes examples of the tape's samples,
+A `TokenExample` is a sample after credit assignment. `advantage` makes examples of the tape's samples,
 `trainer.data.chat_template` makes them of chats.
 """
 

@@ -152,7 +152,7 @@ def tree_of(signal: Signal, encoding: Encoding, body: bytes) -> RequestTree:
 
 
 def items(signal: Signal, tree: RequestTree) -> Iterator[TelemetryItem]:
-    """Yield the items of a request; one that cannot be read is a `ItemRejectedError` in its place. Raises
+    """Yield the items of a request; one that cannot be read is an `ItemRejectedError` in its place. Raises
     `OtlpRequestError`."""
     count = 0
     for at, group in enumerate(tree.open(tree.root, None, signal.groups)[1]):

@@ -183,8 +183,8 @@ def pending_reads(tape: StoreReader) -> list[PendingBatchRead]:
     """All results that were fetched and are not read yet."""
     with tape.view() as view:
         return [
-            PendingBatchRead(keys.split_summary_key(key[1:]), batch.decode()) for key, batch in view.scan(DATABASE,
-            b"t")
+            PendingBatchRead(keys.split_summary_key(key[1:]), batch.decode())
+            for key, batch in view.scan(DATABASE, b"t")
         ]  # fmt: skip
 
 

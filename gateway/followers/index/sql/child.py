@@ -1,6 +1,6 @@
 """The process of one query: `python -m penstock.gateway.followers.index.sql.child`, started by `runner`.
 
-It reads a `SqlJob` from its standard input, gives up its rights, runs the query and writes an `SqlOutcome`, as
+It reads an `SqlJob` from its standard input, gives up its rights, runs the query and writes an `SqlOutcome`, as
 MessagePack. `runner` kills it at the deadline.
 """
 

@@ -66,16 +66,21 @@ _B, _P, _E, _X, _O = (
     ServerMessageKind.OTHER,
 )
 TABLE: Final[dict[tuple[ServerMessageKind, LaneState], LaneAction]] = {
-    (_B, LaneState.IDLE): LaneAction.ADOPT, (_B, LaneState.WAITING): LaneAction.BIND, (_B, LaneState.RUNNING):
-    LaneAction.ADOPT, (_B, LaneState.FOLLOWED): LaneAction.BIND, (_B, LaneState.DOUBTFUL): LaneAction.BLAME,
-    (_P, LaneState.IDLE): LaneAction.ADOPT, (_P, LaneState.WAITING): LaneAction.NOTE, (_P, LaneState.RUNNING):
-    LaneAction.NOTE, (_P, LaneState.FOLLOWED): LaneAction.NOTE, (_P, LaneState.DOUBTFUL): LaneAction.CLEAR,
-    (_E, LaneState.IDLE): LaneAction.ADOPT, (_E, LaneState.WAITING): LaneAction.FINISH, (_E, LaneState.RUNNING):
-    LaneAction.FINISH, (_E, LaneState.FOLLOWED): LaneAction.FINISH, (_E, LaneState.DOUBTFUL): LaneAction.CLEAR,
-    (_X, LaneState.IDLE): LaneAction.ADOPT, (_X, LaneState.WAITING): LaneAction.FAIL, (_X, LaneState.RUNNING):
-    LaneAction.FAIL, (_X, LaneState.FOLLOWED): LaneAction.DOUBT, (_X, LaneState.DOUBTFUL): LaneAction.DOUBT,
-    (_O, LaneState.IDLE): LaneAction.PASS, (_O, LaneState.WAITING): LaneAction.NOTE, (_O, LaneState.RUNNING):
-    LaneAction.NOTE, (_O, LaneState.FOLLOWED): LaneAction.NOTE, (_O, LaneState.DOUBTFUL): LaneAction.NOTE,
+    (_B, LaneState.IDLE): LaneAction.ADOPT, (_B, LaneState.WAITING): LaneAction.BIND,
+    (_B, LaneState.RUNNING): LaneAction.ADOPT, (_B, LaneState.FOLLOWED): LaneAction.BIND,
+    (_B, LaneState.DOUBTFUL): LaneAction.BLAME,
+    (_P, LaneState.IDLE): LaneAction.ADOPT, (_P, LaneState.WAITING): LaneAction.NOTE,
+    (_P, LaneState.RUNNING): LaneAction.NOTE, (_P, LaneState.FOLLOWED): LaneAction.NOTE,
+    (_P, LaneState.DOUBTFUL): LaneAction.CLEAR,
+    (_E, LaneState.IDLE): LaneAction.ADOPT, (_E, LaneState.WAITING): LaneAction.FINISH,
+    (_E, LaneState.RUNNING): LaneAction.FINISH, (_E, LaneState.FOLLOWED): LaneAction.FINISH,
+    (_E, LaneState.DOUBTFUL): LaneAction.CLEAR,
+    (_X, LaneState.IDLE): LaneAction.ADOPT, (_X, LaneState.WAITING): LaneAction.FAIL,
+    (_X, LaneState.RUNNING): LaneAction.FAIL, (_X, LaneState.FOLLOWED): LaneAction.DOUBT,
+    (_X, LaneState.DOUBTFUL): LaneAction.DOUBT,
+    (_O, LaneState.IDLE): LaneAction.PASS, (_O, LaneState.WAITING): LaneAction.NOTE,
+    (_O, LaneState.RUNNING): LaneAction.NOTE, (_O, LaneState.FOLLOWED): LaneAction.NOTE,
+    (_O, LaneState.DOUBTFUL): LaneAction.NOTE,
 }  # fmt: skip
 """The action for each event in each state of its lane. `BEGIN` here belongs to a response that is not under way yet."""
 

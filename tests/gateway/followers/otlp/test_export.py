@@ -122,8 +122,8 @@ async def test_a_rollout_of_the_queue_is_one_tree(inlet: Inlet, collector: Colle
             SpanEntry("q1", "a1", kind="event", name="stdout", status="ok", start_ns=T0, end_ns=T0,
                   attributes={"text": "secret"}),
             SpanEntry("q1", "a1", kind="tool", status="error", error="tool_error", start_ns=T0, end_ns=T0 + 5,
-                attributes={ "mcp.method.name": "tools/call", "gen_ai.tool.name": "search", "gen_ai.operation.name":
-                "execute_tool", "gen_ai.tool.call.arguments": {"q": "secret"}}),
+                  attributes={"mcp.method.name": "tools/call", "gen_ai.tool.name": "search",
+                              "gen_ai.operation.name": "execute_tool", "gen_ai.tool.call.arguments": {"q": "secret"}}),
         ]  # fmt: skip
         await inlet.dispatcher.add(made)
         await inlet.dispatcher.reward(
