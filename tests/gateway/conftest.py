@@ -10,13 +10,23 @@ from uuid import uuid4
 import aiohttp
 import pytest
 from fakes.local import Local, locally
-from fakes.process import upstreams
+from fakes.process import PATIENCE, upstreams
 from fakes.provider import Provider
 from fakes.rig import Base, Rig, Within, based, inside
 from fakes.tape import Tape
 from fakes.two_upstreams import Two, pair
 
 from penstock.gateway.client.client import Client
+from penstock.gateway.followers.index.sql import runner
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_sql() -> Iterator[None]:
+    """In a gateway of this process no index and no query is late because the machine is busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("INDEX_S", "START_S"):
+            patch.setattr(runner, name, PATIENCE)
+        yield
 
 
 @pytest.fixture(scope="module")

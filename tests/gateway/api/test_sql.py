@@ -11,25 +11,16 @@ from typing import Any
 import aiohttp
 import pytest
 from fakes.local import Local, locally
-from fakes.process import PATIENCE
 from fakes.shell import Shell
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.followers.index.sql import runner
 from penstock.gateway.followers.index.sql.views import VIEWS
 from penstock.gateway.model.sql import SqlRequest
 
 pq: Any = import_module("pyarrow.parquet")
 """It has no types."""
 COUNT = "select agent, count(*) as calls from spans where kind = 'llm' group by agent"
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No index and no process is late because the machine is busy."""
-    for name in ("INDEX_S", "START_S"):
-        monkeypatch.setattr(runner, name, PATIENCE)
 
 
 async def called(local: Local, http: aiohttp.ClientSession, calls: int) -> None:

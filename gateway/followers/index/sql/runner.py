@@ -28,9 +28,9 @@ AT_ONCE: Final = 2
 """Most queries that run at the same time; others wait."""
 MOST_WAITING: Final = 16
 """Most queries that run or wait; more are refused."""
-INDEX_S: Final = 10.0
+INDEX_S: Final = 30.0
 """Longest wait of a query for an index that is starting or catching up."""
-START_S: Final = 10.0
+START_S: Final = 30.0
 """Longest start of a process; the query's own time begins after it."""
 _INHERITED: Final = ("PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """Variables of the gateway's environment that the process gets; others may hold keys."""
@@ -99,17 +99,22 @@ class SqlRunner:
 
     async def _files(self, links: _SnapshotLinks) -> dict[str, list[str]]:
         """The files of the index, once it has caught up. `links`: makes links to those of a snapshot."""
-        until = asyncio.get_running_loop().time() + INDEX_S
-        while isinstance(found := await asyncio.to_thread(lambda: links.link_files(self._link.files())), str):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + INDEX_S
+        while True:
+            # Looked at first: an index that becomes ready while the time ends is asked once more.
+            is_late = loop.time() > until
+            found = await asyncio.to_thread(lambda: links.link_files(self._link.files()))
+            if not isinstance(found, str):
+                return found
             await asyncio.to_thread(self._link.ensure_running)
             view = await asyncio.to_thread(self._link.view)
             if view.status in ("off", "missing"):
                 raise SqlQueryError(409, f"SQL needs the index: {view.reason}", "index")
-            if asyncio.get_running_loop().time() > until:
+            if is_late:
                 read = f"it has read {view.cursor:,} of {view.newest:,} changes"
                 raise SqlQueryError(503, f"SQL waits for the index: {found} ({read}); ask again in a moment", "index")
             await asyncio.sleep(0.1)  # another process's state cannot be awaited
-        return found
 
 
 class _SnapshotLinks:

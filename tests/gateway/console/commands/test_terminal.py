@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from fakes.local import locally
 from fakes.odd import odd, request, send
-from fakes.process import PATIENCE, upstreams
+from fakes.process import upstreams
 from fakes.raw import reply
 from fakes.rig import CHAT
 from fakes.shell import Shell
@@ -17,7 +17,6 @@ from fakes.tape import Tape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.followers.index.sql import runner
 from penstock.gateway.model.terminal_text import terminal_safe, terminal_safe_json
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202eevil\u2066\u200f\x7f"
@@ -46,8 +45,6 @@ def obeyed(text: str) -> set[str]:
 async def test_nothing_on_the_tape_speaks_to_the_terminal(
     http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("INDEX_S", "START_S"):
-        monkeypatch.setattr(runner, name, PATIENCE)
     said = [(200, ANSWER), (200, ANSWER), (400, ERROR)]
     async with (
         odd([step for one in said for step in (request(), send(reply(one[0], one[1].encode())))]) as upstream,

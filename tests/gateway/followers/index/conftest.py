@@ -10,7 +10,6 @@ from fakes.process import PATIENCE
 
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index import link
-from penstock.gateway.followers.index.sql import runner
 from penstock.gateway.tape.store import Store
 
 
@@ -24,4 +23,3 @@ def store(tmp_path: Path) -> Generator[Store]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PATIENCE_S", PATIENCE)
     monkeypatch.setattr(link, "PAUSES_S", (0.01, 0.01))
-    monkeypatch.setattr(runner, "START_S", PATIENCE)

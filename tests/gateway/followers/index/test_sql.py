@@ -508,3 +508,23 @@ def test_the_queries_of_the_documentation_are_answered(ask: Asking) -> None:
     assert len(queries) == 4
     for query in queries:
         assert ask.answer(query)["columns"], query
+
+
+def test_an_index_that_becomes_ready_as_the_wait_ends_answers(
+    made: tuple[Path, dict[str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, files = made
+    link, answers = IndexLink(tmp_path, "always", lambda: 0), iter(["its process is starting", files])
+
+    async def find() -> dict[str, list[str]]:
+        loop = asyncio.get_running_loop()
+
+        def late() -> dict[str, list[str]] | str:
+            monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 2 * runner.INDEX_S)
+            return next(answers)
+
+        monkeypatch.setattr(link, "files", late)
+        monkeypatch.setattr(link, "ensure_running", lambda: None)
+        return await SqlRunner(link, path, "landlock")._files(runner._SnapshotLinks(path))
+
+    assert set(asyncio.run(find())) == set(files)
