@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
@@ -20,6 +20,7 @@ from penstock.console.views.rollouts import BRIEF, gaps, pluralized, span_line, 
 from penstock.console.views.text import abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model import span_tree
 from penstock.gateway.model.answers import SideView, SpanDetail
+from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
 from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
@@ -336,10 +337,20 @@ def _facts(detail: SpanDetail) -> Iterator[Text]:
         "sampling": compact(turn.sampling) if turn and turn.sampling else None,
         "forced": turn.forced if turn else None,
         "trace": span.trace_id,
+        **{fact.label: _shown(fact, reader(fact)(span)) for fact in SPAN_FACTS if fact.label is not None},
     }
     for name, value in shown.items():
         if value:
             yield joined(Text(name, style="dim"), clean(value))
+
+
+def _shown(fact: Fact, value: Any) -> str | None:
+    """The value of a fact of `model.facts`; None if it has none."""
+    if value is None or isinstance(value, str):
+        return value
+    if fact.unit == "ms":
+        return duration(round(value * 1e6))
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def _attempt_line(attempt: Attempt, only: bool) -> Text:

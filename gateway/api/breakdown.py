@@ -30,11 +30,11 @@ from penstock.gateway.model.attributes import UNREAD
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.breakdown import Breakdown, BreakdownRow, UnreadList, UnreadRow
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.facts import version_labels
 from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.rollout import Rollout, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.reading.filters.fields import version_labels
 from penstock.gateway.reading.filters.query import Query, parse
 
 QUARTILES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -6,7 +6,6 @@ It tells the limits how it ends; everything else about a call of a server is in 
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
 from time import monotonic
 
 from penstock.gateway.tools.limits import Permit
@@ -49,8 +48,7 @@ class LimitedCall(HttpCall):
         if visit.acquired:
             super()._reach(pool, fresh)
         elif visit.must_wait():
-            self._wait(partial(limits.leave, self.on_open))
-            limits.wait(self.on_open)
+            self._wait_for_slot(limits, self.on_open)
         else:
             self._enter(visit, pool)
 
@@ -67,11 +65,11 @@ class LimitedCall(HttpCall):
             self._since = monotonic()
             self._do("sent", lambda: self._enter(visit, pool))
 
-    def check(self, now: float, announce: float) -> None:
+    def _check_queue(self, waited_s: float) -> None:
         """Refuses the call if it has waited for its slot for too long."""
-        super().check(now, announce)
-        waits = self.state is CallState.WAITING and self._visit is not None and not self._visit.acquired
-        if waits and now - self._since > self._server.server.first_byte_timeout:
+        if self._visit is None or self._visit.acquired:
+            super()._check_queue(waited_s)
+        elif waited_s > self._server.server.first_byte_timeout:
             self.cancel_upstream()
             self._fail(self._server.limits.wait_timeout_refusal())
 

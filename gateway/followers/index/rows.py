@@ -1,24 +1,24 @@
 """Rows of spans, rollouts and attempts, in the order of the index's columns.
 
-A span that has ended never changes, so its row is made once, without making the noun: a few microseconds. Rows of a
-rollout and its attempts are those of now.
+A span that has ended never changes, so its row is made once, without making the noun: some microseconds. Its columns
+are the facts of `model.facts`. Rows of a rollout and its attempts are those of now.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Final, cast
 
-from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, TOOL, UNREAD
+from penstock.gateway.model.attributes import TOOL
+from penstock.gateway.model.facts import SPAN_FACTS, Fact, own_attribute
 from penstock.gateway.model.lifecycle import is_claimed
 from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices, TokenCounts
-from penstock.gateway.model.release_calls import is_rehearsal
-from penstock.gateway.model.rollout import REWARD_PREFIX, Attempt, Rollout
+from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.model.summaries import last_seen_ns, reward
-from penstock.gateway.reading.filters.fields import version_labels
 from penstock.gateway.tape.store import codec, keys
 from penstock.gateway.tape.store.records import OWN, STYLE, USAGE
 from penstock.gateway.tape.store.view import TapeView
@@ -27,20 +27,7 @@ from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.token_estimate import lacks_token_counts
 
 COLUMNS: Final = {
-    "spans": {
-        "cursor": "bigint", "number": "bigint", "rollout": "varchar", "attempt": "varchar", "sequence": "bigint",
-        "kind": "varchar", "name": "varchar", "status": "varchar", "start_ns": "bigint", "duration_ns": "bigint",
-        "first_byte_ns": "bigint", "dialect": "varchar", "path": "varchar", "upstream": "varchar",
-        "http_status": "integer", "error": "varchar", "model": "varchar", "model_served": "varchar",
-        "stream": "boolean", "finish": "varchar", "input_tokens": "bigint", "output_tokens": "bigint",
-        "cached_tokens": "bigint", "cache_write_tokens": "bigint", "reasoning_tokens": "bigint",
-        "cost": "double", "cost_reported": "boolean", "tool_calls": "integer", "choices": "integer",
-        "agent": "varchar", "request_bytes": "bigint",
-        "response_bytes": "bigint", "truncated": "boolean", "retry_of": "bigint", "versions": "varchar[]",
-        "arm": "varchar", "tools": "varchar[]", "ambiguous": "boolean", "unread": "varchar[]",
-        "of_release": "boolean", "uncounted": "boolean",
-        "reward": "double", "reward_source": "varchar", "reward_trusted": "boolean",
-    },
+    "spans": {fact.index_column: fact.type for fact in SPAN_FACTS if fact.type is not None},
     "rollouts": {
         "number": "bigint", "rollout": "varchar", "origin": "varchar", "mode": "varchar", "status": "varchar",
         "claimed": "boolean", "group": "varchar", "priority": "integer", "tries": "integer", "created_ns": "bigint",
@@ -58,13 +45,9 @@ COLUMNS: Final = {
 """The columns of each table, with their types."""
 Row = tuple[Any, ...]
 
-_KIND, _STATUS, _DIALECT, _UPSTREAM, _HTTP, _ERROR = map(
-    STYLE.index, ("kind", "status", "dialect", "upstream", "http_status", "error")
-)
-_SHOWN: Final = {name: STYLE.index(name) for name in COLUMNS["spans"] if name in STYLE}
-_COUNTS: Final = USAGE.index("billed")
-_OWN_USUAL: Final[list[Any]] = [Span.model_fields[name].default for name in OWN]
-_AT: Final = {name: at for at, name in enumerate(OWN)}
+_AT: Final = {name: (own, at) for own, names in enumerate((STYLE, OWN)) for at, name in enumerate(names)}
+"""The place of each stored field: (0 for the style, 1 for a span's own values; index)."""
+_OWN_DEFAULTS: Final[list[Any]] = [Span.model_fields[name].default for name in OWN]
 
 
 class RolloutNumbers:
@@ -92,87 +75,79 @@ class RolloutNumbers:
         return found
 
 
-class SpanRecord:
-    """The record of a span, decoded only as far as needed."""
+def _stored(name: str) -> Any:
+    """A property of a record: the stored value of this field of a span."""
+    own, at = _AT[name]
+    return property((lambda record: record.own[at]) if own else (lambda record: record.style[at]))
 
-    __slots__ = ("attempt", "attributes", "own", "rollout", "sequence", "style")
+
+class SpanRecord:
+    """The record of a span, decoded only as far as needed. The duration stands in the place of its end."""
+
+    __slots__ = ("attempt", "attributes", "counts", "own", "rollout", "sequence", "style")
+
+    kind, status, dialect, upstream, stream = map(_stored, ("kind", "status", "dialect", "upstream", "stream"))
+    http_status, error, body, versions = map(_stored, ("http_status", "error", "body", "versions"))
 
     def __init__(self, view: TapeView, key: bytes, summary: bytes) -> None:
         self.rollout, self.attempt, self.sequence = keys.split_summary_key(key)
         style, *own = codec.decode(summary)
         self.style = view.style(style) if isinstance(style, int) else style
-        self.own: list[Any] = own + _OWN_USUAL[len(own) :]
-        self.attributes: dict[str, Any] = self.own[_AT["attributes"]] or {}
+        self.own: list[Any] = own + _OWN_DEFAULTS[len(own) :]
+        self.attributes: dict[str, Any] = self.own[_AT["attributes"][1]] or {}
+        used: list[Any] = self.own[_AT["usage"][1]] or []
+        self.counts = TokenCounts(*used, *[None] * (len(USAGE) - len(used)))
 
     @property
-    def kind(self) -> str:
-        return self.style[_KIND]
-
-    @property
-    def dialect(self) -> str:
-        return self.style[_DIALECT]
-
-    @property
-    def stream(self) -> bool:
-        return self.style[_SHOWN["stream"]]
-
-    @property
-    def http_status(self) -> int | None:
-        return self.style[_HTTP]
-
-    @property
-    def body(self) -> int | None:
-        """The number of the span's body on the tape; None without one."""
-        return self.own[_AT["body"]]
+    def usage(self) -> Usage:
+        return Usage.model_construct(input_tokens=self.counts.input, output_tokens=self.counts.output)
 
     def tools(self, passages: Iterable[Passage]) -> list[str]:
         """The tool that the span ran, or those that its answer asked for."""
         if self.kind == "tool":
             return [str(self.attributes.get(TOOL, ""))]
-        return tools_called(passages) if self.own[_AT["tool_calls"]] else []
+        return tools_called(passages) if self.own[_AT["tool_calls"][1]] else []
 
 
-def span_row(head: SpanRecord, cursor: int, number: int, tools: list[str], prices: Prices) -> Row:
+def _read_record(fact: Fact) -> Callable[[SpanRecord], Any]:
+    """A function that reads a fact of a record, as `facts.reader` does of a span."""
+    source = fact.source
+    if source is None:
+        return lambda record: None
+    if callable(source):
+        return source
+    within, _, field = source.partition(".")
+    if within == "usage":
+        at = USAGE.index(field)
+        return lambda record: record.counts[at]
+    if field:
+        return lambda record: own_attribute(record, source)
+    if source in ("rollout", "attempt", "sequence"):
+        return attrgetter(source)
+    return _stored("end_ns" if source == "duration_ns" else source).fget
+
+
+_COLUMN_FACTS: Final = [fact for fact in SPAN_FACTS if fact.type is not None]
+_READERS: Final = [_read_record(fact) for fact in _COLUMN_FACTS]
+_COMPUTED: Final = [at for at, fact in enumerate(_COLUMN_FACTS) if fact.source is None]
+_PRICED: Final = [_stored(name).fget for name in ("model_served", "model", "start_ns")]
+
+
+def span_row(record: SpanRecord, cursor: int, number: int, tools: list[str], prices: Prices) -> Row:
     """The row of a span. `number`: its rollout's."""
-    style, own, attributes = head.style, head.own, head.attributes
-    told: list[Any] = own[_AT["usage"]] or []
-    tokens = TokenCounts(*told, *[None] * (len(USAGE) - len(told)))
-    usage = list(tokens[:_COUNTS])
-    kind, start = style[_KIND], own[_AT["start_ns"]]
-    is_reward = kind == "reward"
-    versions = own[_AT["versions"]]
-    shown = {name: style[at] for name, at in _SHOWN.items()}
-    cost = prices.cost(shown["model_served"], shown["model"], start, tokens) if kind == "llm" else None
-    return (
-        cursor, number, head.rollout, head.attempt, head.sequence, kind, shown["name"], style[_STATUS], start,
-        own[_AT["end_ns"]], own[_AT["first_byte_ns"]], style[_DIALECT], shown["path"], style[_UPSTREAM], style[_HTTP],
-        style[_ERROR], shown["model"], shown["model_served"], shown["stream"], shown["finish"], *usage,
-        cost, tokens.own_cost is not None, own[_AT["tool_calls"]], shown["choices"], shown["agent"],
-        own[_AT["request_bytes"]], own[_AT["response_bytes"]], shown["truncated"], own[_AT["retry_of"]],
-        None if versions is None else version_labels(versions), own[_AT["arm"]], tools, AMBIGUOUS in attributes,
-        list(attributes.get(UNREAD, ())) or None,
-        REPLAY_OF in attributes or SHADOW_OF in attributes or is_rehearsal(head.rollout),
-        _uncounted(style, usage), attributes.get(f"{REWARD_PREFIX}value") if is_reward else None,
-        attributes.get(f"{REWARD_PREFIX}source", "user") if is_reward else None,
-        attributes.get(f"{REWARD_PREFIX}trusted", True) if is_reward else None,
-    )  # fmt: skip
-
-
-class _Call:
-    """The fields of a call that tell whether its tokens were counted (`lacks_token_counts`)."""
-
-    __slots__ = ("error", "http_status", "kind", "status", "upstream", "usage")
-
-    def __init__(self, style: Any, usage: list[Any]) -> None:
-        self.kind, self.status, self.upstream = style[_KIND], style[_STATUS], style[_UPSTREAM]
-        self.http_status, self.error = style[_HTTP], style[_ERROR]
-        self.usage = Usage.model_construct(input_tokens=usage[0], output_tokens=usage[1])
-
-
-def _uncounted(style: Any, usage: list[Any]) -> bool:
-    if style[_KIND] != "llm" or (usage[0] is not None and usage[1] is not None):
-        return False
-    return lacks_token_counts(_Call(style, usage), by_name(style[_DIALECT]))
+    tokens, is_model_call = record.counts, record.kind == "llm"
+    served, asked, start_ns = (read(record) for read in _PRICED)
+    cost = prices.cost(served, asked, start_ns, tokens) if is_model_call else None
+    uncounted = (
+        is_model_call
+        and (tokens.input is None or tokens.output is None)
+        and lacks_token_counts(record, by_name(record.dialect))
+    )
+    row = [read(record) for read in _READERS]
+    computed = (cursor, number, cost, tokens.own_cost is not None, tools, uncounted)
+    for at, value in zip(_COMPUTED, computed, strict=True):
+        row[at] = value
+    return tuple(row)
 
 
 def rollout_row(number: int, rollout: Rollout, attempts: list[Attempt]) -> Row:

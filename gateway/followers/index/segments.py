@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.gateway.followers.index.rows import COLUMNS
 from penstock.gateway.tape.store.directory import sync
 
 SEALED: Final = 50_000
@@ -26,8 +27,8 @@ NEAR: Final = 5_000
 NOW, LINKED, SPILL = "now", "linked", "spill"
 """Directories of snapshots of the rows in memory, of links to these that last as long as a query, and of data that a
 question swaps out when it exceeds its memory."""
-FORMAT: Final = 5
-"""The version of the columns and of the manifest. An index of another version is made anew."""
+FORMAT: Final = f"6 {zlib.crc32(repr(COLUMNS).encode()):08x}"
+"""The version of the manifest and the columns. An index of another version, or with other columns, is made anew."""
 _MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
 
@@ -56,7 +57,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """Numbers of forgotten rollouts that may still be in files."""
     prices: str = ""
     """Digest of the price list that costs were computed with."""
-    format: int = FORMAT
+    format: str = FORMAT
 
     def of(self, table: str) -> list[SegmentFile]:
         """The files of a table, oldest first."""

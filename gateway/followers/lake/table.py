@@ -114,6 +114,24 @@ class LakeTable:
             )
         if found["penstock.tape"] != self._tape:
             raise LakeUnusableError(f"{named} holds the lake of another tape: choose another --to")
+        self._add_columns(named)
+
+    def _add_columns(self, named: str) -> None:
+        """Adds the columns that the table of an earlier Penstock lacks; they are empty in the rows that it has."""
+        while True:
+            known = {one.name for one in self._table.schema().fields}
+            ours = deltalake.Schema.from_arrow(self._schema).fields
+            if strange := next(iter(known.difference(one.name for one in ours)), None):
+                raise LakeUnusableError(
+                    f"{named} has the column {strange}, which this version does not write: "
+                    "update Penstock, or choose another --to"
+                )
+            lacking = [one for one in ours if one.name not in known]
+            if not lacking:
+                return
+            with suppress(CommitConflictError), self._place.translate_errors():
+                self._table.alter.add_columns(lacking)
+            self.reload()
 
     def _noted(self, what: str) -> int:
         with self._place.translate_errors():

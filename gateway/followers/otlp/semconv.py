@@ -1,4 +1,4 @@
-"""The OpenTelemetry names that are read and written: the only file to change when the conventions move.
+"""The OpenTelemetry names that are read and written; those of the facts of a span are in `model.facts`.
 
 Sources, all of status Development: the GenAI and MCP conventions of open-telemetry/semantic-conventions-genai as of
 autumn 2026, which build on semantic-conventions 1.44. `otel.*` are the names that the specification prescribes for
@@ -9,8 +9,9 @@ attribute: its name and where its value comes from; a value of None is left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+from penstock.gateway.model.facts import SPAN_FACTS, Attribute, reader
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward
 from penstock.gateway.model.span import Span
 from penstock.gateway.wire.dialects import by_name
@@ -69,10 +70,6 @@ PROVIDERS = {
 Row = tuple[str, Callable[[Any], Any]]
 
 
-def _usage(field: str) -> Callable[[Span], int | None]:
-    return lambda span: None if span.usage is None else getattr(span.usage, field)
-
-
 def _otel(field: str) -> Callable[[Span], str | None]:
     return lambda span: getattr(by_name(span.dialect).otel, field, None)
 
@@ -94,13 +91,17 @@ def error_type(span: Span) -> str | None:
     return (span.error or span.status.value).removeprefix("http_")
 
 
-OF_EVERY_SPAN: tuple[Row, ...] = (
-    ("penstock.rollout.id", lambda span: span.rollout),
-    ("penstock.attempt.id", lambda span: span.attempt),
-    ("penstock.span.sequence", lambda span: span.sequence),
-    ("gen_ai.agent.name", lambda span: span.agent),
-    ("error.type", error_type),
-)
+def _facts(of: Literal["span", "call", "model_call"]) -> tuple[Row, ...]:
+    """The rows of the facts of `model.facts` that these spans have."""
+    return tuple(_row(reader(fact), fact.otel) for fact in SPAN_FACTS if fact.otel is not None and fact.otel.of == of)
+
+
+def _row(read: Callable[[Span], Any], attribute: Attribute) -> Row:
+    convert = attribute.value
+    return attribute.name, lambda span: None if (value := read(span)) is None else convert(value)
+
+
+OF_EVERY_SPAN: tuple[Row, ...] = (*_facts("span"), ("error.type", error_type))
 INFERRED = "penstock.parent.inferred"
 """True on a span whose parent is inferred."""
 ORIGINAL_TRACE = "penstock.original_trace_id"
@@ -113,31 +114,12 @@ KNOWN = "penstock.tool.known"
 """The grade of certainty about the answer that asked for a run of a tool."""
 OF_AN_AGENTS_SPAN = OF_EVERY_SPAN[:2]
 """The attributes that are added to a span that came in."""
-OF_A_CALL: tuple[Row, ...] = (
-    ("http.request.method", lambda span: span.method),
-    ("http.response.status_code", lambda span: span.http_status),
-    ("url.path", lambda span: span.path.partition("?")[0] or None),
-    ("penstock.upstream", lambda span: span.upstream),
-    ("penstock.retry_of", lambda span: span.retry_of),
-    ("penstock.arm", lambda span: span.arm),
-    ("penstock.versions", lambda span: span.versions),
-    ("penstock.truncated", lambda span: span.truncated or None),
-)
+OF_A_CALL: tuple[Row, ...] = (*_facts("call"), ("penstock.versions", lambda span: span.versions))
 OF_A_MODEL_CALL: tuple[Row, ...] = (
     ("gen_ai.operation.name", _otel("operation")),
     ("gen_ai.conversation.id", lambda span: f"{span.rollout}/{span.attempt}"),
-    ("gen_ai.request.model", lambda span: span.model),
-    ("gen_ai.request.stream", lambda span: span.stream or None),
-    ("gen_ai.request.choice.count", lambda span: span.choices if span.choices > 1 else None),
-    ("gen_ai.response.id", lambda span: span.response_id),
-    ("gen_ai.response.model", lambda span: span.model_served),
-    ("gen_ai.response.finish_reasons", lambda span: [span.finish] if span.finish else None),
+    *_facts("model_call"),
     ("gen_ai.response.time_to_first_chunk", _seconds),
-    ("gen_ai.usage.input_tokens", _usage("input_tokens")),
-    ("gen_ai.usage.output_tokens", _usage("output_tokens")),
-    ("gen_ai.usage.cache_read.input_tokens", _usage("cached_tokens")),
-    ("gen_ai.usage.cache_write.input_tokens", _usage("cache_write_tokens")),
-    ("gen_ai.usage.reasoning.output_tokens", _usage("reasoning_tokens")),
     ("openai.api.type", _otel("api")),
 )
 STOP, STOPS = "gen_ai.request.stop_sequences", ("stop", "stop_sequences")

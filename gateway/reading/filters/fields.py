@@ -4,14 +4,15 @@ compared."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, cast, get_args
 
 from penstock.gateway.model.answers import FilterField
-from penstock.gateway.model.attributes import AMBIGUOUS, UNREAD
-from penstock.gateway.model.base import TOOLS, Mode, Origin, SpanKind
+from penstock.gateway.model.attributes import AMBIGUOUS
+from penstock.gateway.model.base import TOOLS, Mode, Origin
+from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
 from penstock.gateway.model.lifecycle import FINAL, WAITING, is_claimed
 from penstock.gateway.model.rollout import (
     Attempt,
@@ -126,24 +127,11 @@ def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     return [name for name in (span.model, span.model_served) if name] if span else ()
 
 
-def version_labels(versions: Mapping[str, str] | None) -> list[str]:
-    """Versions of resources in the form in which filters name them: NAME@VERSION."""
-    return [f"{name}@{version}" for name, version in (versions or {}).items()]
-
-
-def _versions(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    return version_labels(span.versions) if span else ()
-
-
 def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     """`true` if a call could be another rollout's, or if a rollout has such a call; else `false`."""
     if span is not None:
         return (str(AMBIGUOUS in (span.attributes or {})).lower(),)
     return (str(rollout.totals.ambiguous > 0).lower(),) if isinstance(rollout, RolloutSummary) else ()
-
-
-def _unread(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
-    return list((span.attributes or {}).get(UNREAD, ())) if span else ()
 
 
 def _tokens(span: Span) -> int | None:
@@ -182,6 +170,27 @@ def _about_rollout(
     help: str, operators: tuple[str, ...], read: Callable[[Rollout], Any], matcher: MatcherFactory
 ) -> Field:
     return Field(help, operators, _of_rollout(read), matcher, "both", "rollout")
+
+
+def _about_span(fact: Fact) -> Field:
+    """The field of a fact of `model.facts`."""
+    read, form = reader(fact), fact.filter
+    assert form is not None
+    values, help = _of_span(read), form.help or fact.help
+    if form.words:
+        return Field(help, CHOICE, values, matchers.WordMatcherFactory(*form.words))
+    match fact.type:
+        case "varchar[]":
+            return Field(help, TEXT, lambda _, span: (span and read(span)) or (), matchers.pattern)
+        case "boolean":
+            values = _of_span(lambda span: str(bool(read(span))).lower())
+            return Field(help, CHOICE, values, matchers.WordMatcherFactory("true", "false"))
+        case "bigint" | "integer":
+            return Field(help, NUMBER, values, matchers.latency if fact.unit == "ns" else matchers.count)
+        case "double":
+            return Field(help, NUMBER, values, matchers.decimal)
+        case _:
+            return Field(help, TEXT, values, matchers.pattern)
 
 
 def _text(help: str, read: Callable[[Span], Any]) -> Field:
@@ -233,39 +242,15 @@ _BOTH: dict[str, Field] = {
     "since": Field(
         "began at or after then: an ISO time, or how long ago (30d)", (":",), _started_ns, matchers.since, "both"
     ),
-    "attempt": _text("its attempt", lambda s: s.attempt),
     "model": Field("model asked for or served", TEXT, _models, matchers.pattern),
-    "dialect": _text("wire format", lambda s: s.dialect),
-    "kind": Field(
-        "what happened", CHOICE, _of_span(lambda s: s.kind), matchers.WordMatcherFactory(*get_args(SpanKind))
-    ),
-    "name": _text("name of what is no call: reward, stdout ...", lambda s: s.name),
     "source": Field(
         "who gave the reward", CHOICE, _of_span(_source), matchers.WordMatcherFactory(*get_args(RewardSource))
     ),
-    "agent": _text("name of the agent", lambda s: s.agent),
-    "upstream": _text("name of the upstream", lambda s: s.upstream),
     "tool": Field("a tool that was run, or that the answer asked for", TEXT, _nothing, matchers.pattern, "tools"),
     "server": _text("name of the server of tools", lambda s: s.upstream if s.kind in TOOLS else None),
-    "version": Field("NAME@VERSION of a resource that served it", TEXT, _versions, matchers.pattern),
-    "error": _text("reason of a failure, such as http_429", lambda s: s.error),
-    "finish": _text("finish reason", lambda s: s.finish),
-    "stream": Field(
-        "was it streamed",
-        CHOICE,
-        _of_span(lambda s: str(s.stream).lower()),
-        matchers.WordMatcherFactory("true", "false"),
-    ),
-    "latency": Field(
-        "length of the call, with a unit: 250ms, 2s", NUMBER, _of_span(lambda s: s.duration_ns), matchers.latency
-    ),
     "tokens": _count("input and output tokens", _tokens),
-    "input_tokens": _count("prompt tokens", lambda s: s.usage and s.usage.input_tokens),
-    "output_tokens": _count("generated tokens", lambda s: s.usage and s.usage.output_tokens),
-    "tool_calls": _count("tool calls asked for", lambda s: s.tool_calls),
     "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
-    "http": _count("HTTP status", lambda s: s.http_status),
-    "unread": Field("path of keys in the answer that was not read", TEXT, _unread, matchers.pattern),
+    **{fact.filter.name or fact.name: _about_span(fact) for fact in SPAN_FACTS if fact.filter is not None},
     "text": Field(
         "part of what it adds: new messages, the answer, tool calls and results, errors",
         ("~",),

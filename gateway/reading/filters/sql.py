@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from penstock.gateway.model.base import TOOLS
+from penstock.gateway.model.facts import SPAN_FACTS
 from penstock.gateway.reading.filters.fields import Target
 from penstock.gateway.reading.filters.matchers import Matcher, NumberMatcher, SubstringMatcher, WordMatcher
 from penstock.gateway.reading.filters.query import Predicate, Query
@@ -168,7 +169,7 @@ def _flag(expression: str) -> str:
     return f"(case when {expression} then 'true' else 'false' end)"
 
 
-_LISTS: Final = ("s.versions", "s.tools", "s.unread")
+_LISTS: Final = tuple(f"s.{fact.index_column}" for fact in SPAN_FACTS if fact.type == "varchar[]")
 _TOKENS: Final = "(case when s.input_tokens is null and s.output_tokens is null then null else "
 _OF_ATTEMPT: Final = "(s.number, s.attempt) in (select (a.number, a.attempt) from attempts a where {})"
 _OWNED: Final = {
@@ -181,26 +182,23 @@ _OWNED: Final = {
 """(table of the row, table of the value) -> SQL that joins the two."""
 _SPAN: Final[dict[str, FieldColumns]] = {
     **{
-        name: FieldColumns("s", (f"s.{name}",))
-        for name in (
-            "status", "rollout", "attempt", "dialect", "kind", "name", "agent", "upstream", "error", "finish",
-            "input_tokens", "output_tokens", "tool_calls",
+        fact.filter.name or fact.name: FieldColumns(
+            "s", (_flag(f"s.{fact.index_column}") if fact.type == "boolean" else f"s.{fact.index_column}",)
         )
+        for fact in SPAN_FACTS
+        if fact.filter is not None
     },
+    "status": FieldColumns("s", ("s.status",)),
+    "rollout": FieldColumns("s", ("s.rollout",)),
     "ambiguous": FieldColumns("s", (_flag("s.ambiguous"),)),
-    "stream": FieldColumns("s", (_flag("s.stream"),)),
     "started": FieldColumns("s", ("s.start_ns",)),
     "since": FieldColumns("s", ("s.start_ns",)),
     "model": FieldColumns("s", ("nullif(s.model, '')", "nullif(s.model_served, '')")),
     "source": FieldColumns("s", ("s.reward_source",)),
     "server": FieldColumns("s", (f"(case when s.kind in ({', '.join(map(repr, TOOLS))}) then s.upstream end)",)),
-    "version": FieldColumns("s", ("s.versions",)),
     "tool": FieldColumns("s", ("s.tools",)),
-    "unread": FieldColumns("s", ("s.unread",)),
-    "latency": FieldColumns("s", ("s.duration_ns",)),
     "tokens": FieldColumns("s", (f"{_TOKENS}coalesce(s.input_tokens, 0) + coalesce(s.output_tokens, 0) end)",)),
     "bytes": FieldColumns("s", ("s.request_bytes + s.response_bytes",)),
-    "http": FieldColumns("s", ("s.http_status",)),
 }  # fmt: skip
 """The values of a span's own fields."""
 _OTHERS: Final[dict[str, FieldColumns]] = {

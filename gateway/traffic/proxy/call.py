@@ -145,7 +145,7 @@ class HttpCall(Failover):
             self._wait(partial(pool.gate.leave, self))
             pool.gate.wait(self)
         elif pool.concurrency_limit.full:
-            self._queue(pool)
+            self._wait_for_slot(pool.concurrency_limit, self.on_slot)
         else:
             self._connect(pool, fresh)
 
@@ -167,7 +167,7 @@ class HttpCall(Failover):
         pool = self.record.pool
         if self._resumes() and pool is not None and not self._rolled_back():
             if pool.concurrency_limit.full:
-                self._queue(pool)
+                self._wait_for_slot(pool.concurrency_limit, self.on_slot)
             else:
                 self._connect(pool, fresh=False)
 
@@ -350,7 +350,7 @@ class HttpCall(Failover):
     def check(self, now: float, announce: float) -> None:
         """Called every tick: announce the call if it is due, and end it if its upstream is silent for too long."""
         self._announce_late(announce)
-        if self._queued_at is not None and self.state is CallState.WAITING:
+        if self._queued_at is not None:
             self._check_queue(now - self._queued_at)
         elif self._stuck():
             self._give_up_on("internal", internal_fault())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
 from types import MappingProxyType
+from typing import Protocol
 
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
 from penstock.gateway.traffic.calls.call_record import CallRecord, decoded_body
@@ -32,8 +33,15 @@ _BOOKS = 1024
 _BLANK = (b"\n\n", b"\r\n\r\n")
 _PLACED = (CallState.CONNECTING, CallState.SENT, CallState.STREAMING)
 SLOTS = ("_admitted", "_announced", "_event_from", "_last_mark", "_leave", "_overhead", "_parts", "_place",
-         "_remembered", "_shared", "_waits_since", "durable", "record", "state")  # fmt: skip
+         "_queued_at", "_remembered", "_shared", "_waits_since", "durable", "record", "state")  # fmt: skip
 """Slots of `CallLifecycle`; a subclass declares them besides its own."""
+
+
+class SlotQueue(Protocol):
+    """What gives places to waiting calls, in their order."""
+
+    def wait(self, go_on: Callable[[], None]) -> None: ...
+    def leave(self, go_on: Callable[[], None]) -> None: ...
 
 
 class CallLifecycle(ABC):
@@ -58,6 +66,8 @@ class CallLifecycle(ABC):
         """Gives up the current wait; None if the awaited result comes in any case."""
         self._place: ConcurrencyLimit | None = None
         """The upstream's places while the call has one of them: from connecting until it goes elsewhere or ends."""
+        self._queued_at: float | None = None
+        """When it began to wait for a place; monotonic seconds. None if it waits for none."""
         self._announced = False
         self._last_mark: bytes | None = None
         """Bytes that mark the last event of its answer, after which its conversation may go on; None if nothing is
@@ -92,7 +102,7 @@ class CallLifecycle(ABC):
     def _move(self, to: CallState) -> None:
         if to not in MOVES[self.state]:
             raise RuntimeError(f"a call cannot go from {self.state.name} to {to.name}")
-        self.state = to
+        self.state, self._queued_at = to, None
         if self._place is not None and to not in _PLACED:
             place, self._place = self._place, None
             place.release()
@@ -102,6 +112,12 @@ class CallLifecycle(ABC):
         if places.maximum is not None:
             self._place = places
             places.running += 1
+
+    def _wait_for_slot(self, slots: SlotQueue, go_on: Callable[[], None]) -> None:
+        """Wait for a place. `go_on`: called when there is one."""
+        self._wait(partial(slots.leave, go_on))
+        self._queued_at = monotonic()
+        slots.wait(go_on)
 
     def _wait(self, leave: Callable[[], object] | None = None) -> None:
         """Wait for something other than the upstream; whoever ends the wait calls `_resumes`. `leave`: gives the wait

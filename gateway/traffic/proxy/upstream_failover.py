@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from copy import copy
-from functools import partial
 from time import monotonic
 from typing import Final, NamedTuple
 
@@ -62,7 +61,7 @@ class UpstreamRefusal(NamedTuple):
 class Failover(RecordedCall):
     """One call and the state of its tries at upstreams."""
 
-    __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_pools", "_queued_at", "_refused",
+    __slots__ = ("_again", "_beginning", "_given_at", "_heard", "_held", "_pools", "_refused",
                  "_sent_at", "_size", "_spoke_at", "_streams", "_tries", "_whole")  # fmt: skip
 
     def __init__(
@@ -89,8 +88,6 @@ class Failover(RecordedCall):
         """The last refusal that was not passed on."""
         self._again = False
         """True once the same upstream was asked a second time; there is no third."""
-        self._queued_at: float | None = None
-        """When it began to wait for a free place at its upstream; monotonic seconds."""
         self._given_at = 0.0
         """When its upstream was chosen; monotonic seconds."""
         self._sent_at = 0.0
@@ -148,14 +145,9 @@ class Failover(RecordedCall):
 
     # A place at an upstream -----------------------------------------------------------------------------------------
 
-    def _queue(self, pool: ConnectionPool) -> None:
-        self._queued_at = monotonic()
-        self._wait(partial(pool.concurrency_limit.leave, self.on_slot))
-        pool.concurrency_limit.wait(self.on_slot)
-
     def on_slot(self) -> None:
         """Called when the upstream has a free place."""
-        self._queued_at, pool = None, self.record.pool
+        pool = self.record.pool
         if self._resumes() and pool is not None and not self._rolled_back():
             if pool.gate.must_wait:
                 self._reach(pool)
@@ -168,7 +160,7 @@ class Failover(RecordedCall):
         assert pool is not None
         limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
         if waited_s > limit_s:
-            self._queued_at, limit = None, pool.concurrency_limit
+            limit = pool.concurrency_limit
             message = (
                 f"{self._where()} has {pluralized(limit.running, 'call')} under way and is given no more "
                 f"(upstream.max_concurrent = {limit.maximum}); this one has waited in vain for {limit_s:g} s"

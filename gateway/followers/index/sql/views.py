@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from penstock.gateway.model.facts import SPAN_FACTS, Fact
+
 
 class ViewColumn(NamedTuple):
     """A column of a view."""
@@ -41,12 +43,19 @@ def _count(name: str, help: str) -> dict[str, ViewColumn]:
     return {name: ViewColumn("bigint", name, help)}
 
 
-_OF: Final = {
-    "rollout": ViewColumn("varchar", "rollout", "its rollout"),
-    "attempt": ViewColumn("varchar", "attempt", "its attempt"),
-    "sequence": ViewColumn("bigint", "sequence", "its place in the attempt, from 1 on"),
+def _of_fact(fact: Fact) -> ViewColumn:
+    """The column of a fact of `model.facts`."""
+    if fact.unit == "time":
+        return _time(fact.index_column, fact.help)
+    if fact.unit == "ns":
+        return ViewColumn("double", f"{fact.index_column} / 1e6", fact.help)
+    assert fact.type is not None
+    return ViewColumn(fact.type, fact.index_column, fact.help)
+
+
+_SPAN: Final = {
+    fact.name: _of_fact(fact) for fact in SPAN_FACTS if fact.name in ("span", "rollout", "attempt", "sequence")
 }
-_SPAN: Final = {"span": ViewColumn("bigint", "cursor", "names the span in all views"), **_OF}
 _TOKENS: Final = {
     "input_tokens": ViewColumn("bigint", "input_tokens", "prompt tokens, cached ones included"),
     "output_tokens": ViewColumn("bigint", "output_tokens", "generated tokens"),
@@ -75,7 +84,7 @@ VIEWS: Final[dict[str, ViewDefinition]] = {
     "attempts": ViewDefinition(
         "One try at a rollout, as it stands now.", "attempts", "true",
         {
-            "rollout": _OF["rollout"],
+            "rollout": _SPAN["rollout"],
             "attempt": ViewColumn("varchar", "attempt", "its name"),
             "number": ViewColumn("integer", "sequence", "1 for the first"),
             "status": ViewColumn("varchar", "status", "where it stands"),
@@ -94,39 +103,7 @@ VIEWS: Final[dict[str, ViewDefinition]] = {
     "spans": ViewDefinition(
         "A model call, a run of a tool, a reward or an event.", "spans", "true",
         {
-            **_SPAN,
-            "kind": ViewColumn("varchar", "kind", "llm, tool, mcp, reward, event or otel"),
-            "name": ViewColumn("varchar", "name", "of what is no call: reward, stdout ..."),
-            "status": ViewColumn("varchar", "status", "ok, error, cancelled, interrupted, or open while it runs"),
-            "started": _time("start_ns", "when it began"),
-            "duration_ms": ViewColumn("double", "duration_ns / 1e6", "how long it took; ms"),
-            "first_byte_ms": ViewColumn("double", "first_byte_ns / 1e6", "until the answer began; ms"),
-            "dialect": ViewColumn("varchar", "dialect", "wire format"),
-            "path": ViewColumn("varchar", "path", "of the URL"),
-            "upstream": ViewColumn("varchar", "upstream", "who answered; of tools the server"),
-            "http_status": ViewColumn("integer", "http_status", "how it was answered"),
-            "error": ViewColumn("varchar", "error", "reason of a failure, such as http_429"),
-            "model": ViewColumn("varchar", "model", "model asked for"),
-            "model_served": ViewColumn("varchar", "model_served", "model that answered"),
-            "stream": ViewColumn("boolean", "stream", "the answer came as events"),
-            "finish": ViewColumn("varchar", "finish", "why the model stopped"),
-            **_TOKENS,
-            "cached_tokens": ViewColumn("bigint", "cached_tokens", "prompt tokens read from a cache"),
-            "cache_write_tokens": ViewColumn("bigint", "cache_write_tokens", "prompt tokens written to a cache"),
-            "reasoning_tokens": ViewColumn("bigint", "reasoning_tokens", "generated tokens of reasoning"),
-            "cost": ViewColumn("double", "cost", "by the list of prices; NULL where there is no price or no count"),
-            "tool_calls": ViewColumn("integer", "tool_calls", "tool calls that the answer asked for"),
-            "tools": ViewColumn("varchar[]", "tools", "their names; of a run of a tool its own"),
-            "choices": ViewColumn("integer", "choices", "answers to the one request"),
-            "agent": ViewColumn("varchar", "agent", "name of the agent"),
-            "request_bytes": ViewColumn("bigint", "request_bytes", "size of the request"),
-            "response_bytes": ViewColumn("bigint", "response_bytes", "size of the answer"),
-            "truncated": ViewColumn("boolean", "truncated", "too large to be kept whole"),
-            "retry_of": ViewColumn("bigint", "retry_of", "sequence of the call that it repeats"),
-            "versions": ViewColumn("varchar[]", "versions", "NAME@VERSION of resources that served it"),
-            "arm": ViewColumn("varchar", "arm", "RELEASE:ARM where it takes part in a release"),
-            "ambiguous": ViewColumn("boolean", "ambiguous", "it could be another rollout's"),
-            "for_release": ViewColumn("boolean", "of_release", "it was made to try a release, by no agent"),
+            fact.name: _of_fact(fact) for fact in SPAN_FACTS if fact.help
         },
     ),
     "messages": ViewDefinition(

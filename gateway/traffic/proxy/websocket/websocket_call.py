@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import Final
 
@@ -33,7 +32,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 class WebSocketCall(CallLifecycle):
     """One call. It is in `ProxyContext.running` from `begin` to its end."""
 
-    __slots__ = (*SLOTS, "_on", "_queued_at", "_taken", "client", "lane", "request", "started", "steering",
+    __slots__ = (*SLOTS, "_on", "_taken", "client", "lane", "request", "started", "steering",
                  "target", "touched")  # fmt: skip
 
     def __init__(
@@ -53,8 +52,6 @@ class WebSocketCall(CallLifecycle):
         """True for steering input as long as no response to it has begun."""
         self._taken: list[bytes] = []
         """Steering input that its request takes along."""
-        self._queued_at: float | None = None
-        """When it began to wait for a free place at its upstream; monotonic seconds."""
         self._prepare(shared, self.request, admitted)
         record = self.record
         record.pool, record.sent, record.response_headers = way.pool, way.sent, way.headers
@@ -106,15 +103,12 @@ class WebSocketCall(CallLifecycle):
     def _go(self) -> None:
         places = self._on.context.pool.concurrency_limit
         if places.full:
-            self._queued_at = monotonic()
-            self._wait(partial(places.leave, self._on_slot))
-            places.wait(self._on_slot)
+            self._wait_for_slot(places, self._on_slot)
         else:
             self._send()
 
     def _on_slot(self) -> None:
         """Called when the upstream has a free place."""
-        self._queued_at = None
         if self._resumes():
             self._do("sent", self._send)
 
@@ -244,7 +238,7 @@ class WebSocketCall(CallLifecycle):
         """Fail the call if it has waited too long for a place."""
         limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
         if self._queued_at is not None and now - self._queued_at > limit_s:
-            self._queued_at, limit = None, pool.concurrency_limit
+            limit = pool.concurrency_limit
             message = (
                 f"upstream {pool.name!r} ({pool.origin}) has {pluralized(limit.running, 'call')} under way and is "
                 f"given no more (upstream.max_concurrent = {limit.maximum}); this one has waited in vain for "

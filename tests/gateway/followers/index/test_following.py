@@ -17,6 +17,7 @@ from penstock.gateway.followers.index.finder import NoAnswerError
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.protocol import FindRequest
 from penstock.gateway.followers.index.tables import IndexTables
+from penstock.gateway.model.attributes import UNREAD
 from penstock.gateway.reading.filters.query import parse
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.operation import QueuedOperation
@@ -63,6 +64,17 @@ def test_what_an_attempt_begins_with_is_said_by_its_first_conversation(store: St
     assert hits(store, index, "its answer") == [2]
     assert hits(store, index, "thanks") == [3]
     assert hits(store, index, "fine") == [2, 3]
+
+
+def test_attributes_of_an_agents_span_are_no_facts_of_a_call(store: Store, index: TapeIndex) -> None:
+    """Whatever their names and values are, the index goes on, and filters find nothing in them."""
+    sent: dict[str, Any] = {UNREAD: 5, "penstock.reward.value": "much"}
+    store.write([SpanEntry("r1", "a1", kind="otel", start_ns=T0, end_ns=T0, status="ok", attributes=sent)])
+    caught_up(index)
+    for text, found in (("kind:otel", 1), ("unread:*", 0)):
+        query = parse(text)
+        assert len(index.find(FindRequest("spans", text, 0, None, 100)).positions) == found
+        assert sum(span is not None for _, span in recent_walk(store, query, scan)(None)) == found
 
 
 def test_a_damaged_body_is_left_out_and_nothing_is_read_twice(

@@ -602,6 +602,15 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path, monkeypatch: py
     assert tells(said, "schema 1", "this version writes 0", "update Penstock", "another --to")
 
 
+def test_a_column_of_a_newer_version_is_refused(store: Store, tmp_path: Path) -> None:
+    store.write(conversation(2))
+    fill(lake_of(store, tmp_path / "lake"))
+    newer = deltalake.Schema.from_arrow(pa.schema([("mood", pa.string())])).fields
+    deltalake.DeltaTable(str(tmp_path / "lake" / "spans")).alter.add_columns(newer)
+    said = refused(lake_of(store, tmp_path / "lake"))
+    assert tells(said, "the column mood", "update Penstock", "another --to")
+
+
 def test_a_tape_that_was_put_back_is_refused(store: Store, tmp_path: Path) -> None:
     to, old = tmp_path / "lake", tmp_path / "old"
     store.write(conversation(2))

@@ -1,0 +1,252 @@
+"""The facts of a span, each in one row: its name, its place, its meaning, and who shows it.
+
+From these rows are made the columns of the index and their values (`followers.index.rows`), the view `spans` of
+`penstock sql` and the table of a lake, the fields of filters, the attributes of exported spans, and the lines of
+`penstock show`. A new fact is a row here and a line in the code that learns it: it notes the value among the call's
+attributes, under the fact's OpenTelemetry name. So the records of the tape stay as they are, and a span recorded
+before has no value.
+
+The names of OpenTelemetry are those of the GenAI conventions; `followers.otlp.semconv` names the source, and has the
+attributes that are no facts of a span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, Literal, Protocol, get_args
+
+from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, UNREAD
+from penstock.gateway.model.base import CALLS, SpanKind
+from penstock.gateway.model.release_calls import is_rehearsal
+from penstock.gateway.model.rollout import REWARD_PREFIX
+
+ColumnType = Literal["bigint", "integer", "double", "varchar", "boolean", "varchar[]"]
+Unit = Literal["", "time", "ns", "ms"]
+"""Of a value: none, a time in ns since the epoch, or a duration in ns or ms. SQL has timestamps and milliseconds."""
+
+
+class SpanView(Protocol):
+    """The parts of a span that facts are derived from; a `Span` has them, and so has a record that is not decoded."""
+
+    @property
+    def rollout(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def attributes(self) -> Mapping[str, Any] | None: ...
+    @property
+    def versions(self) -> Mapping[str, str] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilterForm:
+    """The field of a fact in filters."""
+
+    name: str | None = None
+    """Its name, if that is not the fact's."""
+    words: tuple[str, ...] = ()
+    """Its values, if there are few. Otherwise they are compared by the type of the column."""
+    help: str | None = None
+    """Its meaning, if that is not the fact's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """The attribute of a fact in an exported span."""
+
+    name: str
+    """The name of OpenTelemetry."""
+    of: Literal["span", "call", "model_call"] = "call"
+    """The spans that have it: all, calls, or calls of models."""
+    value: Callable[[Any], Any] = lambda value: value
+    """The attribute's value for that of the fact; None leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is known of a span under one name."""
+
+    name: str
+    """Its name in SQL and the lake, and in filters."""
+    type: ColumnType | None
+    """The type of its column; None if it has none."""
+    source: str | Callable[[SpanView], Any] | None
+    """Its place: a field of `Span`, `usage.FIELD`, the name of an attribute (it has a dot), or a function that derives
+    it. None: the index computes it from the whole call (`followers.index.rows`)."""
+    help: str = ""
+    """Its meaning, for people. Without one SQL does not show its column."""
+    column: str | None = None
+    """The name of its column in the index, if that is not its own."""
+    unit: Unit = ""
+    filter: FilterForm | None = None
+    otel: Attribute | None = None
+    label: str | None = None
+    """Its label in `penstock show ROLLOUT#SPAN`; None: it is not shown there, or in a line of its own form."""
+
+    @property
+    def index_column(self) -> str:
+        """The name of its column in the index."""
+        return self.column or self.name
+
+
+def reader(fact: Fact) -> Callable[[Any], Any]:
+    """A function that reads a fact of a `Span`; None where there is no value."""
+    source = fact.source
+    assert source is not None, f"{fact.name} is in the index alone"
+    if callable(source):
+        return source
+    within, _, field = source.partition(".")
+    if within == "usage":
+        return lambda span: None if span.usage is None else getattr(span.usage, field)
+    return attrgetter(source) if not field else lambda span: own_attribute(span, source)
+
+
+def own_attribute(span: SpanView, name: str) -> Any:
+    """The attribute that the gateway gave to a call, else None. The attributes of spans that are no calls are those of
+    their sender, whatever their names."""
+    return None if span.kind not in CALLS or span.attributes is None else span.attributes.get(name)
+
+
+def version_labels(versions: Mapping[str, str] | None) -> list[str]:
+    """Versions of resources in the form in which filters name them: NAME@VERSION."""
+    return [f"{name}@{version}" for name, version in (versions or {}).items()]
+
+
+def _versions(span: SpanView) -> list[str] | None:
+    return None if span.versions is None else version_labels(span.versions)
+
+
+def _is_ambiguous(span: SpanView) -> bool:
+    return AMBIGUOUS in (span.attributes or {})
+
+
+def _unread(span: SpanView) -> list[str] | None:
+    return list(own_attribute(span, UNREAD) or ()) or None
+
+
+def _is_of_release(span: SpanView) -> bool:
+    attributes = span.attributes or {}
+    return REPLAY_OF in attributes or SHADOW_OF in attributes or is_rehearsal(span.rollout)
+
+
+def _of_reward(name: str, default: Any = None) -> Callable[[SpanView], Any]:
+    key = f"{REWARD_PREFIX}{name}"
+    return lambda span: (span.attributes or {}).get(key, default) if span.kind == "reward" else None
+
+
+def _if_true(value: bool) -> bool | None:
+    return value or None
+
+
+_OWN_NAME: Final = FilterForm()
+SPAN_FACTS: Final = (
+    Fact("span", "bigint", None, "names the span in all views", column="cursor"),
+    Fact("number", "bigint", None),
+    Fact("rollout", "varchar", "rollout", "its rollout", otel=Attribute("penstock.rollout.id", "span")),
+    Fact(
+        "attempt", "varchar", "attempt", "its attempt", filter=_OWN_NAME, otel=Attribute("penstock.attempt.id", "span"),
+    ),
+    Fact(
+        "sequence", "bigint", "sequence", "its place in the attempt, from 1 on",
+        otel=Attribute("penstock.span.sequence", "span"),
+    ),
+    Fact(
+        "kind", "varchar", "kind", "llm, tool, mcp, reward, event or otel", filter=FilterForm(words=get_args(SpanKind)),
+    ),
+    Fact("name", "varchar", "name", "of what is no call: reward, stdout ...", filter=_OWN_NAME),
+    Fact("status", "varchar", "status", "ok, error, cancelled, interrupted, or open while it runs"),
+    Fact("started", "bigint", "start_ns", "when it began", column="start_ns", unit="time"),
+    Fact(
+        "duration_ms", "bigint", "duration_ns", "how long it took; ms", column="duration_ns", unit="ns",
+        filter=FilterForm("latency"),
+    ),
+    Fact("first_byte_ms", "bigint", "first_byte_ns", "until the answer began; ms", column="first_byte_ns", unit="ns"),
+    Fact("dialect", "varchar", "dialect", "wire format", filter=_OWN_NAME),
+    Fact("method", None, "method", otel=Attribute("http.request.method")),
+    Fact(
+        "path", "varchar", "path", "of the URL",
+        otel=Attribute("url.path", value=lambda path: path.partition("?")[0] or None),
+    ),
+    Fact(
+        "upstream", "varchar", "upstream", "who answered; of tools the server", filter=_OWN_NAME,
+        otel=Attribute("penstock.upstream"),
+    ),
+    Fact(
+        "http_status", "integer", "http_status", "how it was answered", filter=FilterForm("http"),
+        otel=Attribute("http.response.status_code"),
+    ),
+    Fact("error", "varchar", "error", "reason of a failure, such as http_429", filter=_OWN_NAME),
+    Fact("model", "varchar", "model", "model asked for", otel=Attribute("gen_ai.request.model", "model_call")),
+    Fact(
+        "model_served", "varchar", "model_served", "model that answered",
+        otel=Attribute("gen_ai.response.model", "model_call"),
+    ),
+    Fact(
+        "stream", "boolean", "stream", "the answer came as events", filter=_OWN_NAME,
+        otel=Attribute("gen_ai.request.stream", "model_call", _if_true),
+    ),
+    Fact(
+        "finish", "varchar", "finish", "why the model stopped", filter=_OWN_NAME,
+        otel=Attribute("gen_ai.response.finish_reasons", "model_call", lambda finish: [finish] if finish else None),
+    ),
+    Fact("response_id", None, "response_id", otel=Attribute("gen_ai.response.id", "model_call")),
+    Fact(
+        "input_tokens", "bigint", "usage.input_tokens", "prompt tokens, cached ones included", filter=_OWN_NAME,
+        otel=Attribute("gen_ai.usage.input_tokens", "model_call"),
+    ),
+    Fact(
+        "output_tokens", "bigint", "usage.output_tokens", "generated tokens", filter=_OWN_NAME,
+        otel=Attribute("gen_ai.usage.output_tokens", "model_call"),
+    ),
+    Fact(
+        "cached_tokens", "bigint", "usage.cached_tokens", "prompt tokens read from a cache",
+        otel=Attribute("gen_ai.usage.cache_read.input_tokens", "model_call"),
+    ),
+    Fact(
+        "cache_write_tokens", "bigint", "usage.cache_write_tokens", "prompt tokens written to a cache",
+        otel=Attribute("gen_ai.usage.cache_write.input_tokens", "model_call"),
+    ),
+    Fact(
+        "reasoning_tokens", "bigint", "usage.reasoning_tokens", "generated tokens of reasoning",
+        otel=Attribute("gen_ai.usage.reasoning.output_tokens", "model_call"),
+    ),
+    Fact("cost", "double", None, "by the list of prices; NULL where there is no price or no count"),
+    Fact("cost_reported", "boolean", None),
+    Fact("tool_calls", "integer", "tool_calls", "tool calls that the answer asked for", filter=_OWN_NAME),
+    Fact("tools", "varchar[]", None, "their names; of a run of a tool its own"),
+    Fact(
+        "choices", "integer", "choices", "answers to the one request",
+        otel=Attribute("gen_ai.request.choice.count", "model_call", lambda count: count if count > 1 else None),
+    ),
+    Fact(
+        "agent", "varchar", "agent", "name of the agent", filter=_OWN_NAME, otel=Attribute("gen_ai.agent.name", "span"),
+    ),
+    Fact("request_bytes", "bigint", "request_bytes", "size of the request"),
+    Fact("response_bytes", "bigint", "response_bytes", "size of the answer"),
+    Fact(
+        "truncated", "boolean", "truncated", "too large to be kept whole",
+        otel=Attribute("penstock.truncated", value=_if_true),
+    ),
+    Fact(
+        "retry_of", "bigint", "retry_of", "sequence of the call that it repeats", otel=Attribute("penstock.retry_of"),
+        label="retry of #",
+    ),
+    Fact(
+        "versions", "varchar[]", _versions, "NAME@VERSION of resources that served it",
+        filter=FilterForm("version"), label="versions",
+    ),
+    Fact(
+        "arm", "varchar", "arm", "RELEASE:ARM where it takes part in a release", otel=Attribute("penstock.arm"),
+        label="arm",
+    ),
+    Fact("ambiguous", "boolean", _is_ambiguous, "it could be another rollout's"),
+    Fact("unread", "varchar[]", _unread, filter=FilterForm(help="path of keys in the answer that was not read")),
+    Fact("for_release", "boolean", _is_of_release, "it was made to try a release, by no agent", column="of_release"),
+    Fact("uncounted", "boolean", None),
+    Fact("reward", "double", _of_reward("value")),
+    Fact("reward_source", "varchar", _of_reward("source", "user")),
+    Fact("reward_trusted", "boolean", _of_reward("trusted", True)),
+)  # fmt: skip
+"""In the order of SQL's columns."""
