@@ -22,11 +22,23 @@ class _PipeProtocol(asyncio.StreamReaderProtocol):
         return False
 
 
-async def output_pipe(theirs: ExitStack) -> tuple[asyncio.StreamReader, int]:
+class OutputPipe(asyncio.StreamReader):
+    """The end of a pipe from which an agent's output is read."""
+
+    def set_transport(self, transport: asyncio.BaseTransport) -> None:
+        super().set_transport(transport)
+        self._pipe = transport
+
+    def close(self) -> None:
+        """Close the pipe before its end: a process that got away may hold its other end for ever."""
+        self._pipe.close()
+
+
+async def output_pipe(theirs: ExitStack) -> tuple[OutputPipe, int]:
     """A pipe for an agent's output: (its reader, the end that the agent writes to). `theirs` closes that end here."""
     reading, writing = os.pipe()
     theirs.callback(os.close, writing)
-    reader, loop = asyncio.StreamReader(limit=FLOOD), asyncio.get_running_loop()
+    reader, loop = OutputPipe(limit=FLOOD), asyncio.get_running_loop()
     _ = await loop.connect_read_pipe(lambda: _PipeProtocol(reader), os.fdopen(reading, "rb", 0))
     return reader, writing
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from penstock.sidecar.agent import warden
 from penstock.sidecar.agent.output import Stream
+from penstock.sidecar.agent.pipes import OutputPipe
 
 Sink = Callable[[Stream, bytes], None]
 READ = 1 << 16
@@ -83,7 +84,7 @@ class AgentProcess:
     def __init__(
         self,
         pid: int,
-        pipes: Mapping[Stream, asyncio.StreamReader],
+        pipes: Mapping[Stream, OutputPipe],
         gone: Callable[[], Awaitable[object]],
         control: socket.socket,
         sink: Sink,
@@ -121,6 +122,8 @@ class AgentProcess:
             _ = await asyncio.wait(readers, timeout=DRAIN_S)
             for reader in readers:
                 _ = reader.cancel()
+            for pipe in self._pipes.values():
+                pipe.close()
         return _exit_status(messages)
 
     async def _read(self, name: Stream, pipe: asyncio.StreamReader) -> None:

@@ -23,8 +23,8 @@ class WardenProcess(NamedTuple):
     """The socket for orders; when it closes, on purpose or because this process dies, the command and all that it has
     started end.
     """
-    stdout: asyncio.StreamReader
-    stderr: asyncio.StreamReader
+    stdout: pipes.OutputPipe
+    stderr: pipes.OutputPipe
 
 
 async def start(

@@ -83,6 +83,8 @@ class ServerProcess:
             self._gone = True
             for reader in readers:
                 reader.cancel()
+            made.stdout.close()
+            made.stderr.close()
             if self._stopping is not None:
                 self._stopping.cancel()
             made.control.close()

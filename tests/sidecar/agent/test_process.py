@@ -6,6 +6,9 @@ import asyncio
 import os
 import resource
 import signal
+import socket
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from fakes.runs import AGENTS, PYTHON, spawned_late, written
 from fakes.waiting import until
 
 from penstock.sidecar.agent import supervisor
+from penstock.sidecar.agent.pipes import output_pipe
 from penstock.sidecar.agent.process import AgentProcess, ExitStatus, LaunchCommand, start
 
 FAMILY = str(AGENTS / "family.py")
@@ -54,6 +58,30 @@ async def test_an_agent_may_open_its_streams_by_name() -> None:
     process = await begin("sh", "-c", words, stdin=b"in\n", output=output)
     assert (await process.wait()).exit_code == 0
     assert output.streams == {"stdout": b"in\nout\n", "stderr": b"err\n"}
+
+
+async def test_output_that_somebody_else_holds_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is its pipe left open."""
+    monkeypatch.setattr("penstock.sidecar.agent.process.DRAIN_S", 0.01)
+    with ExitStack() as theirs:
+        pipe, writing = await output_pipe(theirs)
+        held = os.dup(writing)
+    os.set_blocking(held, False)
+    ours, warden = socket.socketpair()
+    warden.close()
+    ours.setblocking(False)
+    ending = await AgentProcess(0, {"stdout": pipe}, partial(asyncio.sleep, 0), ours, Output()).wait()
+    assert ending.error is not None
+
+    def is_broken() -> bool:
+        try:
+            os.write(held, b"late")
+        except (BrokenPipeError, BlockingIOError) as error:
+            return isinstance(error, BrokenPipeError)
+        return False
+
+    await until(is_broken)
+    os.close(held)
 
 
 @pytest.mark.slow
