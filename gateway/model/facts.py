@@ -22,6 +22,8 @@ from penstock.gateway.model.base import CALLS, SpanKind
 from penstock.gateway.model.release_calls import is_rehearsal
 from penstock.gateway.model.rollout import REWARD_PREFIX
 
+QUEUE_MS: Final = "penstock.queue_ms"
+"""Milliseconds for which the call waited for a place at its upstream or server of tools; absent if it did not."""
 ColumnType = Literal["bigint", "integer", "double", "varchar", "boolean", "varchar[]"]
 Unit = Literal["", "time", "ns", "ms"]
 """Of a value: none, a time in ns since the epoch, or a duration in ns or ms. SQL has timestamps and milliseconds."""
@@ -243,6 +245,10 @@ SPAN_FACTS: Final = (
     ),
     Fact("ambiguous", "boolean", _is_ambiguous, "it could be another rollout's"),
     Fact("unread", "varchar[]", _unread, filter=FilterForm(help="path of keys in the answer that was not read")),
+    Fact(
+        "queue_ms", "double", QUEUE_MS, "how long the call waited for a place; ms", unit="ms", filter=_OWN_NAME,
+        otel=Attribute(QUEUE_MS), label="waited",
+    ),
     Fact("for_release", "boolean", _is_of_release, "it was made to try a release, by no agent", column="of_release"),
     Fact("uncounted", "boolean", None),
     Fact("reward", "double", _of_reward("value")),

@@ -15,6 +15,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Protocol
 
+from penstock.gateway.model.facts import QUEUE_MS
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
 from penstock.gateway.traffic.calls.call_record import CallRecord, decoded_body
 from penstock.gateway.traffic.calls.call_request import CallRequest
@@ -102,7 +103,10 @@ class CallLifecycle(ABC):
     def _move(self, to: CallState) -> None:
         if to not in MOVES[self.state]:
             raise RuntimeError(f"a call cannot go from {self.state.name} to {to.name}")
-        self.state, self._queued_at = to, None
+        self.state = to
+        if self._queued_at is not None:
+            waited_ms = self.record.attributes.get(QUEUE_MS, 0.0) + (monotonic() - self._queued_at) * 1e3
+            self.record.attributes, self._queued_at = {**self.record.attributes, QUEUE_MS: round(waited_ms, 3)}, None
         if self._place is not None and to not in _PLACED:
             place, self._place = self._place, None
             place.release()

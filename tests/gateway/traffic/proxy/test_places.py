@@ -10,6 +10,8 @@ from fakes.rig import Inside, Within
 from fakes.two_upstreams import Two, says_so
 from fakes.waiting import until
 
+from penstock.gateway.model.facts import QUEUE_MS
+
 OK = reply(200, b'{"fine":1}')
 ONE = {"max_concurrent": 1, "read_timeout": 30.0}
 SLOW: Script = [request(), says_so(), wait("on"), send(OK), request(), send(OK)]
@@ -38,6 +40,8 @@ async def test_calls_beyond_it_wait_in_their_order(within: Within) -> None:
         assert (places.running, places.waiting) == (0, 0)
         shown = (await rig.tape.get("/api/upstreams"))["upstreams"]
         assert {one["name"]: (one["waiting"], one["waited"]) for one in shown}["up"] == (0, 2)
+        waits = [(it.attributes or {}).get(QUEUE_MS) for it in await rig.tape.spans(rig.rollout, 3)]
+    assert [wait is not None and wait > 0 for wait in waits] == [False, True, True]
 
 
 async def test_they_go_elsewhere_where_another_upstream_has_a_place(two: Two) -> None:
