@@ -24,20 +24,13 @@ class UpstreamSettings(Section):
     """Whose API it speaks."""
     key_env: str | None = None
     """Environment variable with its API key; it replaces the agent's. Without it an agent's own of this API passes."""
-    connect_timeout: float = Field(default=10.0, gt=0)
-    """Seconds until a connection (with TLS) must stand."""
     first_byte_timeout: float | None = Field(default=None, gt=0)
     """Seconds until an answer begins. Default: `read_timeout`."""
-    first_content_timeout: float | None = Field(default=None, gt=0)
-    """Seconds until a stream says something, while another upstream is left. Default: 12, or three times the longest of
-    the model's last streams."""
     read_timeout: float = Field(default=600.0, gt=0)
     """Seconds without a byte from the upstream after which a call fails."""
     max_concurrent: int | None = Field(default=None, gt=0)
     """Calls that it is given at a time; others go to another upstream of their route, or wait in their order, at most
     `first_byte_timeout` seconds."""
-    idle_timeout: float = Field(default=55.0, gt=0)
-    """Seconds after which an unused connection is closed."""
     health_path: str | None = Field(default=None, pattern=r"^/[!-~]*$")
     """Path of its host that answers 2xx while it can serve, as `/health` of vLLM; asked every 5 seconds."""
     session_header: str | None = Field(default=None, pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$")
