@@ -20,7 +20,7 @@ OTHER: dict[str, Any] = {
     "run": {"name": "other"},
     "texts": {"prompts": ["desk", "door"]},
     "tasks": {"file": "tasks.jsonl", "key": "customer"},
-    "reward": {"high": 2.0},
+    "reward": {"range": (0.0, 2.0)},
     "engine": "beam",
     "budget": {"rollouts": 900},
     "reflection": {"model": "m", "temperature": 1.0},
