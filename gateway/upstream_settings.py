@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -91,10 +92,9 @@ class RouteSettings(Section):
 
     model: str
     """Model name as agents ask for it, or a pattern (`qwen*`)."""
-    upstream: list[str] = Field(min_length=1)
-    """Name of the upstream, or several: the next is asked while one does not answer, before the first byte."""
-    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
-    """Upstreams that share its calls, by rollout, and their shares; those without a weight are asked when they do not
+    upstream: dict[str, Annotated[float, Field(ge=0)]] = Field(min_length=1)
+    """Name of the upstream, or several: the next is asked while one does not answer, before the first byte. With
+    shares, such as `{ a = 2, b = 1, spare = 0 }`, they share its calls by rollout; one with 0 is asked when they do not
     answer."""
     alias: str | dict[str, str] | None = None
     """Model name to send instead: one for all, or by the name of the upstream."""
@@ -113,14 +113,21 @@ class RouteSettings(Section):
     @field_validator("upstream", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        names = cast(list[Any], [value] if isinstance(value, str) else value if isinstance(value, list) else [])
+        if other := [name for name in names if not isinstance(name, str)]:
+            raise ValueError(f"{other[0]!r} is not the name of an upstream")
+        return dict.fromkeys(names, 0.0) if isinstance(value, str | list) else value
 
     @model_validator(mode="after")
     def _names_its_own(self) -> RouteSettings:
-        for key, named in (("alias", self.alias), ("weights", self.weights)):
-            if isinstance(named, dict) and (others := named.keys() - self.upstream):
-                raise ValueError(f"{key}: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
+        if isinstance(self.alias, dict) and (others := self.alias.keys() - self.upstream):
+            raise ValueError(f"alias: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
         return self
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """The shares of the upstreams that share its calls."""
+        return {name: share for name, share in self.upstream.items() if share}
 
     @property
     def translates(self) -> bool:

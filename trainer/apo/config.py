@@ -108,8 +108,6 @@ class ReflectionSettings(Section):
     """Model that is asked, through the gateway: its routes decide which upstream answers."""
     most_tokens: int = Field(default=4096, ge=64)
     """Most tokens of one answer, hidden reasoning counted."""
-    temperature: float | None = Field(default=None, ge=0)
-    """Temperature. Default: the model's own."""
     price: tuple[Price, Price] = Field(default=(0.0, 0.0), strict=False)
     """Prices of a million tokens that it reads and of a million that it writes, such as [1.25, 10.0]."""
 

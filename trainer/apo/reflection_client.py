@@ -138,8 +138,6 @@ class ReflectionClient:
             "messages": [{"role": "user", "content": prompt}],
             "max_completion_tokens": self._settings.most_tokens,
         }
-        if self._settings.temperature is not None:
-            asked["temperature"] = self._settings.temperature
         address = f"{self._url}/rollout/{self._rollout}/attempt/{attempt}/agent/{AGENT}/mode/train/v1/chat/completions"
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         try:
