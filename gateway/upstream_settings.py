@@ -113,10 +113,12 @@ class RouteSettings(Section):
     @field_validator("upstream", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        names = cast(list[Any], [value] if isinstance(value, str) else value if isinstance(value, list) else [])
+        if isinstance(value, dict):
+            return cast(dict[Any, Any], value)
+        names = cast(list[Any], value) if isinstance(value, list) else [value]
         if other := [name for name in names if not isinstance(name, str)]:
             raise ValueError(f"{other[0]!r} is not the name of an upstream")
-        return dict.fromkeys(names, 0.0) if isinstance(value, str | list) else value
+        return dict.fromkeys(names, 0.0)
 
     @model_validator(mode="after")
     def _names_its_own(self) -> RouteSettings:
