@@ -155,8 +155,7 @@ max_concurrent = 1000
 
 [[route]]
 model = "*"
-upstream = ["mock", "other"]
-weights = {{ mock = 1, other = 1 }}
+upstream = {{ mock = 1, other = 1 }}
 
 [[budget]]
 name = "all"

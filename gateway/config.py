@@ -261,7 +261,7 @@ class GatewayConfig(Section):
     def _engines_give_tokens(self) -> GatewayConfig:
         others = {upstream.name: what for upstream in self.upstreams() if (what := _no_engine(upstream))}
         for route in (route for route in self.route if route.train):
-            for name in set(route.upstream) & others.keys():
+            for name in route.upstream.keys() & others.keys():
                 raise ValueError(
                     f"route {route.model!r} has train = true and upstream {name!r} ({others[name]}) gives no token "
                     "ids: name one that an inference engine such as vLLM serves, or leave train out"
@@ -272,7 +272,7 @@ class GatewayConfig(Section):
     def _chat_is_spoken(self) -> GatewayConfig:
         others = {upstream.name: upstream.dialect for upstream in self.upstreams() if not upstream.family.engines}
         for route in (route for route in self.route if route.translate):
-            for name in set(route.upstream) & others.keys():
+            for name in route.upstream.keys() & others.keys():
                 raise ValueError(
                     f"route {route.model!r} has translate = true and upstream {name!r} (dialect {others[name]!r}) "
                     "speaks no chat completions: name one that does, or leave translate out"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,20 +25,13 @@ class UpstreamSettings(Section):
     """Whose API it speaks."""
     key_env: str | None = None
     """Environment variable with its API key; it replaces the agent's. Without it an agent's own of this API passes."""
-    connect_timeout: float = Field(default=10.0, gt=0)
-    """Seconds until a connection (with TLS) must stand."""
     first_byte_timeout: float | None = Field(default=None, gt=0)
     """Seconds until an answer begins. Default: `read_timeout`."""
-    first_content_timeout: float | None = Field(default=None, gt=0)
-    """Seconds until a stream says something, while another upstream is left. Default: 12, or three times the longest of
-    the model's last streams."""
     read_timeout: float = Field(default=600.0, gt=0)
     """Seconds without a byte from the upstream after which a call fails."""
     max_concurrent: int | None = Field(default=None, gt=0)
     """Calls that it is given at a time; others go to another upstream of their route, or wait in their order, at most
     `first_byte_timeout` seconds."""
-    idle_timeout: float = Field(default=55.0, gt=0)
-    """Seconds after which an unused connection is closed."""
     health_path: str | None = Field(default=None, pattern=r"^/[!-~]*$")
     """Path of its host that answers 2xx while it can serve, as `/health` of vLLM; asked every 5 seconds."""
     session_header: str | None = Field(default=None, pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$")
@@ -98,10 +92,9 @@ class RouteSettings(Section):
 
     model: str
     """Model name as agents ask for it, or a pattern (`qwen*`)."""
-    upstream: list[str] = Field(min_length=1)
-    """Name of the upstream, or several: the next is asked while one does not answer, before the first byte."""
-    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
-    """Upstreams that share its calls, by rollout, and their shares; those without a weight are asked when they do not
+    upstream: dict[str, Annotated[float, Field(ge=0)]] = Field(min_length=1)
+    """Name of the upstream, or several: the next is asked while one does not answer, before the first byte. With
+    shares, such as `{ a = 2, b = 1, spare = 0 }`, they share its calls by rollout; one with 0 is asked when they do not
     answer."""
     alias: str | dict[str, str] | None = None
     """Model name to send instead: one for all, or by the name of the upstream."""
@@ -120,14 +113,23 @@ class RouteSettings(Section):
     @field_validator("upstream", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        if isinstance(value, dict):
+            return cast(dict[Any, Any], value)
+        names = cast(list[Any], value) if isinstance(value, list) else [value]
+        if other := [name for name in names if not isinstance(name, str)]:
+            raise ValueError(f"{other[0]!r} is not the name of an upstream")
+        return dict.fromkeys(names, 0.0)
 
     @model_validator(mode="after")
     def _names_its_own(self) -> RouteSettings:
-        for key, named in (("alias", self.alias), ("weights", self.weights)):
-            if isinstance(named, dict) and (others := named.keys() - self.upstream):
-                raise ValueError(f"{key}: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
+        if isinstance(self.alias, dict) and (others := self.alias.keys() - self.upstream):
+            raise ValueError(f"alias: {min(others)!r} is none of its upstreams: {', '.join(self.upstream)}")
         return self
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """The shares of the upstreams that share its calls."""
+        return {name: share for name, share in self.upstream.items() if share}
 
     @property
     def translates(self) -> bool:

@@ -19,7 +19,7 @@ from penstock.trainer.config_evaluate import EvaluateSettings
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
 Surrogate = Literal["ppo", "gspo", "cispo", "pg"]
-Aggregate = Literal["rollout-mean", "token-mean", "constant"]
+Aggregate = Literal["rollout-mean", "token-mean"] | Annotated[int, Field(ge=1)]
 Correction = Literal["token", "sequence", "icepop", "none"]
 
 CLIPS: dict[Surrogate, tuple[float, float]] = {
@@ -44,8 +44,6 @@ class RunSettings(Section):
     """Seed of everything that is drawn: initial adapter, order of tasks."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps from one checkpoint to the next; the newest two are kept."""
-    idle_steps: int = Field(default=3, ge=1)
-    """Steps in a row that teach nothing after which the run fails."""
 
 
 class ModelSettings(Section):
@@ -105,19 +103,16 @@ class AdvantageSettings(Section):
     """Baseline: `dr_grpo` (group mean), `grpo` (also scaled), `rloo` (mean of the others), `reinforce++` (batch)."""
     credit: Credit = "rollout"
     """Whether a rollout's reward counts for all its tokens, or each call's own return for those of the call."""
-    overlong: Literal["keep", "mask", "punish"] = "keep"
-    """Rollouts with an answer that was cut off: as others, without loss (they are still compared), or punished."""
-    overlong_tokens: tuple[int, int] | None = Field(default=None, strict=False)
-    """Tokens of an answer at which `punish` begins to take from the reward, and at which it has taken 1."""
+    overlong: Literal["keep", "mask"] | Annotated[tuple[int, int], Field(strict=False)] = "keep"
+    """Rollouts with an answer that was cut off: as others, without loss (they are still compared), or punished: tokens
+    of an answer from which on its length takes from the reward, and at which it has taken 1, such as [3072, 4096]."""
 
-    @model_validator(mode="after")
-    def _punishment_has_its_bounds(self) -> Self:
-        bounds = self.overlong_tokens
-        if self.overlong == "punish" and bounds is None:
-            raise ValueError('overlong_tokens: overlong = "punish" needs it, such as [3072, 4096]')
-        if bounds is not None and not 0 <= bounds[0] < bounds[1]:
-            raise ValueError(f"overlong_tokens: {list(bounds)} do not rise from 0 or more, such as [3072, 4096]")
-        return self
+    @field_validator("overlong")
+    @classmethod
+    def _bounds_rise(cls, value: str | tuple[int, int]) -> str | tuple[int, int]:
+        if isinstance(value, tuple) and not 0 <= value[0] < value[1]:
+            raise ValueError(f"{list(value)} do not rise from 0 or more, such as [3072, 4096]")
+        return value
 
 
 class LossSettings(Section):
@@ -133,9 +128,8 @@ class LossSettings(Section):
     """Importance sampling between engine and trainer: `token` or `sequence` (truncated), `icepop` (masked), `none`.
     Default: `token`; for gspo `sequence`, and there `token` and `icepop` are refused."""
     aggregate: Aggregate = "rollout-mean"
-    """How tokens become one number: mean over rollouts of their mean, `token-mean` (DAPO), or by a `constant`."""
-    constant: int = Field(default=1024, ge=1)
-    """Tokens that `aggregate = "constant"` divides a rollout's sum by (Dr. GRPO)."""
+    """How tokens become one number: mean over rollouts of their mean, `token-mean` (DAPO), or a number of tokens, such
+    as 1024, that each rollout's sum is divided by (Dr. GRPO)."""
 
     @field_validator("clip")
     @classmethod
@@ -188,8 +182,6 @@ class EngineSettings(Section):
     """Processes that hold the model together, one a GPU (verl only)."""
     nodes: int = Field(default=1, ge=1)
     """Machines that the ranks are on, as many on each (verl only)."""
-    ray: str = "local"
-    """Ray cluster: `local` starts one on this machine, `auto` finds the one that runs, or its address (verl only)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the computation. What is trained, and its optimiser, stay in float32."""
     layout: Literal["packed", "padded"] = "packed"
@@ -290,11 +282,9 @@ class PublishSettings(Section):
     """`[publish]`: how new weights reach agents."""
 
     release: Literal["auto", "canary", "none"] = "none"
-    """How production sees the weights: a release that promotes itself, one that waits for approval, or not."""
+    """How production sees the best weights: a release that promotes itself, one that waits for approval, or not."""
     policy: Path | None = Field(default=None, strict=False)
     """TOML file with the policy of that release. Default: the policy of `penstock release start`."""
-    version: Literal["best", "last"] = "best"
-    """Which weights it takes: the best on the held-out tasks (the last ones where there are none), or the last."""
     every: int = Field(default=1, ge=1)
     """Steps from one published version to the next; the last weights are always published."""
     keep: int = Field(default=4, ge=1)

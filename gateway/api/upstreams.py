@@ -32,7 +32,7 @@ async def get_upstreams(request: web.Request) -> web.Response:
 
 
 def _route(route: Configured) -> RouteView:
-    return RouteView(model=route.model, upstreams=route.upstream, alias=route.alias, train=route.train)
+    return RouteView(model=route.model, upstreams=list(route.upstream), alias=route.alias, train=route.train)
 
 
 async def pause(control: Control, ids: Ids, asked: PauseRequest) -> UpstreamView:

@@ -20,7 +20,7 @@ AUDIT_KEY = "PENSTOCK_AUDIT_KEY"
 """Environment variable with the key that signs the audit chains of releases; it is needed to verify them too."""
 OWN_KEYS = (ADMIN_KEY, READ_KEY, AUDIT_KEY)
 _HOSTED = (
-    "env", "env_keys", "cwd", "processes", "idle_timeout", "memory_bytes", "cpu_seconds", "open_files",
+    "env", "env_keys", "cwd", "processes", "idle_timeout", "memory_bytes",
 )  # fmt: skip
 """Settings that only servers have that the gateway hosts."""
 
@@ -73,28 +73,18 @@ class McpServer(Section):
     """Seconds without a request or a stream after which a session ends, and its process."""
     memory_bytes: int | None = Field(default=None, gt=0)
     """Largest address space of each of its processes. Node.js reserves far more than it uses."""
-    cpu_seconds: int | None = Field(default=None, gt=0)
-    """Most CPU time of each of its processes."""
-    open_files: int = Field(default=4096, gt=0)
-    """Most open files of each of its processes."""
     key_env: str | None = None
     """Environment variable with its key, sent as a bearer token in place of the agent's. Without it the agent's own
     passes through."""
-    connect_timeout: float = Field(default=10.0, gt=0)
-    """Seconds until a connection (with TLS) must stand."""
     first_byte_timeout: float = Field(default=600.0, gt=0)
     """Seconds until an answer must begin."""
-    total_timeout: float = Field(default=3600.0, gt=0)
-    """Seconds until an answer must be whole. Streams that only listen have no such bound."""
     on_change: OnChange = "warn"
     """What happens when its tools, prompts, resources or instructions are not as approved: `warn` serves them, `hold`
     serves what was approved, `deny` refuses them."""
     max_concurrent: int | None = Field(default=None, gt=0)
     """Requests that the server is given at a time; others wait in their order, at most `first_byte_timeout` seconds."""
     breaker_failures: int | None = Field(default=None, gt=0)
-    """Requests in a row that must fail on their way, so that the server is left alone for a while."""
-    breaker_seconds: float = Field(default=30.0, gt=0)
-    """Seconds for which it is left alone, until one request tries it."""
+    """Requests in a row that must fail on their way, so that the server is left alone for half a minute."""
 
     @field_validator("url")
     @classmethod

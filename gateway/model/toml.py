@@ -89,6 +89,8 @@ def _place(root: type[BaseModel], tree: Any, location: tuple[Any, ...]) -> str:
             said += f" {_which(_section(root, location[:depth]), at, part)}"
             # The value may be missing: a pair with one item has no second.
             at = dict(enumerate(cast("list[Any]", at))).get(part) if isinstance(at, list) else None
+        elif isinstance(at, str | int | float | list):
+            continue  # pydantic's name for one of the types that a value may have
         else:
             between = ": " if depth and isinstance(location[depth - 1], int) else "."
             said += f"{between if said else ''}{part}"

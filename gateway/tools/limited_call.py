@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from time import monotonic
+from typing import Final
 
 from penstock.gateway.tools.limits import Permit
 from penstock.gateway.tools.servers import ServerPool
@@ -18,6 +19,9 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+
+WHOLE_S: Final = 3600.0
+"""Seconds until an answer must be whole, which is as long as any tool may take. Streams that only listen may last."""
 
 
 class LimitedCall(HttpCall):
@@ -77,12 +81,12 @@ class LimitedCall(HttpCall):
         if self._listens:
             return None
         begun = self.state is CallState.STREAMING
-        setting = "total_timeout" if begun else "first_byte_timeout"
-        limit: float = getattr(self._server.server, setting)
+        limit = WHOLE_S if begun else self._server.server.first_byte_timeout
         if now - self._since <= limit:
             return None
-        what = "ended" if begun else "begun"
-        return f"has not {what} its answer within {limit:g} s (mcp.servers.{self._server.name}.{setting})"
+        if begun:
+            return f"has not ended its answer within {limit:g} s"
+        return f"has not begun its answer within {limit:g} s (mcp.servers.{self._server.name}.first_byte_timeout)"
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Tells the breaker that an answer has begun."""

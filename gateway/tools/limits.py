@@ -1,4 +1,4 @@
-"""The limits of a server: `max_concurrent`, and the breaker (`breaker_failures`, `breaker_seconds`).
+"""The limits of a server: `max_concurrent`, and the breaker (`breaker_failures`).
 
 Requests of clients count. Everything else never waits: streams that listen, notifications, and answers to a server's
 own requests, without which a running call could not end.
@@ -28,6 +28,9 @@ from penstock.gateway.wire.http.errors import UpstreamFault
 FAILURES: Final = frozenset({"connect", "connect_timeout", "timeout", "upstream_closed", "upstream_protocol"})
 """Errors of a call that count as failures of the server, beside statuses from 500. A tool's own error is none."""
 
+BREAK_S: Final = 30.0
+"""Seconds for which a server is left alone, until one request tries it: as long as a restart may take."""
+
 
 class ServerLimits(ConcurrencyLimit):
     """The limits of one server in one process. Used in the event loop's thread."""
@@ -39,7 +42,7 @@ class ServerLimits(ConcurrencyLimit):
         """Refused calls, by reason."""
         self.breaker = None
         if config.breaker_failures is not None:
-            self.breaker = ServerBreaker(config.breaker_failures, config.breaker_seconds)
+            self.breaker = ServerBreaker(config.breaker_failures, BREAK_S)
 
     def wait_timeout_refusal(self) -> UpstreamFault:
         """The refusal of a call that has waited for too long."""
@@ -66,8 +69,7 @@ class ServerLimits(ConcurrencyLimit):
         message = (
             f"server {self.name!r} is not asked, because it has failed "
             f"(mcp.servers.{self.name}.breaker_failures = {self.config.breaker_failures} calls in a row open the "
-            f"breaker); the last call failed {now - breaker.failed_at:.1f} s ago: {breaker.last_failure}; {then} "
-            f"(mcp.servers.{self.name}.breaker_seconds = {self.config.breaker_seconds:g})"
+            f"breaker); the last call failed {now - breaker.failed_at:.1f} s ago: {breaker.last_failure}; {then}"
         )
         return UpstreamFault(503, "breaker", message)
 

@@ -54,7 +54,6 @@ class ServerPool(ConnectionPool):
             base_url=config.url or f"pipe://{name}",
             dialect=MCP.name,
             key_env=config.key_env,
-            connect_timeout=config.connect_timeout,
         )
         super().__init__(upstream, own_keys)
         self.server = config
@@ -204,12 +203,7 @@ class ServerRegistry:
     def hosts(self) -> list[UpstreamSettings]:
         """The hosts of servers, for calls of agents behind a sidecar; a request for another path of such a host gets no
         key of the server."""
-        return [
-            UpstreamSettings.model_construct(
-                name=pool.name, base_url=pool.origin, connect_timeout=pool.server.connect_timeout
-            )
-            for pool in self._wanted
-        ]
+        return [UpstreamSettings.model_construct(name=pool.name, base_url=pool.origin) for pool in self._wanted]
 
     def find_direct(self, host: tuple[str, int], path: str) -> DirectServerPool | None:
         """The server that an agent behind a sidecar has called; None if the path belongs to no server."""

@@ -240,11 +240,8 @@ def _limit(limits: Mapping[str, int]) -> None:
     for name, limit in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
-        # The hard limit of CPU time sends KILL; the soft one, a second before, sends the signal that names the reason.
-        soft, most = limit, limit + (name == "CPU")
-        if hard != resource.RLIM_INFINITY:
-            soft, most = min(soft, hard), min(most, hard)
-        resource.setrlimit(kind, (soft, most))
+        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (most, most))
 
 
 def _send(kill: Callable[[int, int], None], pid: int, number: int) -> None:

@@ -137,14 +137,8 @@ class Tools:
         self.result(id, {"child": child.pid})
 
     def surroundings(self, id: Any, arguments: Json, meta: Json) -> None:
-        limits = [
-            resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CPU)
-        ]
+        limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
         self.result(id, {"env": dict(os.environ), "cwd": os.getcwd(), "limits": limits})
-
-    def burns(self, id: Any, arguments: Json, meta: Json) -> None:
-        while True:
-            pass
 
 
 def handle(tools: Tools, message: Json) -> None:

@@ -66,6 +66,11 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path) -> None:
         (MODEL + '[loss]\nkind = "ppg"', r"loss.kind: 'ppg' is not 'ppo', 'gspo', 'cispo' or 'pg'"),
         (MODEL + "[loss]\nclip = [0.2]", "loss.clip"),
         (MODEL + "[loss]\nclip = [1.5, 2]", r"loss.clip: \[1.5, 2\.0\] is not how far below 1 \(0 to 1\) and"),
+        (MODEL + "[loss]\naggregate = 0", r"loss\.aggregate: 0 is not .*; loss\.aggregate: 0 is not 1 or more"),
+        (
+            MODEL + '[advantage]\noverlong = "punish"',
+            r"advantage.overlong: 'punish' is not 'keep' or 'mask'; advantage.overlong: 'p",
+        ),
         (MODEL + 'weights = "full"\nadapter = "x"', 'model: adapter: it goes with weights = "lora"'),
         (MODEL + "[engine]\nbatch_tokens = 1", "engine.batch_tokens: 1 is not 2 or more"),
         (MODEL + "[rollouts]\ngroup_size = 1", "rollouts.group_size: in a group of 1 dr_grpo has nothing"),

@@ -33,4 +33,4 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, problem: str) -> None
 
 def test_the_documented_recipe_is_valid(tmp_path: Path) -> None:
     engine = read(tmp_path, documented(ROOT / "docs" / "scale-out.md")).engine
-    assert (engine.kind, engine.ranks, engine.nodes, engine.ray) == ("verl", 16, 2, "auto")
+    assert (engine.kind, engine.ranks, engine.nodes) == ("verl", 16, 2)

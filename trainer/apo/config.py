@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.gateway.model.base import LONGEST_S, Id
 from penstock.gateway.model.release import MOST_COMPANIONS
@@ -17,6 +17,7 @@ ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
 MOST_TEXTS: Final = 1 + MOST_COMPANIONS
 """Most texts that one release can change."""
+Price = Annotated[float, Field(ge=0)]
 RunName = Annotated[Id, Field(max_length=64)]
 """Names of runs; the names of their rollouts and versions begin with them."""
 
@@ -73,18 +74,18 @@ class TaskSettings(Section):
 class RewardSettings(Section):
     """`[reward]`: the range of rewards."""
 
-    low: float = 0.0
-    """The worst reward; also that of a rollout that fails, or does not end in time, without one."""
-    high: float = 1.0
-    """The best reward."""
+    range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)
+    """The worst reward and the best. The worst is also that of a rollout that fails, or does not end in time, without
+    one."""
     step_cost: float = Field(default=0.0, ge=0)
     """What each call of a model takes off the reward, so that of two equal texts the one with fewer steps is better."""
 
-    @model_validator(mode="after")
-    def _a_range(self) -> Self:
-        if not self.low < self.high:
-            raise ValueError(f"high: {self.high} is not above low, {self.low}")
-        return self
+    @field_validator("range")
+    @classmethod
+    def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not value[0] < value[1]:
+            raise ValueError(f"{list(value)} does not rise from the worst reward to the best")
+        return value
 
 
 class BudgetSettings(Section):
@@ -97,7 +98,7 @@ class BudgetSettings(Section):
     tokens: int | None = Field(default=None, ge=0)
     """Tokens of the reflecting model, in and out, hidden reasoning counted. Default: no limit."""
     money: float | None = Field(default=None, ge=0)
-    """What these tokens cost, in the currency of `reflection.price_in` and `price_out`. Default: no limit."""
+    """What these tokens cost, in the currency of `reflection.price`. Default: no limit."""
 
 
 class ReflectionSettings(Section):
@@ -107,12 +108,8 @@ class ReflectionSettings(Section):
     """Model that is asked, through the gateway: its routes decide which upstream answers."""
     most_tokens: int = Field(default=4096, ge=64)
     """Most tokens of one answer, hidden reasoning counted."""
-    temperature: float | None = Field(default=None, ge=0)
-    """Temperature. Default: the model's own."""
-    price_in: float = Field(default=0.0, ge=0)
-    """Price of a million tokens that it reads."""
-    price_out: float = Field(default=0.0, ge=0)
-    """Price of a million tokens that it writes."""
+    price: tuple[Price, Price] = Field(default=(0.0, 0.0), strict=False)
+    """Prices of a million tokens that it reads and of a million that it writes, such as [1.25, 10.0]."""
 
 
 class ApoRolloutSettings(Section):

@@ -152,16 +152,16 @@ class GatewayLaboratory:
             return 0.0, "; ".join(reasons) or _ended(rollout)
         if value is None:
             return None, ""
-        settings = self._config.reward
-        if not settings.low <= value <= settings.high:
+        low, high = self._config.reward.range
+        if not low <= value <= high:
             raise ConfigError(
-                f"rollout {rollout.id} has the reward {value:g}, which is not within {settings.low:g} and "
-                f"{settings.high:g}: set reward.low and reward.high to the range of your rewards"
+                f"rollout {rollout.id} has the reward {value:g}, which is not within {low:g} and {high:g}: set "
+                "reward.range to the range of your rewards"
             )
-        cost = settings.step_cost * rollout.totals.calls
+        cost = self._config.reward.step_cost * rollout.totals.calls
         if cost:
             reasons.append(f"it took {rollout.totals.calls} calls of the model; fewer are better")
-        return max(0.0, (value - settings.low - cost) / (settings.high - settings.low)), "; ".join(reasons)
+        return max(0.0, (value - low - cost) / (high - low)), "; ".join(reasons)
 
     # Reflections ------------------------------------------------------------------------------------------------------
 

@@ -73,7 +73,8 @@ class ReflectionClient:
         return read + written, self._price(read, written)
 
     def _price(self, read: int, written: int) -> float:
-        return (read * self._settings.price_in + written * self._settings.price_out) / 1e6
+        price_in, price_out = self._settings.price
+        return (read * price_in + written * price_out) / 1e6
 
     async def ask(self, prompt: str, number: int) -> Reflection:
         """Return the answer, from the tape if it is there. Raises `RunError`."""
@@ -137,8 +138,6 @@ class ReflectionClient:
             "messages": [{"role": "user", "content": prompt}],
             "max_completion_tokens": self._settings.most_tokens,
         }
-        if self._settings.temperature is not None:
-            asked["temperature"] = self._settings.temperature
         address = f"{self._url}/rollout/{self._rollout}/attempt/{attempt}/agent/{AGENT}/mode/train/v1/chat/completions"
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         try:

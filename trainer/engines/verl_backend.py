@@ -93,8 +93,8 @@ class RayRankGroup:
 
 
 def _join(config: TrainConfig) -> None:
-    """Connect this process to the cluster, once."""
-    address = config.engine.ray
+    """Connect this process to the cluster that `RAY_ADDRESS` names, or to one of its own, once."""
+    address = os.environ.get("RAY_ADDRESS", "local")
     if ray.is_initialized():
         return
     _ = os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -104,7 +104,7 @@ def _join(config: TrainConfig) -> None:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, namespace="penstock", **more)
     except (ConnectionError, ValueError, RayError) as error:
-        raise ConfigError(f"engine.ray: cannot reach the Ray cluster {address!r}: {error}") from None
+        raise ConfigError(f"cannot reach the Ray cluster at RAY_ADDRESS = {address!r}: {error}") from None
 
 
 def _refuse_few(resource: str, config: TrainConfig) -> None:

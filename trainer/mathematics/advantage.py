@@ -21,14 +21,14 @@ otherwise a policy that makes its agents crash or loop would be compared with it
 
 The reward of an answer that was cut off at the limit of tokens says little of how good it would have been. With
 `overlong = "mask"` a rollout with such an answer has no loss; its reward is still compared (overlong filtering of
-DAPO, arXiv:2503.14476, section 3.4). With `punish` length has a price, DAPO's soft overlong punishment: the reward
-changes by
+DAPO, arXiv:2503.14476, section 3.4). With two numbers (a, b) length has a price, DAPO's soft overlong punishment: the
+reward changes by
 
     0  for n <= a,    (a - n) / (b - a)  for a < n <= b,    -1  for n > b, and for an answer that was cut off
 
-where n is the tokens of the rollout's longest answer and (a, b) = `overlong_tokens`. The paper (equation 13) has one
-answer, (a, b) = (L_max - L_cache, L_max), and looks at the length alone: -1 for an answer that was cut off is our
-addition. With `credit = "turn"` each call is punished for its own answer.
+where n is the tokens of the rollout's longest answer. The paper (equation 13) has one answer, (a, b) = (L_max -
+L_cache, L_max), and looks at the length alone: -1 for an answer that was cut off is our addition. With `credit =
+"turn"` each call is punished for its own answer.
 
 A group whose rewards are all the same teaches nothing, and a group of one has nothing to compare with. Both are left
 out and reported; otherwise they would only dilute the mean over rollouts. `reinforce++` has one group, the batch.
@@ -139,9 +139,9 @@ def _units(samples: Sequence[Sample], config: AdvantageSettings) -> dict[Key, fl
 
 def overlong(segment: Segment, config: AdvantageSettings) -> float:
     """Return the change of the reward for an answer's length: 0 to -1."""
-    if config.overlong != "punish" or config.overlong_tokens is None:
+    if isinstance(config.overlong, str):
         return 0.0
-    begins, whole = config.overlong_tokens
+    begins, whole = config.overlong
     if segment.truncated:
         return -1.0
     return -min(1.0, max(0.0, (segment.end - segment.start - begins) / (whole - begins)))

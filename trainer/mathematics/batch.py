@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,28 +103,13 @@ def split(examples: Sequence[TokenExample], parts: int) -> list[list[TokenExampl
     return found
 
 
-def per_rollout(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
-    """Return the weight of a token of each rollout for `rollout-mean`. `trained`: the trained tokens of each
+def token_weights(trained: Counter[Owner], aggregate: Aggregate) -> dict[Owner, float]:
+    """Return the weight of a token of each rollout, as `loss.aggregate` says. `trained`: the trained tokens of each
     rollout."""
-    return {owner: 1.0 / (len(trained) * count) for owner, count in trained.items()}
-
-
-def per_token(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
-    """Return the weight of a token of each rollout for `token-mean`."""
-    return dict.fromkeys(trained, 1.0 / max(1, trained.total()))
-
-
-def per_constant(trained: Counter[Owner], constant: int) -> dict[Owner, float]:
-    """Return the weight of a token of each rollout for `constant`."""
-    return dict.fromkeys(trained, 1.0 / (max(1, len(trained)) * constant))
-
-
-AGGREGATES: dict[Aggregate, Callable[[Counter[Owner], int], dict[Owner, float]]] = {
-    "rollout-mean": per_rollout,
-    "token-mean": per_token,
-    "constant": per_constant,
-}
-"""Functions that return the weight of a token of each rollout, by `loss.aggregate`."""
+    if aggregate == "rollout-mean":
+        return {owner: 1.0 / (len(trained) * count) for owner, count in trained.items()}
+    whole = trained.total() if aggregate == "token-mean" else len(trained) * aggregate
+    return dict.fromkeys(trained, 1.0 / max(1, whole))
 
 
 def micro_batches(
@@ -132,7 +117,6 @@ def micro_batches(
     tokens: int,
     layout: Layout,
     aggregate: Aggregate = "rollout-mean",
-    constant: int = 1,
 ) -> list[MicroBatch]:
     """Return a whole update as micro-batches of at most `tokens` tokens each, padding included. Raises `ValueError` for
     an example that `admit` would refuse."""
@@ -142,7 +126,7 @@ def micro_batches(
     for example in examples:
         trained[example.owner] += int(np.count_nonzero(example.mask))
     numbers = {owner: number for number, owner in enumerate(trained)}
-    of_owner = AGGREGATES[aggregate](trained, constant)
+    of_owner = token_weights(trained, aggregate)
     weights = [of_owner[example.owner] for example in examples]
     return [
         _collate(examples, rows, weights, numbers)

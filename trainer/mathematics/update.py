@@ -43,9 +43,7 @@ def learn(
     found |= {"tokens_per_rollout": found["tokens"] / owners}
     parts = split(examples, config.optimiser.updates)
     engines, loss = config.engine, config.loss
-    batched = [
-        micro_batches(part, engines.batch_tokens, engines.layout, loss.aggregate, loss.constant) for part in parts
-    ]
+    batched = [micro_batches(part, engines.batch_tokens, engines.layout, loss.aggregate) for part in parts]
     # Before the first update: later ones compare with the policy at the beginning of the step.
     prepared = [engine.prepare(batches, old=len(parts) > 1) for batches in batched]
     steps = [engine.step(batches, engine.policy_objective()) for batches in prepared]

@@ -1,6 +1,5 @@
 """The best weights of a run: those with the highest mean reward on the first held-out suite. Their directory is kept
-however many versions follow, the link `best` in the run's directory leads to it, and a release takes them, unless
-`publish.version` says otherwise.
+however many versions follow, the link `best` in the run's directory leads to it, and a release takes them.
 
 The highest of several means overestimates the reward on other tasks, the more so the more evaluations and the fewer
 held-out tasks there are. A release's canary measures the weights anew.
@@ -12,8 +11,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from penstock.trainer.config import TrainConfig
 
 LINK: Final = "best"
 
@@ -57,9 +54,9 @@ def link_best(directory: Path, version: Path) -> None:
     os.replace(beside, directory / LINK)
 
 
-def choose_release(place: TrainingProgress, config: TrainConfig) -> tuple[int, str]:
+def choose_release(place: TrainingProgress) -> tuple[int, str]:
     """Return (the step of the weights to release, the reason for a person); step 0 if there are none to release."""
-    if config.publish.version == "last" or place.best is None:
+    if place.best is None:
         return place.version, "the last weights"
     reward = f"reward {place.best_reward:.4g}"
     if place.best == 0:

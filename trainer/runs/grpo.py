@@ -370,7 +370,7 @@ class TrainingLoop:
 
     async def _release(self) -> None:
         """Release the best weights, or the last ones, to production, as `publish` says."""
-        step, why = choose_release(self.progress, self.config)
+        step, why = choose_release(self.progress)
         wanted, version = self.config.publish, f"{self.config.run.name}.{step}"
         if wanted.release == "none" and self.progress.best is not None:
             await self._reporter.event(self.progress.step, f"{version} are {why}" if step else why)
@@ -380,8 +380,9 @@ class TrainingLoop:
                 self.progress.step, *await self._publisher.release_as_configured(version, wanted)
             )
         elif wanted.release != "none" and self.progress.version:
-            other = 'nothing is released; publish.version = "last" releases the last weights'
-            await self._reporter.event(self.progress.step, f"{why}: {other}", "warning")
+            last = f"{self.config.run.name}.{self.progress.version}"
+            other = f"penstock release start {self.config.model.name} --candidate {last} releases the last weights"
+            await self._reporter.event(self.progress.step, f"{why}: nothing is released; {other}", "warning")
 
     async def _checkpoint(self, step: int) -> None:
         if step % self.config.run.checkpoint_every == 0 or step == self.config.run.steps:

@@ -1,8 +1,8 @@
 """Handles steps that teach nothing: finds the dominant reason, says what to change, and stops the run after too many.
 
-After the first such step the run reports the reason. After `run.idle_steps` in a row it fails, because a run that
-learns nothing and succeeds looks like one that has learnt. There is one exception: once a run has learnt something,
-groups whose rewards are all equal may mean that the tasks are solved, and the run goes on.
+After the first such step the run reports the reason. After `MOST` in a row it fails, because a run that learns nothing
+and succeeds looks like one that has learnt. There is one exception: once a run has learnt something, groups whose
+rewards are all equal may mean that the tasks are solved, and the run goes on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from penstock.trainer.data.outcomes import ExampleRollout
 from penstock.trainer.mathematics.update import Metrics
 from penstock.trainer.runs.run_end import RunError
 
+MOST: Final = 3
+"""Steps in a row that teach nothing after which a run fails: one may be bad luck, three are a mistake."""
 LEFT_OUT: Final[Mapping[str, str]] = {
     "rollouts_stale": "stale",
     "rollouts_reward": "nan_reward",
@@ -159,7 +161,7 @@ class IdleStepCounter:
     def __init__(self, config: TrainConfig, reward_error: Callable[[str], Awaitable[str | None]]) -> None:
         """`reward_error`: returns the runner's error about a rollout's missing reward, by rollout id."""
         self._config, self._reward_error = config, reward_error
-        self._most = min(config.run.idle_steps, config.run.steps)
+        self._most = min(MOST, config.run.steps)
         self._steps, self._has_learnt = 0, False
 
     async def record(self, collected: RolloutBatch, learnt: Metrics, has_learnt: bool) -> str | None:
@@ -173,7 +175,7 @@ class IdleStepCounter:
         said = describe_reason(why, collected, self._config)
         solved = why.reason == "equal" and (self._has_learnt or has_learnt)
         if self._steps >= self._most and not solved:
-            raise RunError(f"{self._steps} steps in a row have taught nothing (run.idle_steps): {said}")
+            raise RunError(f"{self._steps} steps in a row have taught nothing: {said}")
         return None if solved and self._steps > 1 else f"nothing was learnt: {said}"
 
     async def _with_words(self, why: DominantReason) -> DominantReason:

@@ -170,7 +170,7 @@ class PairLoop(TrainingLoop):
 
     def _by_task(self, trials: Sequence[Trial]) -> Rewards:
         """Return the rewards by task, in their original units."""
-        low, high = self._prompting.settings.reward.low, self._prompting.settings.reward.high
+        low, high = self._prompting.settings.reward.range
         found: defaultdict[str, list[float]] = defaultdict(list)
         for trial in trials:
             if trial.reward is not None:

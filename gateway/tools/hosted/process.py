@@ -23,6 +23,8 @@ from penstock.sidecar.agent.warden import WardenProcess, read_messages, start
 
 LINE: Final = 64 << 20
 """Largest line in bytes; a process that writes a longer one is killed."""
+OPEN_FILES: Final = 4096
+"""Most open files of each process of a server: more than a server of tools needs, and a fraction of the machine's."""
 GRACE_S: Final = 2.0
 """Seconds between the end of stdin and TERM, and between TERM and KILL."""
 _READ: Final = 1 << 16
@@ -93,7 +95,7 @@ class ServerProcess:
 
     async def _spawn(self) -> WardenProcess:
         config = self._config
-        limits = {"NOFILE": config.open_files, "AS": config.memory_bytes, "CPU": config.cpu_seconds}
+        limits = {"NOFILE": OPEN_FILES, "AS": config.memory_bytes}
         told: dict[str, Any] = {"grace_s": GRACE_S, "after": []}
         told["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
         env = environment(self.name, config)
@@ -209,5 +211,4 @@ def _ending(told: dict[str, Any], why: str) -> str:
         return why
     if code >= 0:
         return f"ended with exit status {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"was ended by {name}" + (" (cpu_seconds is its limit)" if -code == signal.SIGXCPU else "")
+    return f"was ended by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"

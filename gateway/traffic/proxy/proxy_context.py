@@ -133,8 +133,8 @@ class ProxyContext:
         if not pools:
             self.routes.refuse(of, call.path, route)
         call.routed, alias = True, alias_at(route, pools[0].name)
-        if route.weights:
-            pools = rank_upstreams(pools, route.weights, call.address.rollout)
+        if route.shares:
+            pools = rank_upstreams(pools, route.shares, call.address.rollout)
         return pools, alias, route
 
     @property
@@ -167,7 +167,7 @@ class ProxyContext:
         if not found:
             self.routes.refuse(call.families, call.path, route)
         rollout = call.address.rollout
-        return rank_upstreams(found, route.weights, rollout) if route is not None and route.weights else found, route
+        return rank_upstreams(found, route.shares, rollout) if route is not None and route.shares else found, route
 
     def sweep(self, now: float) -> None:
         """Called every tick: announce calls that have run for a while, end those whose upstream is silent, update

@@ -345,10 +345,7 @@ class Failover(RecordedCall):
         pool = self.record.pool
         if self._held is None or self._beginning is None or pool is None or not self._has_spare():
             return
-        limit_s = pool.config.first_content_timeout or self._shared.first_content_timeouts.limit_s(
-            self._admitted.model or ""
-        )
-        if now - self._sent_at > limit_s:
+        if now - self._sent_at > self._shared.first_content_timeouts.limit_s(self._admitted.model or ""):
             self._held = None
             self.cancel_upstream()
             self._blame("no_content")

@@ -27,6 +27,11 @@ from penstock.gateway.wire.dialects.credentials import KeyFilter, host_of
 from penstock.gateway.wire.http.headers import RequestHeads
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
 
+CONNECT_S: Final = 10.0
+"""Seconds until a connection (with TLS) must stand. A first packet that is lost is repeated after 1, 3 and 7 seconds;
+from then on another upstream is the better bet."""
+IDLE_S: Final = 55.0
+"""Seconds after which an unused connection is closed: less than the minute of many servers and load balancers."""
 SLOW_S: Final = 1.0
 """Seconds after which the server's machine repeats the first packet of a connection (RFC 6298, section 2.1)."""
 _log = logging.getLogger("penstock.upstream")
@@ -158,12 +163,12 @@ class ConnectionPool(Connector):
         return None
 
     async def open(self, connection: UpstreamConnection) -> None:
-        """Connect within the configured time."""
+        """Connect within `CONNECT_S`."""
         try:
-            async with asyncio.timeout(self.config.connect_timeout):
+            async with asyncio.timeout(CONNECT_S):
                 await self.transport.connect(connection, *self.address)
         except TimeoutError:
-            raise TimeoutError(f"no connection within {self.config.connect_timeout:g} s") from None
+            raise TimeoutError(f"no connection within {CONNECT_S:g} s") from None
 
     def put_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection for the next call."""
@@ -176,7 +181,7 @@ class ConnectionPool(Connector):
 
     def expire(self, now: float) -> None:
         """Close connections that have been idle for too long; the oldest are on the left."""
-        while self._idle and now - self._idle[0].idle_since > self.config.idle_timeout:
+        while self._idle and now - self._idle[0].idle_since > IDLE_S:
             self._idle.popleft().transport.abort()
 
     def close(self) -> None:

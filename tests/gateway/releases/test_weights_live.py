@@ -407,15 +407,15 @@ async def test_recorded_calls_are_asked_again_with_both(traffic: Traffic, client
 # --- several engines ---
 
 
-ROUTE = '[[route]]\nmodel = "policy"\nupstream = ["other"]\nalias = {{ other = "its-own" }}\n{}'
+ROUTE = '[[route]]\nmodel = "policy"\nupstream = ["other"]\nalias = { other = "its-own" }\n'
 
 
-def settings(one: FakeEngine, two: FakeEngine, other: FakeEngine, route: str = "") -> str:
+def settings(one: FakeEngine, two: FakeEngine, other: FakeEngine) -> str:
     """Three engines, of which the route names the last only."""
     engines = {"one": one, "two": two, "other": other}
     entries = [upstream(name, made.openai_url, "openai") for name, made in engines.items()]
     entries[0] = entries[0].rstrip("\n") + "\nmax_concurrent = 1\n\n"
-    return "".join(entries) + ROUTE.format(route)
+    return "".join(entries) + ROUTE
 
 
 def said(answer: dict[str, Any]) -> str:
@@ -459,9 +459,7 @@ async def test_each_engine_that_serves_a_version_is_a_candidate(tmp_path: Path, 
 
 async def test_they_share_its_rollouts_by_the_weights_of_the_route(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with engine() as one, engine() as two, engine() as other:
-        route = "weights = { other = 1 }\n"
-        text = settings(one, two, other, route).replace('["other"]', '["other", "one", "two"]')
-        text = text.replace("{ other = 1 }", "{ other = 1, one = 1, two = 1 }")
+        text = settings(one, two, other).replace('["other"]', "{ other = 1, one = 1, two = 1 }")
         async with locally(tmp_path, text) as gateway, Client(gateway.url) as client:
             traffic = Traffic(gateway.url, http, client, model="policy")
             await client.add_version("policy", version(upstream="one", also=["two"]))

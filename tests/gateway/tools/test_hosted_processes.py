@@ -27,6 +27,7 @@ from penstock.gateway.model.server_settings import McpServer
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.tape.store.directory import DamagedRecordError
 from penstock.gateway.tools.hosted.line_queue import LineQueue
+from penstock.gateway.tools.hosted.process import OPEN_FILES
 from penstock.gateway.tools.hosted.process_pool import ProcessExit, ProcessPool
 from penstock.gateway.tools.hosted.session import Owner, ProcessSession
 from penstock.gateway.wire.dialects.mcp import messages
@@ -39,7 +40,6 @@ SERVERS: dict[str, Habits] = {
     "none": ('command = ["/does/not/exist"]',),
     "nowhere": ('command = ["true"]\ncwd = "/does/not"',),
     "talking": ('env = { TALK_KEY = "sk-of-this-server-12345678" }',),
-    "burning": ("cpu_seconds = 1",),
     "two": ("processes = 2",),
     "stubborn": ("", "stubborn"),
     "forgetting": ("idle_timeout = 1.5",),
@@ -150,11 +150,11 @@ def environments_of(mark: str) -> list[str]:
 
 
 async def test_nothing_of_the_gateway_is_in_its_environment(alone: Alone, tmp_path: Path) -> None:
-    more = f'env = {{ LITERAL = "x" }}\nenv_keys = ["ITS_KEY"]\ncwd = "{tmp_path}"\nopen_files = 77\ncpu_seconds = 50\n'
+    more = f'env = {{ LITERAL = "x" }}\nenv_keys = ["ITS_KEY"]\ncwd = "{tmp_path}"\n'
     own = {"PENSTOCK_ADMIN_KEY": "k" * 20, "OPENAI_API_KEY": "sk-upstream-1234567890", "ITS_KEY": "its-own-key-12345"}
     hosted = await alone(more + "memory_bytes = 4000000000\n", env=own)
     found = json.loads(await text(await hosted.opened(), "surroundings"))
-    assert (found["cwd"], found["limits"]) == (str(tmp_path), [77, 4_000_000_000, 50])
+    assert (found["cwd"], found["limits"]) == (str(tmp_path), [OPEN_FILES, 4_000_000_000])
     allowed = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ"}
     assert found["env"].keys() - allowed == {"LITERAL", "ITS_KEY"}
     assert (found["env"]["LITERAL"], found["env"]["ITS_KEY"]) == ("x", own["ITS_KEY"])
@@ -168,11 +168,6 @@ async def test_nothing_of_the_gateway_is_in_its_environment(alone: Alone, tmp_pa
         told = (await tape.raw(made, "response")).decode()
     assert "LITERAL" in told
     assert own["ITS_KEY"] not in told
-
-
-async def test_cpu_time_is_bounded(take: Take) -> None:
-    client = await take("burning").opened()
-    assert "SIGXCPU (cpu_seconds is its limit)" in (await error(client, "burns"))["message"]
 
 
 @pytest.mark.slow

@@ -193,7 +193,7 @@ async def test_a_strict_gateway_keeps_the_limits(http: aiohttp.ClientSession, tm
 async def test_it_opens_and_one_probe_closes_it(
     http: aiohttp.ClientSession, tmp_path: Path, tool: str, why: str
 ) -> None:
-    settings: dict[str, Any] = {"breaker_failures": 2, "breaker_seconds": 60, "first_byte_timeout": LONG}
+    settings: dict[str, Any] = {"breaker_failures": 2, "first_byte_timeout": LONG}
     async with limited(tmp_path, http, **settings) as rig:
         for asked in (1, 2):
             (failing,) = rig.begin(tool)
@@ -207,12 +207,12 @@ async def test_it_opens_and_one_probe_closes_it(
         status, message = await rig.say("echo", "x")
         assert (status, "server 'tools' is not asked" in message) == (503, True), message
         assert tells(message, "mcp.servers.tools.breaker_failures = 2")
-        assert tells(message, f"failed 20.0 s ago: {why}", "the next one", "40.0 s")
+        assert tells(message, f"failed 20.0 s ago: {why}", "the next one", "10.0 s")
         assert len(rig.server.asked) == asked
         # What is said without asking is refused, too: nothing goes to this server.
         async with rig.client.post({"jsonrpc": "2.0", "method": "notifications/initialized"}) as told:
             assert told.status == 503
-        rig.clock.now += 40
+        rig.clock.now += 10
         async with rig.client.listen() as listening:
             assert listening.status == 503, "a stream that listens is no probe"
         rig.server.let_go.set()
@@ -223,9 +223,9 @@ async def test_it_opens_and_one_probe_closes_it(
 
 
 async def test_others_are_refused_while_one_tries(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    async with limited(tmp_path, http, breaker_failures=1, breaker_seconds=60) as rig:
+    async with limited(tmp_path, http, breaker_failures=1) as rig:
         assert (await rig.say("busy"))[0] == 503
-        rig.clock.now += 60
+        rig.clock.now += 30
         (probe,) = rig.begin("hang")
         await until(lambda: rig.limits.running == 1)
         await until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == BreakerState.PROBING)
@@ -234,7 +234,7 @@ async def test_others_are_refused_while_one_tries(http: aiohttp.ClientSession, t
         probe.cancel()
         await until(lambda: rig.limits.running == 0)
         assert (await rig.say("busy"))[0] == 503
-        assert "in 60.0 s" in (await rig.say("echo"))[1]
+        assert "in 30.0 s" in (await rig.say("echo"))[1]
         await until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == BreakerState.OPEN)
         stats = Stats.model_validate(await rig.made.tape.get("/api/stats"))
         assert stats.servers["tools"].breaker == "open"
@@ -355,10 +355,10 @@ def _over(visit: Permit, gone: list[int], number: int) -> None:
 
 
 def test_a_refusal_names_the_server_and_its_settings() -> None:
-    limits = ServerLimits("s", Configured(url="http://x", breaker_failures=1, breaker_seconds=5), Clock())
+    limits = ServerLimits("s", Configured(url="http://x", breaker_failures=1), Clock())
     visit = Permit(limits, True)
     visit.acquire()
     visit.release("error", "connect_timeout")
-    with pytest.raises(UpstreamFault, match=r"mcp\.servers\.s\.breaker_seconds = 5\)") as caught:
+    with pytest.raises(UpstreamFault, match=r"mcp\.servers\.s\.breaker_failures = 1 calls") as caught:
         _ = Permit(limits, True).must_wait()
     assert (caught.value.status, caught.value.kind) == (503, "breaker")

@@ -170,7 +170,7 @@ async def test_no_clock_ends_a_stream_that_listens(
     tmp_path: Path, http: aiohttp.ClientSession, server: McpServer
 ) -> None:
     """Not the sweep for calls, nor those for sessions, for clients and for connections, a day later."""
-    servers = {"tools": {"url": server.url, "first_byte_timeout": LATE, "total_timeout": LATE}}
+    servers = {"tools": {"url": server.url, "first_byte_timeout": LATE}}
     async with inside(tmp_path, http, mcp={"servers": servers}, limits={"client_timeout": LATE}) as made:
         client = Client(f"{made.base.url}/rollout/r1/attempt/a1/mcp/tools", http, {})
         await client.open()

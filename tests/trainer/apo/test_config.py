@@ -38,7 +38,7 @@ def keys() -> list[tuple[str, str]]:
 def test_only_a_text_and_the_reflecting_model_must_be_named(tmp_path: Path) -> None:
     config = read(tmp_path, LEAST)
     assert (config.engine, config.budget.rollouts, config.test.repeats) == ("ours", 500, 2)
-    assert (config.reward.low, config.reward.high, config.publish.release) == (0.0, 1.0, "none")
+    assert (config.reward.range, config.publish.release) == ((0.0, 1.0), "none")
     for left, missing in (('[texts]\nprompts = ["desk"]\n', "reflection"), ('[reflection]\nmodel = "m"\n', "texts")):
         with pytest.raises(ConfigError, match=rf"apo\.toml: {missing}: it is missing"):
             read(tmp_path, left)
@@ -85,8 +85,8 @@ def test_every_setting_is_documented_and_exists() -> None:
         ('engine = "mine"\n' + LEAST, r"engine: 'mine' is neither ours, beam, gepa, edits nor module:function"),
         ('engine = ":mine"\n' + LEAST, r"engine: ':mine' is neither"),
         ('engine = "mine:"\n' + LEAST, r"engine: 'mine:' is neither"),
-        (LEAST + "[reward]\nlow = 1\nhigh = 1", r"reward: high: 1\.0 is not above low, 1\.0"),
-        (LEAST + "[reward]\nlow = -inf", r"reward\.low"),
+        (LEAST + "[reward]\nrange = [1, 1]", r"reward\.range: \[1\.0, 1\.0\] does not rise from the worst reward"),
+        (LEAST + "[reward]\nrange = [-inf, 1]", r"reward\.range"),
         (LEAST + "[budget]\nrollouts = 39", r"budget\.rollouts: 39 is not 40 or more"),
         (LEAST + "[budget]\nrollouts = 100.0", r"budget\.rollouts"),
         (LEAST + "[budget]\nmoney = nan", r"budget\.money"),

@@ -28,7 +28,7 @@ run = {name = "shop", directory = "run"}
 texts = {prompts = ["shop"]}
 tasks = {file = "tasks.jsonl", key = "customer"}
 budget = {rollouts = 40}
-reflection = {model = "thinker", price_out = 10.0}
+reflection = {model = "thinker", price = [0.0, 10.0]}
 test = {repeats = 1}
 publish = {release = "auto"}
 

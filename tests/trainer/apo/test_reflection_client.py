@@ -14,7 +14,7 @@ from penstock.trainer.apo.config import ReflectionSettings
 from penstock.trainer.apo.reflection_client import ReflectionClient
 from penstock.trainer.runs.run_end import RunError
 
-SETTINGS = ReflectionSettings(model="thinker", most_tokens=100, price_in=2.0, price_out=10.0)
+SETTINGS = ReflectionSettings(model="thinker", most_tokens=100, price=(2.0, 10.0))
 """Prices of a million tokens."""
 
 

@@ -20,10 +20,10 @@ OTHER: dict[str, Any] = {
     "run": {"name": "other"},
     "texts": {"prompts": ["desk", "door"]},
     "tasks": {"file": "tasks.jsonl", "key": "customer"},
-    "reward": {"high": 2.0},
+    "reward": {"range": (0.0, 2.0)},
     "engine": "beam",
     "budget": {"rollouts": 900},
-    "reflection": {"model": "m", "temperature": 1.0},
+    "reflection": {"model": "m", "most_tokens": 100},
 }
 """Another value of each section that decides what a search comes to."""
 

@@ -109,7 +109,7 @@ async def test_after_a_reflecting_model_that_refuses_the_same_command_goes_on(he
     ("section", "limit"), [("reflections", 3), ("tokens", 6_000), ("money", 0.008), ("reflections", 0)]
 )
 async def test_what_reflections_may_cost_is_kept_exactly(here: Optimising, section: str, limit: float) -> None:
-    prices = {"model": shop_model.THINKER, "most_tokens": 500, "price_in": 1.0, "price_out": 4.0}
+    prices = {"model": shop_model.THINKER, "most_tokens": 500, "price": [1.0, 4.0]}
     async with here.agents():
         ended = await here.apo(here.config(budget={"rollouts": 100, section: limit}, reflection=prices))
     assert ended.code == 0, ended.output

@@ -11,7 +11,6 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 from fakes.mistakes import tells
 from fakes.settings import Sections, merged
 from fakes.staging import staged
-from fakes.tiny_model import config
 
 from penstock.trainer.runs.best_weights import TrainingProgress, choose_release, link_best
 
@@ -33,7 +32,6 @@ def own(home: Path) -> Sections:
 
 
 async def test_a_release_takes_the_best_weights_which_are_kept(tmp_path: Path, model: Path) -> None:
-    """Those of `publish.version = "last"` are in a test below."""
     async with staged(tmp_path, model, 4, own(tmp_path)) as stage:
         await stage.to_the_end()
         async with stage.client as client:
@@ -71,16 +69,15 @@ def test_what_is_published_when() -> None:
     assert TrainingProgress(step=4, trained=3, version=2).publish_due(last=False, every=2)
 
 
-def test_the_best_is_the_first_of_equal_ones(tmp_path: Path) -> None:
-    place, wanted = TrainingProgress(), config(tmp_path)
-    assert choose_release(place, wanted) == (0, "the last weights")
+def test_the_best_is_the_first_of_equal_ones() -> None:
+    place = TrainingProgress()
+    assert choose_release(place) == (0, "the last weights")
     seen = [(0, 0.5), (1, 0.5), (2, 0.75), (3, 0.75), (4, 0.5)]
     best = [TrainingProgress.record_evaluation(place, reward) for place.version, reward in seen]
     assert best == [True, False, True, False, False]
-    assert choose_release(place, wanted) == (2, "the best on the held-out tasks (reward 0.75)")
-    assert choose_release(place, config(tmp_path, publish={"version": "last"})) == (4, "the last weights")
+    assert choose_release(place) == (2, "the best on the held-out tasks (reward 0.75)")
     worse = TrainingProgress(version=4, best=0, best_reward=0.5)
-    version, why = choose_release(worse, wanted)
+    version, why = choose_release(worse)
     assert (version, tells(why, "no later weights were better", "reward 0.5")) == (0, True), why
 
 

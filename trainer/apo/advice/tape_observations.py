@@ -83,7 +83,7 @@ class TapeObservationReader:
 
     def _scaled(self, value: float, calls: int = 0) -> float:
         """Return a reward as 0 to 1. `calls`: calls of the model, if their cost is to be subtracted as in a run."""
-        low, high = self._rewards.low, self._rewards.high
+        low, high = self._rewards.range
         return min(1.0, max(0.0, (value - low - self._rewards.step_cost * calls) / (high - low)))
 
     async def regrade(self, observations: Sequence[Observation]) -> list[Observation]:

@@ -23,7 +23,7 @@ import orjson
 from yarl import URL
 
 from penstock.gateway.traffic.trials.replay.outbound_requests import DROPPED
-from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.pool import CONNECT_S, ConnectionPool
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj
 from penstock.gateway.wire.http.errors import UpstreamFault
@@ -122,8 +122,8 @@ class ExactEngineClient:
     @asynccontextmanager
     async def post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request and yield the answer; leaving the context early cancels it."""
-        config = self.pool.config
-        bounds = aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout)
+        read_s = self.pool.config.read_timeout
+        bounds = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=read_s)
         async with self._session().post(
             URL(self.pool.origin + path, encoded=True),
             data=body,

@@ -29,7 +29,7 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.traffic.trials.replay.outbound_requests import OutboundRequest, compose
 from penstock.gateway.traffic.trials.replay.replies import LARGEST, Reply, ReplyTooLarge, complete
 from penstock.gateway.traffic.upstreams.gate import UpstreamGate
-from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.pool import CONNECT_S, ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.http.errors import Refusal
@@ -141,9 +141,7 @@ class ReleaseSender:
         target, headers = compose(question)
         reply = Reply(headers, streaming_content_type=dialect.streaming_content_type)
         longest_s = max(LONGEST_S, pool.config.read_timeout)
-        bounds = aiohttp.ClientTimeout(
-            total=longest_s, sock_connect=pool.config.connect_timeout, sock_read=pool.config.read_timeout
-        )
+        bounds = aiohttp.ClientTimeout(total=longest_s, sock_connect=CONNECT_S, sock_read=pool.config.read_timeout)
         try:
             if pool.gate.must_wait:
                 await _open(pool.gate)

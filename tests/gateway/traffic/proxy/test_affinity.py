@@ -14,7 +14,7 @@ ROLLOUTS = [f"r{number}" for number in range(12)]
 async def test_a_rollout_stays_where_its_conversation_is(within: Within) -> None:
     async with faulty() as provider:
         upstreams = [{"name": name, "base_url": f"{provider.url}/{name}/v1"} for name in ("primary", "spare")]
-        shared = {"model": "*", "upstream": ["primary", "spare"], "weights": {"primary": 1, "spare": 1}}
+        shared = {"model": "*", "upstream": {"primary": 1, "spare": 1}}
         async with within(upstream=upstreams, route=[shared]) as rig:
 
             async def served(turn: int) -> dict[str, str | None]:

@@ -23,7 +23,7 @@ from penstock.gateway.model.attributes import TRIES
 from penstock.gateway.traffic.proxy import call, failover_policy
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.failover_policy import FirstContentDetector
-from penstock.gateway.traffic.upstreams import first_content_timeout, health
+from penstock.gateway.traffic.upstreams import first_content_timeout, health, pool
 
 OK = reply(200, b'{"fine":1}')
 EVENT = chunk(b"data: 1\n\n")
@@ -66,9 +66,6 @@ MOVES: dict[str, Case] = {
     "begins with an error": Case(says(b'data: {"error":{"message":"overloaded"}}\n\n'), "error_event"),
     "begins with an error of messages": Case(says(b'data: {"type":"error","error":{"type":"x"}}\n\n'), "error_event"),
     "is silent for too long": Case([request()], "timeout", up={"first_byte_timeout": 0.3}),
-    "has no content for too long": Case(
-        [request(), send(events_head())], "no_content", up={"first_content_timeout": 0.3}
-    ),
     "finds it too long": Case([request(), send(TOO_LONG)], "too_long", PLAIN, SHORT, LONG),
 }
 
@@ -301,7 +298,8 @@ class Hole:
 async def test_one_that_never_connects_keeps_one_call_waiting_and_no_other(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with two([], [request(), send(OK)] * 5, {"connect_timeout": 60.0}) as it, AsyncExitStack() as stack:
+    monkeypatch.setattr(pool, "CONNECT_S", 60.0)
+    async with two([], [request(), send(OK)] * 5) as it, AsyncExitStack() as stack:
         hole = Hole()
         monkeypatch.setattr(it.rig.gateway.pools["up"], "transport", hole)
         clients = [await stack.enter_async_context(it.rig.client()) for _ in range(4)]

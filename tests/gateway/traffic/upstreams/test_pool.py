@@ -18,6 +18,7 @@ from fakes.rig import CHAT, MESSAGES, Inside, Rig, Within
 from fakes.two_upstreams import Two
 
 from penstock.gateway.traffic.proxy.call import HttpCall
+from penstock.gateway.traffic.upstreams import pool
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, Connector
 from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
@@ -98,9 +99,10 @@ async def test_a_connection_that_ended_while_it_was_idle_is_not_used(rig: Rig) -
         assert await client.message() == OK
 
 
-async def test_an_idle_connection_is_closed_in_time(within: Within) -> None:
+async def test_an_idle_connection_is_closed_in_time(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_S", 0.5)
     async with (
-        within(first={"idle_timeout": 0.5}) as rig,
+        within() as rig,
         rig.upstream([request(), send(OK), gone()]) as upstream,
         rig.client() as client,
     ):
@@ -296,7 +298,8 @@ async def call(url: str, model: str) -> bytes:
         return await client.message()
 
 
-async def test_an_unreachable_upstream_and_failover(within: Within) -> None:
+async def test_an_unreachable_upstream_and_failover(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "CONNECT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         fillers = [socket.socket() for _ in range(4)]
         for filler in fillers:
@@ -304,7 +307,7 @@ async def test_an_unreachable_upstream_and_failover(within: Within) -> None:
             filler.connect_ex(full.getsockname())
         spares = [
             {"name": "dead", "base_url": f"http://127.0.0.1:{steady_ports(1)[0]}/v1"},
-            {"name": "mute", "base_url": f"http://127.0.0.1:{full.getsockname()[1]}/v1", "connect_timeout": 0.2},
+            {"name": "mute", "base_url": f"http://127.0.0.1:{full.getsockname()[1]}/v1"},
         ]
         leads = {"dead": ["dead"], "mute": ["mute"], "*": ["dead", "mute", "up"]}
         async with (
@@ -402,6 +405,6 @@ async def test_an_alias_changes_the_models_name_only(within: Within) -> None:
     ],
 )
 def test_what_the_upstream_is_asked_for(base_url: str, dialect: str, path: str, target: str) -> None:
-    pool = ConnectionPool(UpstreamSettings.model_validate({"name": "u", "base_url": base_url, "dialect": dialect}))
-    assert pool.target(path) == target
-    assert pool.url(path) == "http://h" + target
+    made = ConnectionPool(UpstreamSettings.model_validate({"name": "u", "base_url": base_url, "dialect": dialect}))
+    assert made.target(path) == target
+    assert made.url(path) == "http://h" + target

@@ -18,7 +18,7 @@ def pool(name: str, dialect: str) -> ConnectionPool:
 
 POOLS = {it.name: it for it in (pool("a", "openai"), pool("b", "anthropic"), pool("c", "openai"))}
 CHAT, MESSAGES = find("POST", "/v1/chat/completions"), find("POST", "/v1/messages")
-ROUTES = RouteTable([RouteSettings(model="qwen*", upstream=["c", "b"], alias="x")], POOLS, {"a", "b"})
+ROUTES = RouteTable([RouteSettings(model="qwen*", upstream={"c": 0, "b": 0}, alias="x")], POOLS, {"a", "b"})
 
 
 def test_a_route_leads_to_those_of_its_upstreams_that_speak_what_a_call_does() -> None:
@@ -35,12 +35,12 @@ def test_a_route_leads_to_those_of_its_upstreams_that_speak_what_a_call_does() -
 
 def test_only_a_route_for_everything_takes_what_names_no_model() -> None:
     every = RouteTable(
-        [RouteSettings(model="?*", upstream=["a"]), RouteSettings(model="*", upstream=["c"])], POOLS, {"a", "b"}
+        [RouteSettings(model="?*", upstream={"a": 0}), RouteSettings(model="*", upstream={"c": 0})], POOLS, {"a", "b"}
     )
     assert every.find(None) is None
     found = every.find("")
     assert found is not None
-    assert found.upstream == ["c"]
+    assert list(found.upstream) == ["c"]
 
 
 @pytest.mark.parametrize(

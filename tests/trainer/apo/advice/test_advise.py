@@ -37,7 +37,7 @@ file = "{home}/tasks.jsonl"
 key = "customer"
 [reflection]
 model = "thinker"
-price_in = 1000
+price = [1000, 0]
 """
 RUNNER = '[rollouts]\nrun = ["--workers=8", "--callable=fakes.light_shop:agent", "--preload", "--reward={judge}"]\n'
 JUDGE = """\

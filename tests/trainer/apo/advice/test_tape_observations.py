@@ -22,7 +22,7 @@ class Listed:
 
 
 async def test_steps_of_earlier_rollouts_cost_as_much_as_those_of_the_probe() -> None:
-    tape = TapeObservationReader(cast(Client, Listed()), RewardSettings(low=-1.0, step_cost=0.2), None)
+    tape = TapeObservationReader(cast(Client, Listed()), RewardSettings(range=(-1.0, 1.0), step_cost=0.2), None)
     seed = Resource(name="shop", version="v1", kind="prompt", content={"text": "a"}, sha256="", created_ns=0)
     (found,) = await tape.earlier_observations({"shop": seed}, [AgentTask("t0", "a", "t0")], "seed")
     assert found.reward == (2.0 - 3 * 0.2) / 2
