@@ -98,8 +98,9 @@ if TYPE_CHECKING:
     from penstock.gateway.followers.otlp.exporter import Exporter
 
 _TICK_SECONDS = 0.1
-_LOOK_EVERY = 10
-"""Ticks between two checks of idle clients."""
+"""Time between two ticks while something runs."""
+_CHECK_SECONDS = 1.0
+"""Time between two checks of all that may be late by a second, and between two ticks while nothing runs."""
 _CONTROL_SECONDS = 1.0
 
 
@@ -159,8 +160,8 @@ class Gateway:
         )  # fmt: skip
         self._session: aiohttp.ClientSession | None = None
         self._listening: Listeners
-        self._ticker: asyncio.TimerHandle
-        self._ticks = 0
+        self._ticker: asyncio.TimerHandle | None = None
+        self._next_check = 0.0
         followed = self.releases.other_writer_committed if self._work.is_leader else self.pins.reload
         self._others = OtherWriters(self.store, self.recorder, self.dispatcher, followed)
         self.offer: HandoverOffer | ParentChannel
@@ -264,6 +265,7 @@ class Gateway:
         await self._work_together()
         await self._listening.accept()
         self.offer = self._made_offer()
+        self._next_check = monotonic() + _CHECK_SECONDS
         self._tick()
         self.state.started = True
         if self._work.is_leader:
@@ -281,7 +283,7 @@ class Gateway:
         """Connect with the other workers of this gateway."""
         view, wrote = upstreams.view, self._others.poll_now
         parts = WorkerServices(
-            self.store, self.recorder, self.pins, self.pools, self.metrics, self.budgets,
+            self.store, self.recorder, self.pins, self.pools, self.measured, self.budgets,
             lambda: self.proxy.active_rollouts, wrote, view,
         )  # fmt: skip
         inside = PeerDispatch(self._port, self.mcp, self._wanted)
@@ -309,6 +311,7 @@ class Gateway:
             strict=self.config.tape.record == "strict",
             budgets=self.budgets.or_none,
             notify_batch_results=self.batches.notify,
+            wake=self._wake,
         )
         self.mcp.features = build_mcp_middleware(self.proxy, self.definitions, self.questions, self.audit)
         self._first = None if self._work.is_leader else LeaderPlane(self.config.data)
@@ -323,8 +326,7 @@ class Gateway:
 
     async def _let_go(self) -> None:
         """Hand over: another process is ready and gets all new connections. This one serves the clients that it has."""
-        self.state.draining = True
-        self._port.leave()
+        self._drain()
         self._work.leave()
         # This may take a moment, and new connections must not wait for it.
         await stop_all(self.budgets.move_to_tape, partial(self._duties.end, last=False))
@@ -334,38 +336,62 @@ class Gateway:
         self.proxy.end_durably()
         await self.recorder.flush()
 
+    def _drain(self) -> None:
+        """Take no new clients and no further requests of those that are there."""
+        self.state.draining = True
+        self._port.leave()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Tick within a tenth of a second, as calls and the end of a gateway need it. A tick that is due before is not
+        put off: calls may begin and end all the time."""
+        loop = asyncio.get_running_loop()
+        if self._ticker is not None and self._ticker.when() > loop.time() + _TICK_SECONDS:
+            self._ticker.cancel()
+            self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
+
     def _tick(self) -> None:
-        self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        busy = self.proxy.running or self.state.draining or self._others.present
+        self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS if busy else _CHECK_SECONDS, self._tick)
         now = monotonic()
         self.proxy.sweep(now)
         self.questions.sweep(self._now_ns())
-        self.mcp.servers.measure(self.metrics)
-        self._ticks += 1
-        self._others.poll(count=self._ticks % _LOOK_EVERY == 0)
-        if self._ticks % _LOOK_EVERY == 0:
-            self.mcp.servers.expire(now)
-            self._wanted.expire(now)
-            self.mcp.sessions.sweep(now)
-            self._work.tick()
-            self.index.ensure_running(not self._duties.begun)
-            if self._tls is not None:
-                self._tls.check_files()
-        # Idle clients are many, so they are checked less often.
-        for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
-            client.expire(now, self.config.limits.client_timeout)
-        self.metrics.clients = len(self._port.clients)
+        check = now >= self._next_check
+        self._others.poll(count=check)
+        if check:
+            self._next_check = now + _CHECK_SECONDS
+            self._check(now)
         if self.state.draining and not self.proxy.running:
             self._calls_ended.set()
             if not self._port.clients:
                 self._clients_gone.set()
+
+    def _check(self, now: float) -> None:
+        """Do what is needed once a second."""
+        for pool in (*self.pools.values(), *self._wanted.pools.values()):
+            pool.expire(now)
+        self.mcp.servers.expire(now)
+        self.mcp.sessions.sweep(now)
+        self._work.tick()
+        self.index.ensure_running(not self._duties.begun)
+        if self._tls is not None:
+            self._tls.check_files()
+        for client in list(self._port.clients):
+            client.expire(now, self.config.limits.client_timeout)
+
+    def measured(self) -> Metrics:
+        """Return the metrics, with gauges as they are now."""
+        self.proxy.measure(monotonic())
+        self.mcp.servers.measure(self.metrics)
+        self.metrics.clients = len(self._port.clients)
+        return self.metrics
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """End everything, in order, after running calls have ended; `hurry` ends every wait. The log names calls that
         are cut off."""
         hurry = hurry or asyncio.Event()
         limits, taken = self.config.limits, self.offer.taken.is_set()
-        self.state.draining = True
-        self._port.leave()
+        self._drain()
         if taken:
             await wait_for_any((self._clients_gone, hurry), limits.drain_seconds)
         else:
@@ -389,7 +415,8 @@ class Gateway:
         # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.drain(_CONTROL_SECONDS)
-        self._ticker.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
         if self._tls is not None:
             await self._tls.stop()
         for client in (*self._port.clients, *self._inside):

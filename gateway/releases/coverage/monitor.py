@@ -69,7 +69,8 @@ class CoverageMonitor:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._stopping.wait()
-            await self._safely()
+            if self._pins.notes.calls or self._untold:
+                await self._safely()
 
     async def _safely(self) -> None:
         try:
