@@ -1,7 +1,7 @@
 """Several processes that serve one port: `penstock serve --workers N`. This is their parent, which serves nothing.
 
 Each worker is a gateway with a socket of its own on the port; the system shares connections out between them. All write
-one tape. The first one does the work that only one may do (`process.leader_services`); the others reach it by two
+one tape. The first one does the work that only one may do (`process.services`); the others reach it by two
 sockets in the directory of the tape (`process.leader_rpc`). The parent holds all sockets and the tape's lock, so a
 worker that dies loses none of them: another one is started in its place, and clients that have connected meanwhile
 wait in the system's queue.

@@ -7,6 +7,7 @@ event loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import struct
@@ -107,9 +108,14 @@ class IndexLink:
         self.missing = any(find_spec(name) is None for name in ("duckdb", "numpy", "pyarrow"))
         """True if the extra `index` is not installed."""
 
-    def remove_leftovers(self) -> None:
-        """Deletes temporary files that the index processes of an earlier gateway have left."""
+    async def start(self) -> None:
+        """Deletes temporary files that the index processes of an earlier gateway have left; `ensure_running` starts a
+        process."""
         clear(self._path / "index")
+
+    async def stop(self) -> None:
+        """The same as `close`; does not block."""
+        await asyncio.to_thread(self.close)
 
     @property
     def has_files(self) -> bool:
