@@ -73,7 +73,7 @@ class ServiceGroup:
         _log.info("all that only one process may do has begun")
 
     async def stop(self) -> None:
-        """Stop them, once."""
+        """Stop them in the reverse order; a second call does nothing."""
         if not self.begun:
             return
         self.begun = False

@@ -16,7 +16,6 @@ from uuid import uuid4
 
 import msgspec
 
-from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.segments import LINKED, NOW
 from penstock.gateway.followers.index.sql.protocol import READY, Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
@@ -186,11 +185,12 @@ async def run_job(work: SqlJob) -> SqlOutcome:
             "query", f"it took longer than {work.seconds:g} s; a where on `started` makes it look at less"
         )
     finally:
-        child, ended = ChildProcess(process), process.returncode
-        child.kill()
+        ended = process.returncode
+        if ended is None:
+            process.kill()
         # The loop closes a pipe when it has been read to its end.
         await _rest(process)
-        _ = await child.wait()
+        await process.wait()
     try:
         return msgspec.msgpack.decode(answer, type=SqlOutcome)
     except msgspec.MsgspecError:
