@@ -46,9 +46,9 @@ from bench.procfs import cpu_seconds
 from bench.store import HERE, Figure, report
 from examples.lookup import TOOLS
 from examples.lookup_rl import GATEWAY, ROOT, TRAIN, free_ports, prepare, ready
+from penstock.gateway.client.child_process import ChildProcess, spawn
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import Point
-from penstock.trainer.serving.child_process import ChildProcess, spawn
 from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 
 OUT = HERE / "out" / "training.json"

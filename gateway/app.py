@@ -5,14 +5,14 @@ Start: tape, recorder, upstreams, control plane, listener; readiness goes on las
 broken off and recorded as interrupted; the recorder writes its queue, and the tape is closed.
 
 If one process takes over from another (`process.handover`), the old one first ends the services that only one process
-may run (`process.leader_services`).
+may run (`process.services`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -40,11 +40,10 @@ from penstock.gateway.process.control_plane import ControlPlane, LeaderPlane
 from penstock.gateway.process.dispatch import Dispatch
 from penstock.gateway.process.handover import ALONE, HandoverGrant, HandoverOffer
 from penstock.gateway.process.health import ProcessHealth
-from penstock.gateway.process.leader_services import LeaderServices
 from penstock.gateway.process.listeners import Listeners, listen
 from penstock.gateway.process.other_writers import OtherWriters
 from penstock.gateway.process.peer_requests import PeerDispatch
-from penstock.gateway.process.shutdown import cut_off, stop_all, wait_for_any
+from penstock.gateway.process.services import Service, ServiceGroup, cut_off, stop_all, wait_for_any
 from penstock.gateway.process.startup import make_auth, open_store
 from penstock.gateway.process.tls import server_tls
 from penstock.gateway.process.worker_peers import WorkerPeers, WorkerServices
@@ -98,8 +97,9 @@ if TYPE_CHECKING:
     from penstock.gateway.followers.otlp.exporter import Exporter
 
 _TICK_SECONDS = 0.1
-_LOOK_EVERY = 10
-"""Ticks between two checks of idle clients."""
+"""Time between two ticks while something runs."""
+_CHECK_SECONDS = 1.0
+"""Time between two checks of all that may be late by a second, and between two ticks while nothing runs."""
 _CONTROL_SECONDS = 1.0
 
 
@@ -153,14 +153,11 @@ class Gateway:
             config.budget, self._prices, self.store, self.recorder, self.metrics, self._now_ns, self._work
         )
         self._make_control()
-        self._duties = LeaderServices(
-            self.recorder, self.dispatcher, self.webhooks, self.releases, self.adapter_keeper, self.retention,
-            self.index, self._make_exporter(),
-        )  # fmt: skip
+        self._make_services()
         self._session: aiohttp.ClientSession | None = None
         self._listening: Listeners
-        self._ticker: asyncio.TimerHandle
-        self._ticks = 0
+        self._ticker: asyncio.TimerHandle | None = None
+        self._next_check = 0.0
         followed = self.releases.other_writer_committed if self._work.is_leader else self.pins.reload
         self._others = OtherWriters(self.store, self.recorder, self.dispatcher, followed)
         self.offer: HandoverOffer | ParentChannel
@@ -224,6 +221,31 @@ class Gateway:
             max_field_size=HEADER_BYTES,
         )
 
+    def _make_services(self) -> None:
+        """List the services: each may need those above it in its group, and ends before them."""
+        self._exporter = self._make_exporter()
+        leading: dict[str, Service] = {
+            "index": self.index,
+            "webhooks": self.webhooks,
+            "adapters": self.adapter_keeper,
+            "releases": self.releases,
+            "queue": self.dispatcher,
+            "retention": self.retention,
+        }
+        if self._exporter is not None:
+            leading["telemetry"] = self._exporter
+        self._leading = ServiceGroup(leading, patient=True)
+        """Services that only one of the processes that write a tape may run."""
+        self._beside = ServiceGroup({
+            "tool definitions": self.definitions,
+            "prompt coverage": self.coverage,
+            "results of batches": self.batches,
+            "budgets": self.budgets,
+            "health checks": self._checks,
+            "hosted tools": self.bridge,
+        })  # fmt: skip
+        """Services that several processes may run at the same time."""
+
     def _ask_upstreams(self) -> aiohttp.ClientSession:
         """The session for requests that the gateway itself makes."""
         if self._session is None:
@@ -258,12 +280,13 @@ class Gateway:
         if self._taken is not None:
             await self._taken.ready()
         if self._work.is_leader:
-            await self._duties.begin()
+            await self._leading.start()
         else:
             await self.pins.reload()  # as the leader's services do; waiting clients are served at once
         await self._work_together()
         await self._listening.accept()
         self.offer = self._made_offer()
+        self._next_check = monotonic() + _CHECK_SECONDS
         self._tick()
         self.state.started = True
         if self._work.is_leader:
@@ -281,7 +304,7 @@ class Gateway:
         """Connect with the other workers of this gateway."""
         view, wrote = upstreams.view, self._others.poll_now
         parts = WorkerServices(
-            self.store, self.recorder, self.pins, self.pools, self.metrics, self.budgets,
+            self.store, self.recorder, self.pins, self.pools, self.measured, self.budgets,
             lambda: self.proxy.active_rollouts, wrote, view,
         )  # fmt: skip
         inside = PeerDispatch(self._port, self.mcp, self._wanted)
@@ -309,63 +332,90 @@ class Gateway:
             strict=self.config.tape.record == "strict",
             budgets=self.budgets.or_none,
             notify_batch_results=self.batches.notify,
+            wake=self._wake,
         )
         self.mcp.features = build_mcp_middleware(self.proxy, self.definitions, self.questions, self.audit)
         self._first = None if self._work.is_leader else LeaderPlane(self.config.data)
         self._port = Dispatch(self.proxy, plane, self.mcp, self._wanted, self._first)
         self.recorder.start()
-        self._checks.start()
-        await self.bridge.start()
-        self.coverage.start()
-        self.definitions.start()
-        await self.budgets.start()
-        await self.batches.start()
+        await self._beside.start()
 
     async def _let_go(self) -> None:
         """Hand over: another process is ready and gets all new connections. This one serves the clients that it has."""
-        self.state.draining = True
-        self._port.leave()
+        self._drain()
         self._work.leave()
         # This may take a moment, and new connections must not wait for it.
-        await stop_all(self.budgets.move_to_tape, partial(self._duties.end, last=False))
+        await stop_all({"budgets": self.budgets.move_to_tape, **self._leading_ends(continued=True)})
         self._listening.accept_no_more()
         await end_followers(self._runner.app)
         # A call that has ended for its client must be on the tape before the other process can be asked about it.
         self.proxy.end_durably()
         await self.recorder.flush()
 
+    def _leading_ends(self, continued: bool) -> Mapping[str, Callable[[], Awaitable[object]]]:
+        """Return the steps that end the leading services. `continued`: another process continues them at once."""
+        if self._exporter is None:
+            return {"leading services": self._leading.stop}
+        self._exporter.continued = continued
+        # The exporter reads the tape.
+        return {"recorder": self.recorder.flush, "leading services": self._leading.stop}
+
+    def _drain(self) -> None:
+        """Take no new clients and no further requests of those that are there."""
+        self.state.draining = True
+        self._port.leave()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Tick within a tenth of a second, as calls and the end of a gateway need it. A tick that is due before is not
+        put off: calls may begin and end all the time."""
+        loop = asyncio.get_running_loop()
+        if self._ticker is not None and self._ticker.when() > loop.time() + _TICK_SECONDS:
+            self._ticker.cancel()
+            self._ticker = loop.call_later(_TICK_SECONDS, self._tick)
+
     def _tick(self) -> None:
-        self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        busy = self.proxy.running or self.state.draining or self._others.present
+        self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS if busy else _CHECK_SECONDS, self._tick)
         now = monotonic()
         self.proxy.sweep(now)
         self.questions.sweep(self._now_ns())
-        self.mcp.servers.measure(self.metrics)
-        self._ticks += 1
-        self._others.poll(count=self._ticks % _LOOK_EVERY == 0)
-        if self._ticks % _LOOK_EVERY == 0:
-            self.mcp.servers.expire(now)
-            self._wanted.expire(now)
-            self.mcp.sessions.sweep(now)
-            self._work.tick()
-            self.index.ensure_running(not self._duties.begun)
-            if self._tls is not None:
-                self._tls.check_files()
-        # Idle clients are many, so they are checked less often.
-        for client in list(self._port.clients) if self._ticks % _LOOK_EVERY == 0 else ():
-            client.expire(now, self.config.limits.client_timeout)
-        self.metrics.clients = len(self._port.clients)
+        check = now >= self._next_check
+        self._others.poll(count=check)
+        if check:
+            self._next_check = now + _CHECK_SECONDS
+            self._check(now)
         if self.state.draining and not self.proxy.running:
             self._calls_ended.set()
             if not self._port.clients:
                 self._clients_gone.set()
+
+    def _check(self, now: float) -> None:
+        """Do what is needed once a second."""
+        for pool in (*self.pools.values(), *self._wanted.pools.values()):
+            pool.expire(now)
+        self.mcp.servers.expire(now)
+        self.mcp.sessions.sweep(now)
+        self._work.tick()
+        self.index.ensure_running(not self._leading.begun)
+        if self._tls is not None:
+            self._tls.check_files()
+        for client in list(self._port.clients):
+            client.expire(now, self.config.limits.client_timeout)
+
+    def measured(self) -> Metrics:
+        """Return the metrics, with gauges as they are now."""
+        self.proxy.measure(monotonic())
+        self.mcp.servers.measure(self.metrics)
+        self.metrics.clients = len(self._port.clients)
+        return self.metrics
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """End everything, in order, after running calls have ended; `hurry` ends every wait. The log names calls that
         are cut off."""
         hurry = hurry or asyncio.Event()
         limits, taken = self.config.limits, self.offer.taken.is_set()
-        self.state.draining = True
-        self._port.leave()
+        self._drain()
         if taken:
             await wait_for_any((self._clients_gone, hurry), limits.drain_seconds)
         else:
@@ -381,15 +431,16 @@ class Gateway:
         if self._first is not None:
             await self._first.finish(_CONTROL_SECONDS)
         self.mcp.sessions.close()
-        await stop_all(
-            partial(self.audit.finish, _CONTROL_SECONDS), self.bridge.stop, self._checks.stop, self.budgets.stop,
-            self.batches.stop, self.coverage.stop, self.offer.close, partial(self._duties.end, last=True),
-            self._others.stop, self.definitions.close, self._work.stop,
-        )  # fmt: skip
+        await stop_all({
+            "policies": partial(self.audit.finish, _CONTROL_SECONDS), "services": self._beside.stop,
+            "handover": self.offer.close, **self._leading_ends(continued=False), "other writers": self._others.stop,
+            "other workers": self._work.stop,
+        })  # fmt: skip
         # This releases answers that wait for the tape.
         await self.recorder.close()
         await self.operations.drain(_CONTROL_SECONDS)
-        self._ticker.cancel()
+        if self._ticker is not None:
+            self._ticker.cancel()
         if self._tls is not None:
             await self._tls.stop()
         for client in (*self._port.clients, *self._inside):

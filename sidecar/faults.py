@@ -8,7 +8,7 @@ only:
     the engine     the newest call of the attempt ended because no upstream could be reached, it broke off in the
                    middle, it said that it cannot serve now (502, 503, 504), or the gateway died
 
-A runner that goes on handing back the same rollout waits longer each time (`pause_s`), and after `MOST` times the end
+A runner that goes on handing back the same rollout waits longer each time (`PAUSES`), and after `MOST` times the end
 counts: a wrong address does not mend itself.
 """
 
@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.times import Backoff
 
 MOST: Final = 30
 """How many times a runner hands back one rollout: about a quarter of an hour in all."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+PAUSES: Final = Backoff(0.5, 30.0)
+"""The pauses before a worker takes more work, by how often a rollout was handed back."""
 AWAY: Final = frozenset({"connect", "connect_timeout", "upstream_closed", "paused", "http_502", "http_503", "http_504"})
 """Errors of a call whose upstream is absent, or unavailable for now."""
 
@@ -38,8 +40,3 @@ def find_fault(calls: Sequence[Span], gateway_away: bool) -> str | None:
     if newest.status == SpanStatus.ERROR and newest.error in AWAY:
         return f"the engine did not answer call #{newest.sequence} ({newest.error})"
     return None
-
-
-def pause_s(times: int) -> float:
-    """The pause before a worker takes more work, after a rollout was handed back `times` times; s."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (times - 1))

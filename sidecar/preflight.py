@@ -14,6 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.sidecar.agent.environment import UNREACHABLE_URLS, environment, launch_plan
@@ -114,13 +115,8 @@ async def _ask(
         cwd=cwd,
     )
     try:
-        async with asyncio.timeout(limit_s):
-            _, said = await process.communicate()
+        _, said = await ChildProcess(process).output(limit_s)
     except TimeoutError:
         return None, ""
-    finally:
-        if process.returncode is None:
-            process.kill()
-            _ = await process.wait()
     lines = said.decode(errors="replace").strip().splitlines()
     return process.returncode, lines[-1].strip() if lines else ""

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from penstock.gateway.client.client import ClientError
+from penstock.gateway.model.times import Backoff
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+PAUSES = Backoff(0.1, 2.0)
 MOST_FAILURES = 8
 """The number of failures (such as 500) of a reachable gateway after which it is not asked again."""
 AWAY = frozenset({None, 502, 503, 504})
@@ -21,7 +22,7 @@ async def retry_until_answered(ask: Callable[[], Awaitable[T]], away: Callable[[
     """Ask until the gateway answers, however long it is away; raise the `ClientError` of a refusal. The request must be
     safe to send twice. `away` is called with the reason of every failure.
     """
-    pause, failures = FIRST_PAUSE_S, 0
+    tries = failures = 0
     while True:
         try:
             return await ask()
@@ -30,8 +31,8 @@ async def retry_until_answered(ask: Callable[[], Awaitable[T]], away: Callable[[
             if not e.temporary or failures >= MOST_FAILURES:
                 raise
             away(str(e))
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, LONGEST_PAUSE_S)
+        tries += 1
+        await asyncio.sleep(PAUSES.after(tries))
 
 
 async def cancel_on(event: asyncio.Event, step: Coroutine[Any, Any, T]) -> T | None:

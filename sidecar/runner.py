@@ -20,7 +20,7 @@ from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
 from penstock.sidecar.attempt import AttemptRun, hand_back
 from penstock.sidecar.breaker import FailureBreaker
 from penstock.sidecar.engines.local import AgentEngine
-from penstock.sidecar.faults import MOST, pause_s
+from penstock.sidecar.faults import MOST, PAUSES
 from penstock.sidecar.heartbeat import HeartbeatSender
 from penstock.sidecar.progress import AttemptTally, LineProgress
 from penstock.sidecar.result import AttemptResult
@@ -161,7 +161,7 @@ class Runner:
         if result.end == "environment":
             self._faults[result.rollout] += 1
             # Surroundings that failed are tried again, with a longer pause each time.
-            _ = await cancel_on(self._stopping, asyncio.sleep(pause_s(self._faults[result.rollout])))
+            _ = await cancel_on(self._stopping, asyncio.sleep(PAUSES.after(self._faults[result.rollout])))
             return
         _ = self._faults.pop(result.rollout, None)
         await self._mind(result, client)

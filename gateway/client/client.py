@@ -74,12 +74,13 @@ from penstock.gateway.model.queue import (
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutStatus, RolloutSummary, Worker
 from penstock.gateway.model.search import SearchPage, SearchRow
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.model.tools import ToolList, ToolUse
 from penstock.gateway.model.transcript import Transcript
 
 __all__ = ["Client", "ClientError"]
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+PAUSES = Backoff(0.1, 5.0)
 F = TypeVar("F", Change, Digest)
 
 
@@ -282,21 +283,21 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
     ) -> AsyncGenerator[F]:
         """The events of a feed. After a lost connection it reconnects, with growing pauses, and continues where it was;
         the gateway refuses if it has another tape by then."""
-        pause, tape = FIRST_PAUSE_S, list[str]()
+        failures, tape = 0, list[str]()
         while True:
             try:
                 at = {**params, "since": since, "tape": "".join(tape) or None}
                 async with aclosing(self._stream(path, model, at, tape)) as stream:
                     async for event in stream:
-                        since, pause = event.cursor, FIRST_PAUSE_S
+                        since, failures = event.cursor, 0
                         yield event
             except ClientError as e:
                 if not e.temporary:
                     raise
                 if lost is not None:
                     lost(e)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+            failures += 1
+            await asyncio.sleep(PAUSES.after(failures))
 
     async def change_page(self, since: int = 0, limit: int | None = None) -> ChangePage:
         """The changes after `since` that are there already; does not wait for more."""

@@ -35,7 +35,7 @@ from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.log_settings import LogSettings
 from penstock.gateway.process import hangup, parent
 from penstock.gateway.process.handover import HandoverGrant, receive_grant, request_handover
-from penstock.gateway.process.shutdown import wait_for_any
+from penstock.gateway.process.services import wait_for_any
 from penstock.gateway.process.workers import ParentChannel, WorkerSupervisor, end_with_parent
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.wire.http import log

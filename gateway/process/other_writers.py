@@ -62,8 +62,13 @@ class OtherWriters:
         self._unfollowed = False
         """True if changes of releases could not be followed."""
 
+    @property
+    def present(self) -> bool:
+        """True while another process writes the tape: then `poll` is needed ten times a second, else once."""
+        return len(self._living) > 1
+
     def poll(self, count: bool) -> None:
-        """Called ten times a second: notice new transactions of others. `count`: also check which of them live."""
+        """Notice new transactions of others. `count`: also check which of them live."""
         if self._noticing is not None and not self._noticing.done():
             return
         before, gone = self._living, False
@@ -71,7 +76,7 @@ class OtherWriters:
             self._living = self._store.live_writers()
             gone = self._unended or bool(before - self._living)
         again = count and self._unfollowed
-        if gone or again or (len(self._living) > 1 and (self._store.behind or self._written.releases)):
+        if gone or again or (self.present and (self._store.behind or self._written.releases)):
             self._noticing = asyncio.ensure_future(self._notice(frozenset(self._living) if gone else None))
 
     def poll_now(self) -> None:

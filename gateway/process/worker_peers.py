@@ -42,7 +42,8 @@ class WorkerServices:
     recorder: Recorder
     pins: PinTable
     pools: Mapping[str, ConnectionPool]
-    metrics: Metrics
+    metrics: Callable[[], Metrics]
+    """Returns the figures of this process, with gauges as they are now."""
     budgets: Budgets
     busy: Callable[[], set[str]]
     """Returns the rollouts of which this process serves a call."""
@@ -194,9 +195,9 @@ class WorkerPeers:
     async def figures(self) -> Metrics:
         """Return the figures of all workers together."""
         if not self.leader.links and not self._past:
-            return self._parts.metrics
+            return self._parts.metrics()
         await self._ask_figures()
-        return merge_metrics([dump(self._parts.metrics), *self._figures.values(), *self._past])
+        return merge_metrics([dump(self._parts.metrics()), *self._figures.values(), *self._past])
 
     async def pause(self, upstream: str, bound_s: float) -> None:
         """Make calls to an upstream wait in every worker."""
@@ -254,7 +255,7 @@ class WorkerPeers:
             "busy": lambda: list(parts.busy()),
             "forget": parts.pins.forget,
             "gave": parts.pins.assigned_by_peer,
-            "figures": lambda: dump(parts.metrics),
+            "figures": lambda: dump(parts.metrics()),
             "past": self._told_past,
             "pause": pause,
             "open": open_again,
@@ -290,7 +291,7 @@ class WorkerPeers:
 
     async def _look(self) -> None:
         await self._ask_figures()
-        past = merge_metrics([*self._past, counters_only(dump(self._parts.metrics))])
+        past = merge_metrics([*self._past, counters_only(dump(self._parts.metrics()))])
         self.leader.notify("past", monotonic(), [dump(past)])
 
     async def _ask_figures(self) -> None:

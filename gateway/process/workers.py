@@ -1,7 +1,7 @@
 """Several processes that serve one port: `penstock serve --workers N`. This is their parent, which serves nothing.
 
 Each worker is a gateway with a socket of its own on the port; the system shares connections out between them. All write
-one tape. The first one does the work that only one may do (`process.leader_services`); the others reach it by two
+one tape. The first one does the work that only one may do (`process.services`); the others reach it by two
 sockets in the directory of the tape (`process.leader_rpc`). The parent holds all sockets and the tape's lock, so a
 worker that dies loses none of them: another one is started in its place, and clients that have connected meanwhile
 wait in the system's queue.
@@ -28,7 +28,6 @@ import os
 import select
 import socket
 import time
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -37,6 +36,7 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Final
 
+from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.model.validation_messages import pluralized
@@ -79,7 +79,7 @@ class WorkerProcess:
         self.place = place
         self.sockets = sockets
         """The sockets that it listens on; this process holds them as well."""
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
         self._channel: socket.socket | None = None
         self._reading: asyncio.Future[None] | None = None
         self._said: dict[bytes, asyncio.Event] = {}
@@ -96,7 +96,7 @@ class WorkerProcess:
             send(ours, ListenSockets(held.host, held.port, self.sockets, held.path, held.unix), lock, self.place)
             try:
                 # It gets the terminal's signals by its parent only. Its number is for people who look at processes.
-                self._process = await asyncio.create_subprocess_exec(
+                process = await asyncio.create_subprocess_exec(
                     *command, str(theirs.fileno()), f"worker {self.place.number} of {self.place.of}",
                     pass_fds=(theirs.fileno(),), env=environment, start_new_session=True,
                 )  # fmt: skip
@@ -106,6 +106,7 @@ class WorkerProcess:
                     f"worker {self.place.number} cannot be started: {command[0]} cannot be executed ({error.strerror})"
                 ) from None
         ours.setblocking(False)
+        self._process = ChildProcess(process)
         self._channel, self._told = ours, set[bytes]()
         self._said = {words: asyncio.Event() for words in (READY, _SERVES, _LEFT)}
         self._reading = asyncio.ensure_future(self._read(ours))
@@ -138,9 +139,8 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill a worker that has not served yet."""
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     async def ended(self) -> int:
         """Wait for the worker's end and return its exit status."""

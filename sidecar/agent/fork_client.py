@@ -10,9 +10,10 @@ import json
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
+from penstock.gateway.client.child_process import ChildProcess
 from penstock.sidecar.agent import pipes
 from penstock.sidecar.agent.process import AgentProcess, LaunchCommand, Sink
 
@@ -29,7 +30,7 @@ class ForkServerClient:
         """`env` and `cwd`: variables and directory in which the function's module is imported."""
         self._function, self._env, self._cwd = function, env, cwd
         self._orders: socket.socket | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
         self._turn = asyncio.Lock()
 
     async def start(self, command: LaunchCommand, grace_s: float, sink: Sink) -> AgentProcess:
@@ -77,7 +78,7 @@ class ForkServerClient:
     async def _begin(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.sidecar.agent.fork_server", str(theirs.fileno()), self._function),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._env,
@@ -85,6 +86,7 @@ class ForkServerClient:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        self._process = ChildProcess(process)
         ours.settimeout(STARTS_S)
         return ours
 
@@ -94,18 +96,12 @@ class ForkServerClient:
             self._orders.close()
             self._orders = None
         if self._process is not None:
-            try:
-                async with asyncio.timeout(ENDS_S):
-                    _ = await self._process.wait()
-            except TimeoutError:
-                # It is still importing, and does not read its socket.
-                self._kill()
-                _ = await self._process.wait()
+            # While it imports it does not read its socket.
+            _ = await self._process.end(ENDS_S)
 
     def _kill(self) -> None:
         if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self._process.kill()
 
 
 def _ask(orders: socket.socket, told: bytes, fds: list[int]) -> int:

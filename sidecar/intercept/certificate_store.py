@@ -9,6 +9,8 @@ import ssl
 import sys
 from collections.abc import Iterable, Mapping
 
+from penstock.gateway.client.child_process import ChildProcess
+
 _MODULE = "penstock.sidecar.intercept.certificate_authority"
 
 
@@ -31,7 +33,7 @@ class CertificateStore:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", _MODULE), *words, stdout=asyncio.subprocess.PIPE
         )
-        out, _ = await process.communicate()
+        out, _ = await ChildProcess(process).output()
         if process.returncode != 0:
             raise OSError(f"certificates could not be made: the process ended with {process.returncode}")
         return cls(**json.loads(out))

@@ -19,6 +19,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Final
 
+from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.client.socket_folder import socket_folder
 from penstock.sidecar.intercept.policy import CHECK
 from penstock.sidecar.intercept.reachability import SidecarUnreachable, query_sidecar
@@ -179,10 +180,8 @@ class EnvironmentCheck:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            out, err = await asyncio.wait_for(process.communicate(), _SECONDS)
+            out, err = await ChildProcess(process).output(_SECONDS)
         except TimeoutError:
-            process.kill()
-            _ = await process.wait()
             return f"nothing for {_SECONDS:g} s", True
         if b'"penstock": "sidecar"' in out:
             return "", False
@@ -234,8 +233,7 @@ async def uses_socket(env: dict[str, str]) -> bool:
         ended, seen = asyncio.ensure_future(process.wait()), asyncio.ensure_future(came.wait())
         _ = await asyncio.wait((ended, seen), timeout=_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         seen.cancel()
-        if process.returncode is None:
-            process.kill()
+        _ = await ChildProcess(process).end()
         _ = await ended
         server.close()
     return came.is_set()

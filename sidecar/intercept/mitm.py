@@ -14,13 +14,14 @@ import os
 import re
 import shutil
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from penstock.gateway.client.child_process import ChildProcess
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.policy import InterceptPolicy
@@ -87,6 +88,7 @@ async def run_mitmproxy(
     try:
         key.write_text(authority.private + authority.pem)
         process = await _started(_options(policy, home, front, trusted))
+        child = ChildProcess(process)
         try:
             engine = MitmproxyProcess(await _port(process), authority.pem, home)
             key.unlink()  # before there is an agent that could read it
@@ -97,10 +99,10 @@ async def run_mitmproxy(
                 if process.returncode is not None:
                     said = f"mitmproxy ended with code {process.returncode}; connections were refused from then on"
                     engine.problems.append(said)
-                await _end(process)
+                _ = await child.end()
                 await listening
         finally:
-            await _end(process)
+            _ = await child.end()
     finally:
         key.unlink(missing_ok=True)
 
@@ -120,12 +122,6 @@ async def _started(options: list[str]) -> asyncio.subprocess.Process:
     except OSError as error:  # its environment was moved, or made for another machine
         said = f"{place}, or the interpreter in its first line: {error.strerror}"
         raise MitmproxyError(f"mitmdump could not be started: {said}") from None
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
 
 
 def _is_address(host: str) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from penstock.gateway.model.stdio_frames import PATH, frame_bounds
+from penstock.gateway.model.times import Backoff
 from penstock.sidecar.wrapping.spool import ABOUT, Spool, bytes_used, session_folders
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ GATHER_S: Final = 0.05
 TIMEOUT_S: Final = 30.0
 EMPTY_S: Final = 60.0
 """Age at which an empty folder is removed, because its wrapper was killed before it wrote anything; s."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+PAUSES: Final = Backoff(0.1, 5.0)
 KEPT_S: Final = 30 * 86400.0
 """Age until which a session that no gateway accepts is kept; s. Longer, it would leave no room for others."""
 AGENT_TOKEN: Final = "pst_"
@@ -208,11 +209,11 @@ class SpoolSender:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        pause = FIRST_PAUSE_S
+        failures = 0
         while not self._refused:
             try:
                 while self._delivery.step():
-                    self._reached, pause = True, FIRST_PAUSE_S
+                    self._reached, failures = True, 0
                 if self._closing.is_set():
                     if self._delivery.complete:
                         self._delivery.spool.remove()
@@ -225,8 +226,8 @@ class SpoolSender:
                 self._complain(f"the gateway does not answer ({e}): what passes is kept and sent later")
                 if self._closing.is_set():
                     return
-                _ = self._closing.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                failures += 1
+                _ = self._closing.wait(PAUSES.after(failures))
             except DeliveryRefusal as e:
                 self._refused = True
                 self._complain(f"{e}; the tool works, and what passes is kept in {self._delivery.spool.folder}")

@@ -16,6 +16,7 @@ from typing import Final
 
 import aiohttp
 
+from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.model.upstream import RouteView, UpstreamList
@@ -144,12 +145,7 @@ async def _ran(command: Sequence[str], env: dict[str, str]) -> tuple[int | None,
         env=env, cwd=Path.cwd(),
     )  # fmt: skip
     try:
-        async with asyncio.timeout(CHECK_S):
-            _, said = await process.communicate()
+        _, said = await ChildProcess(process).output(CHECK_S)
     except TimeoutError:
         return None, f"penstock run --check did not end within {CHECK_S:g} s"
-    finally:
-        if process.returncode is None:
-            process.kill()
-            _ = await process.wait()
     return process.returncode, said.decode(errors="replace").removeprefix("penstock: ").strip()

@@ -11,11 +11,11 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Params
 from penstock.gateway.client.exchanges import WholeRollout
 from penstock.gateway.model.base import SpanKind
+from penstock.gateway.model.times import Backoff
 
 T = TypeVar("T")
 
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 5.0
+PAUSES: Final = Backoff(0.1, 5.0)
 MOST_BROKEN: Final = 8
 """Most times that an answer of a gateway that is there may break off at one place."""
 PATIENCE_S: Final = 600.0
@@ -50,12 +50,12 @@ class RetryClient(Client):
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         clock = asyncio.get_running_loop().time
-        pause, end = FIRST_PAUSE_S, clock() + PATIENCE_S
+        failures, end = 0, clock() + PATIENCE_S
         while True:
             try:
                 return await ask()
             except ClientError as error:
-                if not error.temporary or clock() + pause > end:
+                failures += 1
+                if not error.temporary or clock() + PAUSES.after(failures) > end:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(PAUSES.after(failures))

@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.gateway.client.child_process import spawn
 from penstock.gateway.client.client import ClientError
 from penstock.trainer.runs.report import RunReporter
 from penstock.trainer.runs.run_end import RunError
-from penstock.trainer.serving.child_process import spawn
 
 ALIVE_S: Final = 60.0
 """Seconds between signs of life of a run that may wait for long, so that it is not shown as silent."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from penstock.trainer.serving.child_process import STOP_S, ChildProcess, spawn
+from penstock.gateway.client.child_process import STOP_S, ChildProcess, spawn
 
 START_S: Final = 900.0
 """Time limit for a start: a large model takes minutes to load."""
@@ -106,7 +106,7 @@ class VllmServer:
 
     async def _start(self) -> None:
         if self._child is not None:
-            self._child.sweep()
+            self._child.kill()
         async with aiohttp.ClientSession() as http:
             await self._refuse_another(http)
             command = [str(self._python), "-m", "vllm.entrypoints.openai.api_server", *self.arguments]

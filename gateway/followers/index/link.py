@@ -7,6 +7,7 @@ event loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import struct
@@ -43,6 +44,7 @@ from penstock.gateway.followers.index.segments import NEAR, SEALED, clear
 from penstock.gateway.model.index import IndexStatus, IndexView
 from penstock.gateway.model.log_settings import LogSettings
 from penstock.gateway.model.prices import BUILTIN
+from penstock.gateway.model.times import Backoff
 
 When = Literal["large", "always", "never"]
 LARGE: Final = 20_000
@@ -53,8 +55,8 @@ STUCK_S: Final = 60.0
 """Longest time for an answer. Then the process is killed and a new one started. It is long, because on an overloaded
 machine a new one would take longer still. Requests for files wait so long, too."""
 CLOSING_S: Final = 3.0
-PAUSES_S: Final = (1.0, 60.0)
-"""Least seconds from one start of the process to the next: first and largest value."""
+PAUSES: Final = Backoff(1.0, 60.0)
+"""Least time from one start of the process to the next."""
 TURN_S: Final = 1.0
 """Longest wait of a list while other questions are answered, before it scans."""
 SEARCHED_S: Final = 5.0
@@ -100,14 +102,20 @@ class IndexLink:
         self._ready = self._closed = self._asked_for = False
         self._next_start = self._not_before = 0.0
         self._unanswered_since: float | None = None
-        self._pause_s = PAUSES_S[0]
+        self._starts = 0
+        """Starts of the process since one was ready."""
         self._said = ""
         self.missing = any(find_spec(name) is None for name in ("duckdb", "numpy", "pyarrow"))
         """True if the extra `index` is not installed."""
 
-    def remove_leftovers(self) -> None:
-        """Deletes temporary files that the index processes of an earlier gateway have left."""
+    async def start(self) -> None:
+        """Deletes temporary files that the index processes of an earlier gateway have left; `ensure_running` starts a
+        process."""
         clear(self._path / "index")
+
+    async def stop(self) -> None:
+        """The same as `close`; does not block."""
+        await asyncio.to_thread(self.close)
 
     @property
     def has_files(self) -> bool:
@@ -133,8 +141,8 @@ class IndexLink:
         if self._process is not None and self._process.poll() is not None:
             self._end(f"it ended with status {self._process.returncode}")
         if self._process is None and time.monotonic() >= self._next_start and not self._closed:
-            self._next_start = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, PAUSES_S[1])
+            self._starts += 1
+            self._next_start = time.monotonic() + PAUSES.after(self._starts)
             try:
                 self._start()
             except OSError as error:
@@ -254,7 +262,7 @@ class IndexLink:
         try:
             if (not self._ready or self._unanswered_since is not None) and self._asked.poll(0.0):
                 self._heard()
-                self._ready, self._pause_s = True, PAUSES_S[0]
+                self._ready, self._starts = True, 0
         except FAULTS as error:
             self._end(str(error) or "it has ended")
         return self._ready

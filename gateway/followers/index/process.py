@@ -37,6 +37,7 @@ from penstock.gateway.followers.index.segments import NEAR, IndexLockedError
 from penstock.gateway.followers.index.tables import DAMAGE_ERRORS, PERSISTENT_ERRORS
 from penstock.gateway.model.log_settings import LogSettings
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.reading.filters.query import QueryError
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
@@ -51,8 +52,8 @@ CATCH_UP_S: Final = 0.3
 HELD_S: Final = 5.0
 """Longest wait for the process of a killed gateway to release the index."""
 NICE: Final = 10
-PAUSES_S: Final = (2.0, 300.0)
-"""Seconds before a damaged index is made anew: first and largest value."""
+PAUSES: Final = Backoff(2.0, 300.0)
+"""Time before a damaged index is made anew."""
 _log = logging.getLogger("penstock.index")
 
 
@@ -65,7 +66,7 @@ class IndexServer:
         """The damage for which it does not follow; no question is answered until the index was made anew. Else None."""
         self._again = 0.0
         """The time when it is made anew (of `time.monotonic`)."""
-        self._pause_s = PAUSES_S[0]
+        self._damages = 0
         self._said = ""
 
     def run(self) -> None:
@@ -117,9 +118,10 @@ class IndexServer:
 
     def _give_up(self, error: Exception) -> None:
         self._broken = f"{type(error).__name__}: {error}"
-        self._again = time.monotonic() + self._pause_s
-        _log.error("the index is made anew in %.0f s, and the tape is scanned: %s", self._pause_s, self._broken)
-        self._pause_s = min(2 * self._pause_s, PAUSES_S[1])
+        self._damages += 1
+        pause_s = PAUSES.after(self._damages)
+        self._again = time.monotonic() + pause_s
+        _log.error("the index is made anew in %.0f s, and the tape is scanned: %s", pause_s, self._broken)
 
     def _answer(self, question: IndexRequest) -> IndexReply:
         try:

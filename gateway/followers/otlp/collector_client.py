@@ -12,18 +12,20 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import aiohttp
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.wire.http.retry_after import retry_after
 
 RETRYABLE = frozenset({429, 502, 503, 504})
-FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_WAIT_S = 0.5, 30.0, 300.0
-"""Pauses double from the first to the longest; a collector may ask for a longer one, up to the last; seconds."""
+PAUSES: Final = Backoff(0.5, 30.0)
+LONGEST_WAIT_S: Final = 300.0
+"""Longest pause that a collector may ask for."""
 LARGEST_ANSWER = 4 << 20
 
 _HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
@@ -64,12 +66,12 @@ class CollectorClient:
 
     async def send(self, body: bytes, spans: int, before_pause: Callable[[], None]) -> None:
         """Send a request (gzip); returns when it was accepted, or dropped for good. Cancel it to give up."""
-        pause = FIRST_PAUSE_S
+        failures = 0
         while (wait := await self._try(body, spans)) is not None:
             before_pause()
+            failures += 1
             # A collector that comes back must not get all its clients at once.
-            await asyncio.sleep(wait or pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(wait or PAUSES.after(failures, random.uniform(0.5, 1.5)))
             self._metrics.otlp_retries += 1
 
     async def _try(self, body: bytes, spans: int) -> float | None:

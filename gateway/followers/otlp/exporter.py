@@ -58,6 +58,8 @@ class Exporter:
         self._noted_at = 0.0
         self._said = ""
         """The error of the last reading of the tape, as logged; empty if it succeeded."""
+        self.continued = False
+        """True if another process continues at once from where this one stops."""
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -71,12 +73,11 @@ class Exporter:
         self._delivery.open()
         self._task = asyncio.ensure_future(self._run())
 
-    async def stop(self, last: bool = True) -> None:
-        """Send the rest of the tape, unless the collector accepts nothing or takes too long, and keep the cursor.
-        `last`: no other process continues from there at once."""
+    async def stop(self) -> None:
+        """Send the rest of the tape, unless the collector accepts nothing or takes too long, and keep the cursor."""
         self._stopping.set()
         if self._task is not None:
-            patience = 0.0 if self._delivery.failing or not last else self._timeout
+            patience = 0.0 if self._delivery.failing or self.continued else self._timeout
             await asyncio.wait([self._task], timeout=patience)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.model.webhook import Delivery
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 3600.0
+PAUSES: Final = Backoff(1.0, 3600.0)
 PATIENCE_NS: Final = 24 * 3600 * 10**9
 GONE: Final = 410
 
@@ -27,14 +28,8 @@ class DeliveryResult(NamedTuple):
     """Seconds that the receiver asks to wait."""
 
 
-def pause_s(attempts: int, vary: float) -> float:
-    """Return the seconds until the next attempt after this many. `vary`: a random factor between 0.5 and 1.5:
-    deliveries that failed together must not come back together."""
-    return min(FIRST_PAUSE_S * 2.0 ** min(attempts - 1, 30), LONGEST_PAUSE_S) * vary
-
-
 def apply_result(delivery: Delivery, answer: DeliveryResult, sent_ns: int, now_ns: int, vary: float) -> Delivery:
-    """Return the delivery after an attempt, which began at `sent_ns`."""
+    """Return the delivery after an attempt, which began at `sent_ns`. `vary`: a random factor between 0.5 and 1.5."""
     tried = delivery.model_copy(
         update={
             "attempts": delivery.attempts + 1,
@@ -50,7 +45,7 @@ def apply_result(delivery: Delivery, answer: DeliveryResult, sent_ns: int, now_n
     last_ns = delivery.made_ns + PATIENCE_NS
     if answer.status == GONE or now_ns >= last_ns:
         return give_up(tried)
-    seconds = max(pause_s(tried.attempts, vary), answer.after_s)
+    seconds = max(PAUSES.after(tried.attempts, vary), answer.after_s)
     return tried.model_copy(update={"next_ns": min(now_ns + int(seconds * 1e9), last_ns)})
 
 

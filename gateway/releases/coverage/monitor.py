@@ -53,7 +53,7 @@ class CoverageMonitor:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
@@ -69,7 +69,8 @@ class CoverageMonitor:
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._stopping.wait()
-            await self._safely()
+            if self._pins.notes.calls or self._untold:
+                await self._safely()
 
     async def _safely(self) -> None:
         try:

@@ -101,7 +101,7 @@ class RetentionService:
         self._asked, self._stopping = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Continue the work of an earlier gateway, then follow the rules."""
         self._task = asyncio.ensure_future(self._run())
 

@@ -123,7 +123,7 @@ class DefinitionService:
         """Number of answers whose reading has not begun."""
         self._reading: set[asyncio.Future[Any]] = set()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Loads the definitions of the configured servers from the tape."""
         for name, on_change in self.on_change.items():
             self._open(name, on_change)
@@ -137,7 +137,7 @@ class DefinitionService:
             _log.error("%s. Nothing that it lists counts as approved", error)
             server.approved = {kind: {} for kind, _, _ in LISTS.values()}
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Ends the thread, and waits for writes to the tape, for at most 1 s."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)

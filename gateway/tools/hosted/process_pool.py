@@ -12,10 +12,11 @@ from typing import Final, NamedTuple, Protocol
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.tools.hosted.process import GRACE_S
 from penstock.gateway.tools.hosted.session import Owner, ProcessSession
 
-_LONGEST_S: Final = 60.0
+_PAUSES: Final = Backoff(1.0, 60.0)
 """Longest wait between two starts of a server that ends before it has answered anything."""
 _LOOK_S: Final = 5.0
 """Interval at which an unused session checks whether its attempt has ended."""
@@ -125,7 +126,7 @@ class ProcessPool:
         elif not process.stop_requested:
             self._failures += 1
             self._why = session.exit_summary()
-            self._not_before = monotonic() + min(2.0 ** (self._failures - 1), _LONGEST_S)
+            self._not_before = monotonic() + _PAUSES.after(self._failures)
         if not process.stop_requested:
             _log.warning("a process of MCP server %r %s", self.name, process.exit_reason)
         said = "\n".join(process.last_lines)

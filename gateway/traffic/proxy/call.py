@@ -57,7 +57,7 @@ class HttpCall(Failover):
 
     def run(self, began: float) -> None:
         """Start the call, and end it if that fails. `began`: when its request was complete; monotonic seconds."""
-        self._shared.running[self] = None
+        self._shared.begin(self)
         self._shared.metrics.inflight_calls += 1
         self._do("begun", self._begin)
         self._overhead = monotonic() - began

@@ -78,6 +78,8 @@ class ProxyContext:
     """Nanoseconds to add to the monotonic clock to get the tape's time."""
     notify_batch_results: Callable[[], None]
     """Called once the tape has a call that may have fetched results of a batch."""
+    wake: Callable[[], None]
+    """Called when a call begins and no other runs: `sweep` is needed soon."""
     budgets: Budgets | None = None
     """The budgets of calls; None if none is configured."""
     first_content_timeouts: FirstContentTimeouts = field(default_factory=FirstContentTimeouts)
@@ -144,6 +146,12 @@ class ProxyContext:
         told = any(one.model != "*" for one in (*config.route, *config.budget))
         return told or bool(self.pins.catalog.models)
 
+    def begin(self, call: ActiveCall) -> None:
+        """Count a call among the running ones until its end."""
+        if not self.running:
+            self.wake()
+        self.running[call] = None
+
     def end_durably(self) -> None:
         """From now on let no answer end before the tape has its call."""
         self.strict = True
@@ -170,18 +178,20 @@ class ProxyContext:
         return rank_upstreams(found, route.shares, rollout) if route is not None and route.shares else found, route
 
     def sweep(self, now: float) -> None:
-        """Called every tick: announce calls that have run for a while, end those whose upstream is silent, update
-        gauges."""
+        """Announce calls that have run for a while, end those whose upstream is silent. Needed ten times a second while
+        calls run."""
         announce = now - _ANNOUNCE_SECONDS
         for call in list(self.running):
             try:
                 call.check(now, announce)
             except Exception:
                 _log.exception("a running call could not be checked")
+
+    def measure(self, now: float) -> None:
+        """Set the gauges of calls and upstreams."""
         self.metrics.recorder_held_bytes = self.held.bytes
         self.metrics.recorder_oldest_seconds = self.recorder.behind
         for pool in self.pools.values():
-            pool.expire(now)
             self.metrics.upstream_health[(pool.name,)] = STATES.index(pool.health.state(now))
             self.metrics.upstream_waiting[(pool.name,)] = pool.gate.waiting + pool.concurrency_limit.waiting
             self.metrics.connections(pool.name, "idle", pool.idle)

@@ -54,7 +54,7 @@ class AdapterKeeper:
         self._waiting: list[asyncio.Future[None]] = []
         self._stopped = False
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start the task that keeps the adapters."""
         self._task = asyncio.ensure_future(self._run())
 

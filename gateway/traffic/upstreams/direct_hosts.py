@@ -39,11 +39,6 @@ class DirectHosts:
         """The known hosts as a text for people."""
         return ", ".join(f"{host}:{port}" for host, port in self.pools)
 
-    def expire(self, now: float) -> None:
-        """Close connections that have been idle for too long."""
-        for pool in self.pools.values():
-            pool.expire(now)
-
     def find(self, address: tuple[str, int]) -> ConnectionPool | None:
         """Return the pool of a host and a port; None for an unknown one."""
         return self.pools.get(address)

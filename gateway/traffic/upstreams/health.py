@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final, Literal, Protocol, TypeVar
 
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.wire.http.retry_after import retry_after
 
 HealthState = Literal["good", "resting", "probing"]
@@ -38,8 +39,7 @@ COSTLY: Final = frozenset({"connect", "connect_timeout", "timeout", "no_content"
 """Faults for which every call would wait in vain, or which every call makes worse."""
 IN_A_ROW: Final = 3
 """Other faults in a row that make it rest: a single one may be the call's own."""
-FIRST_S: Final = 1.0
-LONGEST_S: Final = 30.0
+RESTS: Final = Backoff(1.0, 30.0)
 LONGEST_ASKED_S: Final = 300.0
 PROBE_S: Final = 30.0
 """Seconds that a probe may take before another call is given to it."""
@@ -53,7 +53,7 @@ _UNREACHED: Final = frozenset({"connect", "connect_timeout"})
 class UpstreamHealth:
     """The recent results of calls and checks of one upstream."""
 
-    __slots__ = ("_failed_checks", "_faults", "_probe_until", "_rest_s", "_until", "check", "why")
+    __slots__ = ("_failed_checks", "_faults", "_probe_until", "_rests", "_until", "check", "why")
 
     def __init__(self) -> None:
         self.why = ""
@@ -61,13 +61,13 @@ class UpstreamHealth:
         self.check: tuple[str | None, float] | None = None
         """(The fault of the last check, None where it passed; its time). None where there was no check."""
         self._faults = self._failed_checks = 0
-        self._rest_s = 0.0
-        """Length of the last rest; 0 while it is good."""
+        self._rests = 0
+        """Rests in a row, the last one the longest; 0 while it is good."""
         self._until = self._probe_until = 0.0
 
     def state(self, now: float) -> HealthState:
         """Return its state at this time."""
-        if not self._rest_s:
+        if not self._rests:
             return "good"
         return "resting" if now < self._until else "probing"
 
@@ -94,7 +94,7 @@ class UpstreamHealth:
     def answered(self, now: float) -> None:
         """Called when it has answered a call. A call that it answers while it rests is from before."""
         if self._faults and now >= self._until:
-            self.why, self._faults, self._rest_s, self._probe_until = "", 0, 0.0, 0.0
+            self.why, self._faults, self._rests, self._probe_until = "", 0, 0, 0.0
 
     def failed(self, why: str, now: float, asked_s: float | None = None) -> None:
         """Called when it has failed a call. `asked_s`: seconds for which it asks for no calls."""
@@ -102,10 +102,10 @@ class UpstreamHealth:
         self.why = why
         if now < self._until:
             return  # the call was under way when it began to rest
-        if self._rest_s or why in COSTLY or self._faults >= IN_A_ROW:
+        if self._rests or why in COSTLY or self._faults >= IN_A_ROW:
             self._probe_until = 0.0
-            self._rest_s = min(2 * self._rest_s or FIRST_S, LONGEST_S)
-            self._until = now + (self._rest_s if asked_s is None else min(asked_s, LONGEST_ASKED_S))
+            self._rests += 1
+            self._until = now + (RESTS.after(self._rests) if asked_s is None else min(asked_s, LONGEST_ASKED_S))
 
     def checked(self, why: str | None, now: float) -> None:
         """Called with the result of a check: `why` it failed, None when it passed."""
@@ -116,7 +116,7 @@ class UpstreamHealth:
                 self._until = min(self._until, now)
         elif self._failed_checks >= FAILED_CHECKS:
             self.why, self._faults = f"check_{why}", max(self._faults, 1)
-            self._probe_until, self._rest_s = 0.0, self._rest_s or FIRST_S
+            self._probe_until, self._rests = 0.0, max(self._rests, 1)
             self._until = max(self._until, now + CHECKED_S)
 
 

@@ -41,7 +41,7 @@ class HealthChecker:
         self._session = session
         self._tasks: list[asyncio.Future[None]] = []
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start the checks; the first of each upstream is made at once."""
         self._tasks = [asyncio.ensure_future(self._watch(pool)) for pool in self._pools]
 

@@ -28,6 +28,7 @@ from penstock.gateway.client.exchanges import RECORDS, CallBytes, Unpacker, pack
 from penstock.gateway.model.change import Change
 from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.reading.turns import plain_bodies
 
 
@@ -219,8 +220,7 @@ async def cut_after(port: int, sizes: Sequence[int]) -> AsyncGenerator[tuple[int
 
 
 async def test_a_broken_feed_goes_on_exactly_where_it_broke(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(client_module, "PAUSES", Backoff(0.001, 0.002))
     cuts = [0, 10, 700, 1300, 2222, 1000, 1, 1800, 3000]
     async with (
         serving(tape_of(5, 4)) as served,

@@ -44,7 +44,7 @@ class First:
 
         budgets = SimpleNamespace(peer_handlers=lambda: (nothing, lambda: None), recheck_writers=lambda: None)
         parts: Any = SimpleNamespace(
-            store=SimpleNamespace(follower=follower), metrics=self.metrics, budgets=budgets, pools={},
+            store=SimpleNamespace(follower=follower), metrics=lambda: self.metrics, budgets=budgets, pools={},
             pins=None, wrote=lambda: None,
         )  # fmt: skip
         self.work.adapter_repair(cast(Any, SimpleNamespace(repair=None)))

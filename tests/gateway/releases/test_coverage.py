@@ -219,7 +219,7 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
     async with counting() as provider, bench(tmp_path, provider) as made:
         context, figures = made.context, Metrics()
         watch = CoverageMonitor(context.pins, context.recorder, figures, context.now_ns, fell, NO_SECRETS)
-        watch.start()
+        await watch.start()
         context.pins.notes.add("r1", ("travel",), ())
         async with asyncio.timeout(PATIENCE):
             await began.wait()
@@ -267,7 +267,7 @@ async def test_a_canary_is_held_although_that_failed_at_first(tmp_path: Path, ca
         for number in range(12):
             missed = [MissNote("miss", name) for name in both]
             context.pins.notes.calls.append(CallNote(f"next-{number}", (), missed))
-        watch.start()
+        await watch.start()
         await until(lambda: held == ["other", "travel"])
         await watch.stop()
         assert told.count("other") == 1

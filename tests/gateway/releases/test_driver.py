@@ -211,7 +211,7 @@ def no_session() -> aiohttp.ClientSession:
 async def keeper(tmp_path: Path) -> AsyncGenerator[AdapterKeeper]:
     with open_store(tmp_path) as store:
         made = AdapterKeeper(store, {}, no_session, lambda: 1)
-        made.start()
+        await made.start()
         yield made
         await made.stop()
 

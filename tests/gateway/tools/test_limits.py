@@ -148,7 +148,7 @@ async def test_who_waits_in_vain_is_told_the_settings(http: aiohttp.ClientSessio
         assert tells(message, "(mcp.servers.tools.max_concurrent = 1)", "600 s (mcp.servers.tools.first_byte_timeout)")
         assert rig.limits.breaker is not None
         assert rig.limits.breaker.state is BreakerState.CLOSED, "the server has done nothing wrong"
-        await until(lambda: rig.made.gateway.metrics.mcp_refused == {("tools", "busy"): 1})
+        await until(lambda: rig.made.gateway.measured().mcp_refused == {("tools", "busy"): 1})
         assert "busy" in {span.error for span in await rig.made.tape.spans("inside", 3)}
 
 
@@ -217,7 +217,7 @@ async def test_it_opens_and_one_probe_closes_it(
             assert listening.status == 503, "a stream that listens is no probe"
         rig.server.let_go.set()
         assert [(await rig.say("echo"))[0] for _ in range(3)] == [200] * 3
-        await until(lambda: rig.made.gateway.metrics.mcp_refused == {("tools", "breaker"): 3})
+        await until(lambda: rig.made.gateway.measured().mcp_refused == {("tools", "breaker"): 3})
         refused = [span for span in await rig.made.tape.spans("inside", 8) if span.error == "breaker"]
         assert [span.name for span in refused] == ["tools/call echo", "notifications/initialized", "listen"]
 
@@ -228,14 +228,14 @@ async def test_others_are_refused_while_one_tries(http: aiohttp.ClientSession, t
         rig.clock.now += 30
         (probe,) = rig.begin("hang")
         await until(lambda: rig.limits.running == 1)
-        await until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == BreakerState.PROBING)
+        await until(lambda: rig.made.gateway.measured().mcp_breaker[("tools",)] == BreakerState.PROBING)
         assert "one call tries it now" in (await rig.say("echo"))[1]
         # A probe whose client leaves tells nothing: the next one tries.
         probe.cancel()
         await until(lambda: rig.limits.running == 0)
         assert (await rig.say("busy"))[0] == 503
         assert "in 30.0 s" in (await rig.say("echo"))[1]
-        await until(lambda: rig.made.gateway.metrics.mcp_breaker[("tools",)] == BreakerState.OPEN)
+        await until(lambda: rig.made.gateway.measured().mcp_breaker[("tools",)] == BreakerState.OPEN)
         stats = Stats.model_validate(await rig.made.tape.get("/api/stats"))
         assert stats.servers["tools"].breaker == "open"
 

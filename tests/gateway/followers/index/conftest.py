@@ -10,6 +10,7 @@ from fakes.process import PATIENCE
 
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index import link
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.tape.store import Store
 
 
@@ -22,4 +23,4 @@ def store(tmp_path: Path) -> Generator[Store]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PATIENCE_S", PATIENCE)
-    monkeypatch.setattr(link, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(link, "PAUSES", Backoff(0.01, 0.01))

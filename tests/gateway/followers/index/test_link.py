@@ -516,14 +516,14 @@ def test_it_says_why_there_is_none(tmp_path: Path, when: When, changes: int, mis
 
 
 @pytest.mark.parametrize("when", ["always", "large", "never"])
-def test_what_a_killed_gateway_has_left_beside_the_files_is_deleted(tmp_path: Path, when: When) -> None:
+async def test_what_a_killed_gateway_has_left_beside_the_files_is_deleted(tmp_path: Path, when: When) -> None:
     index = tmp_path / "index"
     for name in ("now/1", "linked/0123", "spill"):
         (index / name).mkdir(parents=True)
         (index / name / "spans.parquet").write_bytes(b"said")
     link = IndexLink(tmp_path, when, lambda: 0)
     assert list(index.iterdir()) != [], "they may be those of the gateway that is about to hand over"
-    link.remove_leftovers()
+    await link.start()
     assert list(index.iterdir()) == []
     assert not link.has_files
     (index / "spans-1.parquet.new").write_bytes(b"said")

@@ -66,7 +66,7 @@ async def retaining(
     retention = RetentionService(
         rules, keep_bytes, store, recorder, metrics, time.time_ns, busy_now, list[str]().append
     )
-    retention.start()
+    await retention.start()
     try:
         yield retention, recorder
     finally:

@@ -6,24 +6,29 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any
 
 import pytest
 from fakes.odd import Script, close, gone, request, send, wait
-from fakes.process import Gateway, upstream
+from fakes.process import PATIENCE, Gateway, upstream
 from fakes.raw import Headers, body_of, chunk, connect, error_of, events_head, get, head, post, reply
 from fakes.rig import CHAT, MESSAGES, Rig, Within
 
+from penstock.gateway import app
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.tape.store import Store
 from penstock.gateway.traffic.calls.admission import Admission
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
 from penstock.gateway.traffic.proxy.call import HttpCall
+from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.wire.dialects.chat import ChatDialect
 
 StartGateway = Callable[..., Awaitable[Gateway]]
 OK = reply(200, b"{}")
+MANY = 1000
+"""Calls that take longer than some ticks."""
 ANSWER = reply(200, b'{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}]}')
 
 
@@ -405,6 +410,43 @@ async def test_a_running_call_is_seen(rig: Rig) -> None:
     assert (await rig.span()).status == "ok"
     attempts = (await rig.tape.get(f"/api/rollouts/{rig.rollout}/attempts"))["attempts"]
     assert attempts[0]["totals"]["calls"] == 1
+
+
+async def test_a_gateway_that_rests_wakes_for_a_call_and_for_its_end(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between ticks of a gateway that has nothing to do is more time than this test has."""
+    monkeypatch.setattr(app, "_CHECK_SECONDS", 10 * PATIENCE)
+    script = [request(), send(events_head()), wait("seen"), send(chunk(b"data: [DONE]\n\n") + chunk(b""))]
+    limits = {"drain_seconds": PATIENCE}
+    async with within(limits=limits) as rig, rig.upstream(script) as upstream_, rig.client() as client:
+        client.send(rig.call())
+        _ = await rig.tape.open_span(rig.rollout)
+        upstream_.go("seen")
+        await client.until(b"0\r\n\r\n")
+        await asyncio.sleep(0.3)
+        stopped_at = monotonic()
+    assert monotonic() - stopped_at < limits["drain_seconds"]
+
+
+async def test_calls_that_follow_each_other_put_no_tick_off(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = 0
+    sweep = ProxyContext.sweep
+
+    def counted(context: ProxyContext, now: float) -> None:
+        nonlocal swept
+        swept += 1
+        sweep(context, now)
+
+    monkeypatch.setattr(app, "_CHECK_SECONDS", 10 * PATIENCE)
+    async with within() as rig, rig.upstream(answering(MANY)), rig.client() as client:
+        monkeypatch.setattr(ProxyContext, "sweep", counted)
+        for _ in range(MANY):
+            client.send(rig.call())
+            await client.message()
+            if swept > 1:
+                break
+        assert swept > 1
 
 
 # -- bugs --------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from fakes.two_upstreams import NOTHING, PLAIN, STREAM, Pair, Two, says_so
 from fakes.waiting import until
 
 from penstock.gateway.model.attributes import TRIES
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.traffic.proxy import call, failover_policy
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.failover_policy import FirstContentDetector
@@ -213,7 +214,7 @@ def test_a_beginning_that_comes_in_many_reads_is_looked_at_once(monkeypatch: pyt
 
 
 async def test_a_silent_one_costs_one_call_its_patience_and_no_other(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "FIRST_S", health.LONGEST_S)
+    monkeypatch.setattr(health, "RESTS", Backoff(30.0, 30.0))
     answers = [step for _ in range(3) for step in (request(), send(OK))]
     async with two([request()], answers, HASTY) as it:
         for _ in range(3):
@@ -222,7 +223,7 @@ async def test_a_silent_one_costs_one_call_its_patience_and_no_other(two: Two, m
         shown = {one["name"]: one for one in (await it.rig.tape.get("/api/upstreams"))["upstreams"]}
         assert (shown["up"]["health"], shown["up"]["failing"]) == ("resting", "timeout")
         assert (shown["spare"]["health"], shown["spare"]["failing"]) == ("good", "")
-        assert 0 < shown["up"]["rests_s"] <= health.LONGEST_S
+        assert 0 < shown["up"]["rests_s"] <= health.RESTS.longest_s
         # Its rest is over: one call is given to it, and then all are.
         it.up.scripts = [answers]
         pool = it.rig.gateway.pools["up"]

@@ -15,6 +15,7 @@ import pytest
 from fakes.faulty import DOWN_S, SPARE, Asked, Faulty, Got, ask, faulty
 from fakes.rig import CHAT, Within
 
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.traffic.upstreams import first_content_timeout, health
 
 READ_S = 1.0
@@ -52,7 +53,7 @@ async def world(within: Within, monkeypatch: pytest.MonkeyPatch, stream: str, mo
     long as a machine that is busy may take."""
     read_s = READ_S if model in SILENT else 2 * SOON_S
     monkeypatch.setattr(first_content_timeout, "LEAST_S", 0.5 if model == LATE else SOON_S)
-    monkeypatch.setattr(health, "FIRST_S", 0.1)
+    monkeypatch.setattr(health, "RESTS", Backoff(0.1, 30.0))
     route = {"model": "*", "upstream": ["primary", "spare"], "alias": {"spare": SPARE}, "stream": stream}
     async with faulty() as provider:
         upstreams = [

@@ -14,11 +14,10 @@ from penstock.gateway.traffic.upstreams.health import (
     CHECKED_S,
     COSTLY,
     FAILED_CHECKS,
-    FIRST_S,
     IN_A_ROW,
     LONGEST_ASKED_S,
-    LONGEST_S,
     PROBE_S,
+    RESTS,
     UpstreamHealth,
     retry_after_s,
     take_next,
@@ -40,8 +39,8 @@ class Upstream:
 def test_what_costs_every_call_time_makes_it_rest_at_once(why: str) -> None:
     health = UpstreamHealth()
     health.failed(why, 100.0)
-    assert (health.state(100.0), health.why, health.rests_s(100.0)) == ("resting", why, FIRST_S)
-    assert (health.state(100.0 + FIRST_S), health.rests_s(100.0 + FIRST_S)) == ("probing", None)
+    assert (health.state(100.0), health.why, health.rests_s(100.0)) == ("resting", why, RESTS.first_s)
+    assert (health.state(100.0 + RESTS.first_s), health.rests_s(100.0 + RESTS.first_s)) == ("probing", None)
 
 
 def test_other_faults_make_it_rest_when_they_come_in_a_row() -> None:
@@ -173,7 +172,7 @@ def test_a_call_always_goes_somewhere_and_no_rest_is_for_ever(happens: list[tupl
             assert found is (upstreams[0] if all(over) else upstreams[over.index(False)])
         for it in upstreams:
             assert (it.health.state(now) == "good") <= (not it.health.passed_over(now))
-            assert (it.health.rests_s(now) or 0.0) <= max(LONGEST_S, LONGEST_ASKED_S) + 1e-6
+            assert (it.health.rests_s(now) or 0.0) <= max(RESTS.longest_s, LONGEST_ASKED_S) + 1e-6
             later = now + LONGEST_ASKED_S + PROBE_S
             assert not it.health.passed_over(later)
 

@@ -336,7 +336,7 @@ async def test_a_thousand_wait_and_as_many_are_given_work_as_there_is(life: Life
     assert sorted(name for [name] in claimed) == sorted(f"q{number}/a1" for number in range(300))
     await life.enqueue("last")
     await life.when(lambda: sum(one.done() for one in waiting) == 301)
-    assert len(life.dispatcher._line) == 699
+    await life.waiting(699)
     await life.dispatcher.set_state("draining")
     assert await asyncio.gather(*(one for one in waiting if not one.done())) == [[]] * 699
 

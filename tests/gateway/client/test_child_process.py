@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from fakes.process import PATIENCE
 from fakes.waiting import until
 
-from penstock.trainer.serving import child_process
-from penstock.trainer.serving.child_process import ChildProcess, spawn
+from penstock.gateway.client import child_process
+from penstock.gateway.client.child_process import ChildProcess, spawn
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +37,7 @@ async def test_what_a_server_that_has_died_left_behind_ends_with_the_run(tmp_pat
     child = await started(f"{ENGINE}; os._exit(1)", tmp_path / "log")
     assert await child.wait() == 1
     assert not await gone(child)
-    await child.stop()
+    _ = await child.end()
     await until(lambda: gone(child))
 
 
@@ -47,6 +50,25 @@ async def test_what_a_server_that_stops_left_behind_ends_with_it(tmp_path: Path)
     await until(there)
     await child.stop()
     await until(lambda: gone(child))
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_nobody_who_waits_for_its_output_leaves_it_behind(cancelled: bool) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "300", stdout=asyncio.subprocess.PIPE)
+    waiting = asyncio.ensure_future(ChildProcess(process).output(PATIENCE if cancelled else 0.1))
+    if cancelled:
+        await asyncio.sleep(0)
+        waiting.cancel()
+    with pytest.raises(asyncio.CancelledError if cancelled else TimeoutError):
+        _ = await waiting
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [("exit 3", 3), ("exec sleep 300", -signal.SIGKILL)])
+async def test_who_does_not_end_in_the_grace_is_killed(code: str, exit_code: int) -> None:
+    child = ChildProcess(await asyncio.create_subprocess_exec("sh", "-c", code))
+    assert await child.end(PATIENCE if exit_code == 3 else 0.2) == exit_code
+    assert await child.end() == exit_code
 
 
 async def test_the_end_of_a_long_log_is_read_alone(tmp_path: Path) -> None:

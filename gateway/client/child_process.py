@@ -1,0 +1,106 @@
+"""Child processes: their output, their end, and those that end when this process ends, however it ends (`spawn`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Final
+
+STOP_S: Final = 30.0
+"""Time in which a child that is asked to end has to do so."""
+TAIL: Final = 15
+"""Lines of a log's end in an error message."""
+TAIL_BYTES: Final = 16_384
+"""Most bytes read from a log, which may have grown for weeks."""
+DIES_WITH_US: Final = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit('its parent has died'); os.execv(sys.argv[2], sys.argv[2:])"
+)
+"""Sets PR_SET_PDEATHSIG, then executes the command. Without it a restarted run would find its port taken."""
+
+
+class ChildProcess:
+    """A process that this one has started, until its end."""
+
+    def __init__(self, process: Process, group: bool = False, log: Path | None = None) -> None:
+        """`group`: it leads a process group, and what is left of that is killed with it. `log`: the file that it writes
+        to."""
+        self.process, self._group, self.log = process, group, log
+
+    @property
+    def pid(self) -> int:
+        """Process id; that of its process group, too, if it leads one."""
+        return self.process.pid
+
+    @property
+    def code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return self.process.returncode
+
+    async def wait(self) -> int:
+        """Wait for its end, however long that takes; return the exit code."""
+        return await self.process.wait()
+
+    async def output(self, limit_s: float | None = None) -> tuple[bytes, bytes]:
+        """Wait for its end; return what it has written to the pipes of stdout and stderr. It is killed if that takes
+        longer than `limit_s`, which raises `TimeoutError`, and if the wait is cancelled."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self.process.communicate()
+        finally:
+            _ = await self.end()
+
+    def kill(self) -> None:
+        """Kill it, and the rest of its process group: an engine's processes would keep their memory."""
+        with suppress(ProcessLookupError):
+            if self._group:
+                os.killpg(self.pid, signal.SIGKILL)
+            elif self.code is None:
+                self.process.kill()
+
+    async def end(self, grace_s: float = 0.0) -> int:
+        """Wait for its end, and kill it if that takes longer than the grace; return the exit code."""
+        if grace_s and self.code is None:
+            with suppress(TimeoutError):
+                _ = await asyncio.wait_for(self.process.wait(), grace_s)
+        self.kill()
+        return await self.process.wait()
+
+    async def stop(self) -> None:
+        """Ask it to end, and kill it if it has not ended in `STOP_S`."""
+        if self.code is None:
+            self.process.terminate()
+        _ = await self.end(STOP_S)
+
+    def tail(self) -> str:
+        """Return the end of its log, with the log's path."""
+        if self.log is None:
+            return "see above"
+        try:
+            with self.log.open("rb") as file:
+                _ = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"its log cannot be read: {error}"
+        return f"the end of {self.log}:\n" + "\n".join(lines[-TAIL:])
+
+
+async def spawn(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> ChildProcess:
+    """Start a command, whose first word is a path, at the head of a process group: it ends when this process ends.
+    Raises OSError. Without a log it writes to this process's stdout and stderr."""
+    with nullcontext() if log is None else log.open("ab") as file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", DIES_WITH_US, str(os.getpid()), *command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=env,
+            start_new_session=True,
+        )
+    return ChildProcess(process, group=True, log=log)
