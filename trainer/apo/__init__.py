@@ -8,3 +8,10 @@ Every decision follows from the seed and from the results, and the names of roll
 contents. So a killed run starts again from its first decision, finds its results on the tape, and comes to the same
 place without running anything twice.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST_SEEDS: Final = 100
+"""Most runs of one configuration: here, so that commands begin at once."""

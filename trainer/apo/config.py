@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -11,10 +13,12 @@ from pydantic import Field, model_validator
 from penstock.gateway.model.base import LONGEST_S, Id
 from penstock.gateway.model.release import MOST_COMPANIONS
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
-from penstock.trainer.apo.limits import MOST_SEEDS
+from penstock.trainer.apo import MOST_SEEDS
 
 ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
+SEARCHES: Final = ("run", "texts", "tasks", "reward", "engine", "budget", "reflection")
+"""Sections that decide the result of a search."""
 MOST_TEXTS: Final = 1 + MOST_COMPANIONS
 """Most texts that one release can change."""
 RunName = Annotated[Id, Field(max_length=64)]
@@ -85,6 +89,10 @@ class RewardSettings(Section):
         if not self.low < self.high:
             raise ValueError(f"high: {self.high} is not above low, {self.low}")
         return self
+
+    def scaled(self, value: float, calls: int = 0) -> float:
+        """Return a reward as 0 to 1. `calls`: calls of the model, if their cost is to be subtracted."""
+        return min(1.0, max(0.0, (value - self.low - self.step_cost * calls) / (self.high - self.low)))
 
 
 class BudgetSettings(Section):
@@ -178,12 +186,24 @@ def with_overrides(
     placebo: bool = False,
 ) -> ApoConfig:
     """Return the configuration with the options of the command line. Raises `ConfigError` if no tasks are named."""
-    given = config.tasks if tasks is None else config.tasks.model_copy(update={"file": tasks})
-    publish = config.publish if release is None else config.publish.model_copy(update={"release": release})
-    run = config.run.model_copy(update={"seeds": seeds or config.run.seeds, "placebo": placebo or config.run.placebo})
-    found = config.model_copy(update={"run": run, "tasks": given, "publish": publish})
+    found = config.model_copy(
+        update={
+            "run": config.run.model_copy(
+                update={"seeds": seeds or config.run.seeds, "placebo": placebo or config.run.placebo}
+            ),
+            "tasks": config.tasks.model_copy(update={"file": tasks or config.tasks.file}),
+            "publish": config.publish.model_copy(update={"release": release or config.publish.release}),
+        }
+    )
     _ = tasks_file(found)
     return found
+
+
+def digest(config: ApoConfig) -> str:
+    """Return a digest of the settings that decide the result of a search."""
+    kept = config.model_dump(mode="json", include=set(SEARCHES))
+    kept["run"].pop("directory")
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def tasks_file(config: ApoConfig) -> Path:

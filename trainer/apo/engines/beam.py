@@ -17,12 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
-from penstock.trainer.apo.engines.held_out import HoldOutSplit, hold_out
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.reflection import fenced, format_trial
-from penstock.trainer.apo.trials import Pool, Trial
+from penstock.trainer.apo.protocol import Candidate, Evidence, HoldOutSplit, Pool, hold_out, means
+from penstock.trainer.apo.reflection import fenced, format_trials
 
 GRADIENT: Final = 4
 """Rollouts that a critique sees."""
@@ -91,7 +87,8 @@ class BeamEngine:
         children = await self._children(evidence)
         runners = list({one.id: one for one in (*self._beam, *children)}.values())
         tasks = evidence.random.sample(self._parts.choose, min(BATCH, len(self._parts.choose)))
-        scores = _means(await run_all(evidence, [(one, task) for one in runners for task in tasks]))
+        trials = await evidence.run_all([(one, task) for one in runners for task in tasks])
+        scores = means((trial.candidate, trial.reward) for trial in trials)
         self._beam = sorted(runners, key=lambda one: -scores.get(one.id, 0.0))[: self._size.width]
         await self._lead(self._beam[0], evidence)
         return self._beam
@@ -110,7 +107,8 @@ class BeamEngine:
 
     async def _lead(self, candidate: Candidate, evidence: Evidence) -> None:
         """Run the first of the beam on all held-out tasks, and keep it if it is the best so far."""
-        mean = _means(await run_all(evidence, [(candidate, task) for task in self._parts.choose])).get(candidate.id)
+        trials = await evidence.run_all([(candidate, task) for task in self._parts.choose])
+        mean = means((candidate.id, trial.reward) for trial in trials).get(candidate.id)
         if mean is not None and (self._best is None or mean > self._best[0]):
             self._best = mean, candidate
 
@@ -119,15 +117,17 @@ class BeamEngine:
         parents = [self._beam[at % len(self._beam)] for at in range(self._size.width)]
         branches = [parent for parent in parents for _ in range(self._size.branch)]
         pairs = [(parent, task) for parent in branches for task in self._next(evidence)]
-        trials = await run_all(evidence, pairs)
+        trials = await evidence.run_all(pairs)
         each = len(pairs) // len(branches)
         seen = [trials[start : start + each] for start in range(0, len(trials), each)]
         texts = sorted(branches[0].texts)
         names = [texts[(self._round + at) % len(texts)] for at in range(len(branches))]
         every = list(zip(branches, names, seen, strict=True))
-        critiques = await ask_all(evidence, [CRITIQUE % (one.texts[name], _said(some)) for one, name, some in every])
+        critiques = await evidence.reflect_all(
+            [CRITIQUE % (one.texts[name], format_trials(some)) for one, name, some in every]
+        )
         given = [(*branch, critique) for branch, critique in zip(every, critiques, strict=True) if critique]
-        answers = await ask_all(evidence, [EDIT % (one.texts[name], critique) for one, name, _, critique in given])
+        answers = await evidence.reflect_all([EDIT % (one.texts[name], critique) for one, name, _, critique in given])
         children = [
             Candidate({**one.texts, name: fenced(answer)}, one.id, critique, tuple(trial.rollout for trial in some))
             for (one, name, some, critique), answer in zip(given, answers, strict=True)
@@ -142,16 +142,3 @@ class BeamEngine:
             self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
         found, self._order = self._order[:count], self._order[count:]
         return found
-
-
-def _said(trials: Sequence[Trial]) -> str:
-    return "\n".join(format_trial(trial, at) for at, trial in enumerate(trials, 1))
-
-
-def _means(trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the mean reward by candidate, of those that have one."""
-    rewards: dict[str, list[float]] = {}
-    for trial in trials:
-        if trial.reward is not None:
-            rewards.setdefault(trial.candidate, []).append(trial.reward)
-    return {name: sum(found) / len(found) for name, found in rewards.items()}

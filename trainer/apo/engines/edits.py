@@ -19,13 +19,8 @@ from collections.abc import Sequence
 from math import cos, pi
 from typing import Final
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.edits import Edit, applied, exclude, words
-from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
-from penstock.trainer.apo.engines.held_out import HoldOutSplit, hold_out
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.reflection import ask_hypotheses, read_hypotheses
-from penstock.trainer.apo.trials import Pool, Trial
+from penstock.trainer.apo.protocol import Candidate, Evidence, HoldOutSplit, Pool, Trial, hold_out, means
+from penstock.trainer.apo.reflection import Edit, applied, ask_hypotheses, exclude, read_hypotheses, words
 
 RATE: Final = 4
 """Most edits of the first round."""
@@ -63,7 +58,7 @@ class EditEngine:
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
         """Do one round; return the new text, or the current one if there was nothing to try."""
         held = self._held or await self._begin(pool, evidence)
-        trials = await run_all(evidence, [(held, task) for task in self._next(evidence)])
+        trials = await evidence.run_all([(held, task) for task in self._next(evidence)])
         edits = await self._edits(held, trials, evidence)
         causes = tuple(trial.rollout for trial in trials)
         tried = Candidate(applied(held.texts, edits), held.id, "; ".join(map(format_edit, edits)), causes)
@@ -92,9 +87,8 @@ class EditEngine:
 
     async def _measured(self, candidate: Candidate, evidence: Evidence) -> float:
         """Return the mean reward on the held-out tasks; 0 without one."""
-        trials = await run_all(evidence, [(candidate, task) for task in self._parts.choose])
-        rewards = [trial.reward for trial in trials if trial.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else 0.0
+        trials = await evidence.run_all([(candidate, task) for task in self._parts.choose])
+        return means(("", trial.reward) for trial in trials).get("", 0.0)
 
     async def _edits(self, held: Candidate, trials: Sequence[Trial], evidence: Evidence) -> list[Edit]:
         """Return the edits that reflections on failures propose, the most frequent first."""
@@ -105,7 +99,7 @@ class EditEngine:
         rate = self._rate(evidence)
         shown = REJECTED + "\n".join(map(format_edit, self._rejected.values())) if self._rejected else ""
         asked = [ask_hypotheses(held.texts, batch, rate) + shown for batch in batches]
-        answers = [answer for answer in await ask_all(evidence, asked) if answer]
+        answers = [answer for answer in await evidence.reflect_all(asked) if answer]
         named = [one.edit for answer in answers for one in read_hypotheses(answer, held.texts)]
         votes = Counter(map(edit_key, named))
         found: list[Edit] = []

@@ -18,11 +18,11 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
+from penstock.gateway.model.base import Noun
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.trainer.apo.protocol import AgentTask
-from penstock.trainer.apo.report.result import Leak
 
 PHRASE: Final = 6
 """Words of a phrase."""
@@ -40,6 +40,21 @@ GRADER: Final = (
 )  # fmt: skip
 """Words to the grader."""
 _WORD: Final = re.compile(r"[^\W_]+(?:['._-][^\W_]+)*")
+
+
+class Leak(Noun):
+    """Something in a text that should not be there."""
+
+    kind: Literal["task", "reason", "grader", "slot"]
+    """Copied from a task; copied from a grader's reason; a word to the grader; a slot that was lost or added."""
+    resource: str
+    """Whose text."""
+    line: str
+    """The line."""
+    found: str
+    """What of it."""
+    where: str = ""
+    """A task that it is copied from."""
 
 
 class SourceText(NamedTuple):

@@ -11,7 +11,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.transcript import Transcript, TranscriptCall
 from penstock.gateway.model.turn import Message, Part, Turn
-from penstock.trainer.apo.advice.tool_failures import ToolFailures, blame, complains_of_tools, tool_failures
+from penstock.trainer.apo.advice.tape_observations import ToolFailures, blame, complains_of_tools, tool_failures
 
 
 def inside(call: str) -> ToolUse:
@@ -64,5 +64,6 @@ def test_a_timeout_is_nobody_s_wrong_argument() -> None:
 
 
 def test_graders_complain_of_tools_in_words() -> None:
-    assert complains_of_tools(["it used the wrong tool"])
-    assert not complains_of_tools(["the toolbox is missing", ""])
+    assert complains_of_tools("it used the wrong tool")
+    assert not complains_of_tools("the toolbox is missing")
+    assert not complains_of_tools("")
