@@ -48,15 +48,9 @@ Rollouts = Annotated[int, Parameter(validator=Number(gte=LEAST_PROBE), help="Rol
 
 
 def advise(
-    config: Path,
-    /,
-    *,
-    agent: Agent = None,
-    tasks: Tasks = None,
-    rollouts: Rollouts = 60,
-    json: Json = False,
+    config: Path, /, *, agent: Agent = None, tasks: Tasks = None, rollouts: Rollouts = 60, json: Json = False,
     gateway: Url = LOCAL,
-) -> None:
+) -> None:  # fmt: skip
     """Say what is worth doing before anything is spent: prompts, weights, tool texts, a better grader, or nothing.
 
     A small probe runs the texts as they are, and a handful of other ones, on a few tasks of the train split. Asked
@@ -79,16 +73,9 @@ def advise(
 
 
 def optimise(
-    config: Path,
-    /,
-    *,
-    agent: Agent = None,
-    tasks: Tasks = None,
-    release: Release = None,
-    seeds: Seeds = None,
-    placebo: Annotated[bool, Parameter(negative="")] = False,
-    gateway: Url = LOCAL,
-) -> None:
+    config: Path, /, *, agent: Agent = None, tasks: Tasks = None, release: Release = None, seeds: Seeds = None,
+    placebo: Annotated[bool, Parameter(negative="")] = False, gateway: Url = LOCAL,
+) -> None:  # fmt: skip
     """Search for better prompts, and prove on tasks that nobody has seen that one is better.
 
     A run that was killed goes on where it was, when the same command is given again: it finds its rollouts and
@@ -142,15 +129,9 @@ def report(
 
 
 def custom(
-    function: str,
-    config: Path | None = None,
-    /,
-    *,
-    name: Name = "custom",
-    agent: Agent = None,
-    tasks: Inputs = None,
+    function: str, config: Path | None = None, /, *, name: Name = "custom", agent: Agent = None, tasks: Inputs = None,
     gateway: Url = LOCAL,
-) -> None:
+) -> None:  # fmt: skip
     """Run a training algorithm of your own: a function that is given the gateway, tasks and a runner.
 
     A run that was killed is called again from its beginning, when the same command is given again; rollouts that have
@@ -171,12 +152,9 @@ def custom(
 
 
 def _loaded(
-    path: Path,
-    tasks: Path | None,
-    release: Literal["auto", "canary", "none"] | None,
-    seeds: int | None = None,
+    path: Path, tasks: Path | None, release: Literal["auto", "canary", "none"] | None, seeds: int | None = None,
     placebo: bool = False,
-) -> ApoConfig:
+) -> ApoConfig:  # fmt: skip
     """Return the configuration with the options of the command line; then check what is installed."""
     from penstock.trainer.apo.config import load, with_overrides
 

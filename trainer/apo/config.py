@@ -174,40 +174,28 @@ class ApoConfig(Section):
 
 
 def load(path: Path) -> ApoConfig:
-    """Return the configuration of a file. Raises `ConfigError`."""
     return validated(ApoConfig, read(path), str(path))
 
 
 def with_overrides(
-    config: ApoConfig,
-    tasks: Path | None,
-    release: Literal["auto", "canary", "none"] | None,
-    seeds: int | None = None,
+    config: ApoConfig, tasks: Path | None, release: Literal["auto", "canary", "none"] | None, seeds: int | None = None,
     placebo: bool = False,
-) -> ApoConfig:
+) -> ApoConfig:  # fmt: skip
     """Return the configuration with the options of the command line. Raises `ConfigError` if no tasks are named."""
-    found = config.model_copy(
-        update={
-            "run": config.run.model_copy(
-                update={"seeds": seeds or config.run.seeds, "placebo": placebo or config.run.placebo}
-            ),
-            "tasks": config.tasks.model_copy(update={"file": tasks or config.tasks.file}),
-            "publish": config.publish.model_copy(update={"release": release or config.publish.release}),
-        }
-    )
+    given = {"run": {"seeds": seeds, "placebo": placebo}, "tasks": {"file": tasks}, "publish": {"release": release}}
+    changed = {name: {key: value for key, value in one.items() if value} for name, one in given.items()}
+    found = config.model_copy(update={name: getattr(config, name).model_copy(update=changed[name]) for name in given})
     _ = tasks_file(found)
     return found
 
 
 def digest(config: ApoConfig) -> str:
-    """Return a digest of the settings that decide the result of a search."""
     kept = config.model_dump(mode="json", include=set(SEARCHES))
     kept["run"].pop("directory")
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def tasks_file(config: ApoConfig) -> Path:
-    """Return the file of tasks. Raises `ConfigError` if none is named."""
     if config.tasks.file is None:
         raise ConfigError("tasks.file: name a JSONL file with the tasks that agents are given, one a line, or --tasks")
     return config.tasks.file

@@ -53,23 +53,17 @@ from penstock.trainer.runs.retry_client import RetryClient
 from penstock.trainer.runs.runner import run_alongside, send_heartbeats
 
 TIMEOUT_S: Final = 3600.0
-"""Default of how long `CustomRun.run` waits for rollouts."""
 Algorithm = Callable[["CustomRun"], Awaitable[None]]
 ReflectionClientFactory = Callable[[str], ReflectionClient]
 
 
 @dataclass(frozen=True, slots=True)
 class CustomArguments:
-    """The arguments of the command."""
-
     name: str
-    """Name of the run."""
     function: Algorithm
-    """The user's function."""
     config: Mapping[str, Any]
     """The tables of the configuration; only the function interprets them."""
     tasks: Sequence[Any]
-    """Inputs of rollouts."""
     agent: str | None
     """Command of an agent, which a runner beside the run executes."""
 
@@ -78,13 +72,9 @@ class CustomRun:
     """The argument of a user's algorithm: gateway, tasks, configuration, texts, models and reports."""
 
     def __init__(
-        self,
-        wanted: CustomArguments,
-        client: Client,
-        reporter: RunReporter,
-        awaited: RolloutWaiter,
+        self, wanted: CustomArguments, client: Client, reporter: RunReporter, awaited: RolloutWaiter,
         model: ReflectionClientFactory,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = wanted.name
         """The name of the run; the names of its rollouts and versions should begin with it."""
         self.client = client
@@ -99,8 +89,6 @@ class CustomRun:
         self._asking = WeakValueDictionary[tuple[str, str, int], asyncio.Lock]()
         """Locks by (model, prompt, number), held while the question is asked."""
 
-    # Rollouts ---------------------------------------------------------------------------------------------------------
-
     async def run(self, rollouts: Sequence[RolloutSpec], timeout_s: float = TIMEOUT_S) -> list[RolloutSummary]:
         """Queue rollouts, wait for them, and return them in their order; `reward` is None where none was given. Each
         needs a name (`id`): one that has run under it already is not run again. Their versions are in
@@ -113,8 +101,6 @@ class CustomRun:
         return await map_concurrently(
             self.client.rollout, await run_rollouts(self._awaited, rollouts, timeout_s, rollouts[0].mode)
         )
-
-    # Texts ------------------------------------------------------------------------------------------------------------
 
     async def text(self, resource: str) -> str:
         """Return production's text of a prompt or a tool. Raises `ClientError`."""
@@ -142,8 +128,6 @@ class CustomRun:
             raise ConfigError(f"{resource}: it is a model, which has no text; name a prompt or a tool")
         return stable_version(view)
 
-    # A model ----------------------------------------------------------------------------------------------------------
-
     async def ask(self, model: str, prompt: str, number: int = 0) -> Reflection:
         """Ask a model through the gateway, recorded on the tape, and return its answer. The same question has the same
         answer, also after a crash; another `number` asks anew. Raises `RunError`."""
@@ -154,8 +138,6 @@ class CustomRun:
             with _plainly("ask"):
                 reflecting = self._model(model)
             return await reflecting.ask(prompt, number)
-
-    # Reports ----------------------------------------------------------------------------------------------------------
 
     async def point(self, step: int, values: Mapping[str, float]) -> None:
         """Report metrics of a step, from 0."""

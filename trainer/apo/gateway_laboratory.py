@@ -46,13 +46,12 @@ from penstock.gateway.model.transcript import Transcript
 from penstock.gateway.model.turn import Message
 from penstock.gateway.wire.dialects.loose_json import obj
 from penstock.trainer.apo.config import ApoConfig, ReflectionSettings
-from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec
+from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec, ignore
 from penstock.trainer.data.rollout_waiter import RolloutWaiter
 from penstock.trainer.runs.retry_client import RetryClient
 from penstock.trainer.runs.run_end import RunError
 
 NOTE: Final = 4000
-"""Most characters of a version's note."""
 FIRST_ROLLOUTS: Final = 8
 """Rollouts after which their common problem is reported."""
 RESTART_HINT: Final = "Mend that, and take another run.name: rollouts that were run stay as they are"
@@ -61,7 +60,6 @@ SYSTEM: Final = ("system", "developer")
 PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 """Pauses before a busy or failed model is asked again; after the last one the run stops."""
 AWAY_S: Final = 1.0
-"""Pause before a gateway that is away is tried again."""
 PATIENCE_S: Final = 900.0
 """Time limit of an answer, and of waiting for a gateway that is away."""
 RECORDED_S: Final = 10.0
@@ -69,22 +67,14 @@ RECORDED_S: Final = 10.0
 BUSY: Final = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which the same question may be answered."""
 TEMPLATE_TOKENS: Final = 64
-"""Most tokens that a model's template adds to a question."""
 NOT_FOUND: Final = 404
 AGENT: Final = "reflection"
-"""Name of the agent in these calls."""
-
-# Rollouts -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """The facts about an ended rollout that show why nothing can be learnt."""
-
     rollout: str
-    """Rollout id."""
     calls: int
-    """Number of its calls of a model."""
     versions: Collection[str]
     """Resources that were found in its calls."""
     rewarded: bool
@@ -93,7 +83,6 @@ class RolloutFacts:
 
 
 def missing_texts(seen: Sequence[RolloutFacts], wanted: Collection[str]) -> list[str]:
-    """Return the wanted resources that no rollout had in its calls."""
     return sorted(set(wanted) - {name for one in seen for name in one.versions})
 
 
@@ -153,35 +142,31 @@ def slot_problem(seed: Resource, text: str) -> str:
     return ""
 
 
-async def _ignore(text: str, level: EventLevel) -> None: ...
-
-
 class GatewayLaboratory:
     """The laboratory of one run. `awaited` must run beside it."""
 
     def __init__(
-        self,
-        client: Client,
-        awaited: RolloutWaiter,
-        reflecting: ReflectionClient,
-        config: ApoConfig,
-        seeds: Mapping[str, Resource],
-        tasks: Sequence[AgentTask],
-    ) -> None:
+        self, client: Client, awaited: RolloutWaiter, reflecting: ReflectionClient, config: ApoConfig,
+        seeds: Mapping[str, Resource], tasks: Sequence[AgentTask],
+    ) -> None:  # fmt: skip
         """`seeds`: the version that each resource begins with."""
-        self.client, self._awaited, self._config, self._seeds = client, awaited, config, seeds
+        self.client, self.awaited, self._config, self.seeds = client, awaited, config, seeds
         self.reflect, self.most = reflecting.ask, reflecting.most
         self._tasks = {task.id: task for task in tasks}
         self._versions: dict[tuple[str, str], str] = {(name, text_of(one)): one.version for name, one in seeds.items()}
         """Registered versions by (resource, text)."""
         self._first: list[RolloutFacts] = []
         """The first rollouts, at least `FIRST_ROLLOUTS` of them once they were checked."""
-        self.tell: Callable[[str, EventLevel], Awaitable[None]] = _ignore
+        self.tell: Callable[[str, EventLevel], Awaitable[None]] = ignore
         """Called with messages for a person."""
+
+    @property
+    def seed(self) -> Candidate:
+        return Candidate({name: text_of(version) for name, version in self.seeds.items()})
 
     def problem(self, candidate: Candidate) -> str:
         """See `Laboratory`: a text must have the slots of the seed's."""
-        problems = (slot_problem(self._seeds[name], text) for name, text in candidate.texts.items())
+        problems = (slot_problem(self.seeds[name], text) for name, text in candidate.texts.items())
         return next(filter(None, problems), "")
 
     async def versions(self, candidate: Candidate) -> dict[str, str]:
@@ -190,7 +175,7 @@ class GatewayLaboratory:
         for name, text in candidate.texts.items():
             if (name, text) not in self._versions:
                 note = f"{run}: {candidate.claim}"[:NOTE]
-                new = version_with(self._seeds[name], text, f"{run}.{candidate.id}", "apo", note)
+                new = version_with(self.seeds[name], text, f"{run}.{candidate.id}", "apo", note)
                 self._versions[name, text] = (await self.client.add_version(name, new)).version
             found[name] = self._versions[name, text]
         return found
@@ -203,13 +188,13 @@ class GatewayLaboratory:
         if not specs:
             return []
         timeout = self._config.rollouts.timeout
-        names = await run_rollouts(self._awaited, specs, timeout, "train,val,test", " (rollouts.timeout)")
+        names = await run_rollouts(self.awaited, specs, timeout, "train,val,test", " (rollouts.timeout)")
         found = await map_concurrently(lambda pair: self._trial(*pair, mode), list(zip(orders, names, strict=True)))
         if len(self._first) < FIRST_ROLLOUTS:
             self._first += [seen for _, seen in found]
-            if problem := common_problem(self._first, self._seeds):
+            if problem := common_problem(self._first, self.seeds):
                 raise ConfigError(problem)
-            missing = missing_texts(self._first, self._seeds)
+            missing = missing_texts(self._first, self.seeds)
             if missing and len(self._first) >= FIRST_ROLLOUTS:
                 await self.tell(f"{' and '.join(missing)}: not found in any call of the first rollouts", "warning")
         return [trial for trial, _ in found]
@@ -295,21 +280,15 @@ def _texts(message: Message) -> Iterator[str]:
             yield part.text
 
 
-# Versions -------------------------------------------------------------------------------------------------------------
-
-
 def text_of(version: Resource) -> str:
-    """Return the text of a prompt's or a tool's version."""
     return str(version.content["text"])
 
 
 def stable_version(view: ResourceView) -> Resource:
-    """Return the version that production has."""
     return next(one for one in view.versions if one.version == view.stable.version)
 
 
 def version_with(base: Resource, text: str, version: str, author: str, note: str) -> NewVersion:
-    """Return a version like `base` with another text."""
     content = {**base.content, "text": text, "sent": False}
     return NewVersion(kind=base.kind, content=content, version=version, parent=base.version, author=author, note=note)
 
@@ -328,9 +307,6 @@ async def seed_versions(client: Client, config: ApoConfig) -> dict[str, Resource
                 raise ConfigError(f"texts.{key}: {name!r} is a {view.kind}, not a {kind}")
             found[name] = stable_version(view)
     return found
-
-
-# Reflections ----------------------------------------------------------------------------------------------------------
 
 
 def reflection_rollout(config: ApoConfig) -> str:
@@ -353,8 +329,6 @@ async def reflection_session(client: RetryClient, rollout: str) -> AsyncGenerato
 
 
 class ReflectionClient:
-    """Asks the reflecting model of one run."""
-
     def __init__(
         self, client: Client, http: aiohttp.ClientSession, url: str, rollout: str, settings: ReflectionSettings
     ) -> None:
@@ -396,7 +370,6 @@ class ReflectionClient:
             await asyncio.sleep(pause)
 
     async def _answered(self, attempt: str) -> SpanDetail | None:
-        """Return the successful call of an attempt; None without one."""
         try:
             spans = [span async for span in self._client.spans(self._rollout, attempt)]
         except ClientError as error:

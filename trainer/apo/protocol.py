@@ -41,6 +41,10 @@ def without_surrogates(text: str) -> str:
     return text.encode(errors="ignore").decode()
 
 
+async def ignore(*_: object) -> None:
+    """Do nothing: for callbacks that are not set."""
+
+
 def means(rewards: Iterable[tuple[K, float | None]]) -> dict[K, float]:
     """Return the mean reward by key; keys without any reward are left out."""
     found: defaultdict[K, list[float]] = defaultdict(list)
@@ -55,13 +59,11 @@ class Candidate:
     """A text for each optimised resource."""
 
     texts: Mapping[str, str]
-    """Texts by resource name."""
     parent: str | None = None
     """Id of the candidate that it was made from; None for the seed."""
     claim: str = ""
     """The failure that it should fix, or its origin; for a person."""
     causes: tuple[str, ...] = field(default=())
-    """Rollouts that led to it."""
     line_causes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Rollouts that led to a line, by the new or removed line, for engines that know; `causes` holds for all other
     lines."""
@@ -76,13 +78,10 @@ class Candidate:
 
     @property
     def length(self) -> int:
-        """Characters of all its texts."""
         return sum(map(len, self.texts.values()))
 
 
 class TrialSpec(NamedTuple):
-    """A rollout to run, by the ids of candidate and task."""
-
     candidate: str
     task: str
     number: int
@@ -99,13 +98,9 @@ class Trial:
     reward: float | None
     """Between 0 and 1; None without one: the trial is then left out, not counted as 0."""
     reason: str = ""
-    """Reason of the reward, in the grader's words."""
     transcript: str = ""
-    """The conversation, for the reflecting model."""
     steps: int = 0
-    """Number of calls of the model."""
     rollout: str = ""
-    """Rollout id on the tape."""
 
 
 class Pool:
@@ -124,7 +119,6 @@ class Pool:
         return self.candidates.setdefault(candidate.id, candidate)
 
     def next_trial(self, candidate: str, task: str) -> TrialSpec:
-        """Return the next trial of a candidate on a task."""
         self._ordered[candidate, task] += 1
         return TrialSpec(candidate, task, self._ordered[candidate, task] - 1)
 
@@ -134,11 +128,9 @@ class Pool:
             self._by_candidate[trial.candidate].append(trial)
 
     def of(self, candidate: str) -> Sequence[Trial]:
-        """Return the trials of a candidate that have a reward."""
         return [trial for trial in self._by_candidate[candidate] if trial.reward is not None]
 
     def mean(self, candidate: str) -> float | None:
-        """Return a candidate's mean reward; None without one."""
         return means((candidate, trial.reward) for trial in self._by_candidate[candidate]).get(candidate)
 
 
@@ -152,11 +144,9 @@ class SearchBudget:
 
     rollouts: int
     reflections: int | None = None
-    """Limit of calls of the reflecting model."""
     tokens: int | None = None
     """Limit of tokens of the reflecting model, in and out, hidden reasoning counted."""
     money: float | None = None
-    """Limit of the cost of these tokens, in the currency of the configured prices."""
     reserved: int = 0
     """Rollouts of the limit that are reserved for later."""
     used_rollouts: int = 0
@@ -195,27 +185,20 @@ class SearchBudget:
         self.used_money += most_money
 
     def give_back(self, tokens: int, money: float) -> None:
-        """Give back the tokens and money that a reflection took and has not used."""
         self.used_tokens -= tokens
         self.used_money -= money
 
 
 class AgentTask(NamedTuple):
-    """A task; its id is that within the run."""
-
     id: str
     input: Any
-    """Input of its rollouts."""
     key: str
     """Tasks of one key belong together: they are in one split."""
 
 
 class Reflection(NamedTuple):
-    """An answer of the reflecting model."""
-
     text: str
     tokens: int = 0
-    """Tokens in and out, hidden reasoning counted."""
     money: float = 0.0
 
 
@@ -253,7 +236,6 @@ class Evidence:
         self.random = random.Random(f"engine-{seed}")
         """Random numbers, which are the same when a run is resumed."""
         self.budget = budget
-        """Budget of the search."""
         self._laboratory, self._pool = laboratory, pool
         self._asked: defaultdict[str, int] = defaultdict(int)
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -371,25 +353,14 @@ class Evidence:
 
 
 class PromptEngine(Protocol):
-    """An object that proposes candidates."""
-
     def propose(self, pool: Pool, evidence: Evidence, /) -> Awaitable[Sequence[Candidate]]:
         """Return candidates that may be better than those of the pool; none to end the search."""
         ...
 
 
-class HoldOutSplit(NamedTuple):
-    """Two parts of the train split, as task ids, for methods that need two sets."""
-
-    learn: list[str]
-    """Tasks to reflect on."""
-    choose: list[str]
-    """Held-out tasks, to compare candidates on."""
-
-
-def hold_out(evidence: Evidence, count: int) -> HoldOutSplit:
-    """Return two parts of the train split, of which the second has about `count` tasks, and at most half. Tasks of one
-    key stay together, unless all have the same key. The order is random."""
+def hold_out(evidence: Evidence, count: int) -> tuple[list[str], list[str]]:
+    """Return two parts of the train split, as task ids: tasks to learn from, and held-out ones to choose by, about
+    `count` and at most half. Tasks of one key stay together, unless all have the same key. The order is random."""
     half = len(evidence.tasks) // 2
     most = min(count, half)
     keys = sorted({task.key for task in evidence.tasks})
@@ -402,4 +373,4 @@ def hold_out(evidence: Evidence, count: int) -> HoldOutSplit:
     choose = choose or [task.id for task in evidence.tasks[:most]]
     learn = [task.id for task in evidence.tasks if task.id not in set(choose)]
     evidence.random.shuffle(learn)
-    return HoldOutSplit(learn, choose)
+    return learn, choose

@@ -18,7 +18,6 @@ Kind = Literal["add", "delete", "replace"]
 MOST_TRANSCRIPT: Final = 4_000
 """Most characters of a transcript in a question: its beginning and its end."""
 MOST_FAILURE: Final = 500
-"""Most characters of a failure."""
 _DECODER: Final = json.JSONDecoder()
 _WORD: Final = re.compile(r"[\w']+|\{\w+\}")
 HYPOTHESES: Final = """\
@@ -56,17 +55,14 @@ class Edit(NamedTuple):
     line: str = ""
     """The line to delete or replace, or behind which to add."""
     text: str = ""
-    """The new line."""
 
     @property
     def length(self) -> int:
-        """Characters that the text grows by."""
         written = 0 if self.kind == "delete" else len(self.text) + 1
         return written - (0 if self.kind == "add" else len(self.line) + 1)
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the set of words of a text, in lower case."""
     return frozenset(_WORD.findall(text.lower()))
 
 
@@ -98,22 +94,16 @@ def applied(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
 
 
 class Hypothesis(NamedTuple):
-    """A claim of a reflection."""
-
     failure: str
-    """The failure in words."""
     edit: Edit
-    """The edit that should fix it."""
 
 
 def clipped(transcript: str) -> str:
-    """Return a transcript's beginning and end if it is too long, else all of it."""
     half = MOST_TRANSCRIPT // 2
     return transcript if len(transcript) <= MOST_TRANSCRIPT else f"{transcript[:half]}\n[...]\n{transcript[-half:]}"
 
 
 def format_trials(trials: Sequence[Trial]) -> str:
-    """Return rollouts as text for the reflecting model."""
     parts: list[str] = []
     for at, trial in enumerate(trials, 1):
         reward = "none" if trial.reward is None else f"{trial.reward:.2f}"
@@ -164,7 +154,6 @@ def _said(given: Any) -> str:
 
 
 def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the whole texts of an answer; None when one is missing."""
     given = _values(answer, "texts", dict[str, Any])
     found = {name: text for name in texts if (text := _said(given.get(name))).strip()}
     return found if len(found) == len(texts) else None

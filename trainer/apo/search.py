@@ -44,21 +44,19 @@ from penstock.trainer.apo.protocol import (
     SearchBudget,
     Trial,
     TrialSpec,
+    ignore,
     means,
 )  # fmt: skip
 
 SHARES: Final[Mapping[str, float]] = {"train": 0.4, "validation": 0.35, "test": 0.25}
 LEAST: Final = 4
-"""Fewest tasks of each split."""
 SCREEN: Final = 8
 RACE_SHARE: Final = 0.3
-"""Share of the rollouts that is reserved for the race."""
 BLOCK: Final = 24
 FINALISTS: Final = 2
 IDLE: Final = 8
 """Proposals in a row without use of the budget after which the engine is asked no more."""
 ROUNDING: Final = 1e-9
-"""Tolerance for rounded sums."""
 SHRINK: Final = 8
 """Rollouts of the seed's mean that are mixed into a candidate's mean, so that few lucky ones win nothing."""
 RECENT: Final = 32
@@ -72,17 +70,11 @@ MOST_RATE: Final = 0.9
 TINY: Final = 1e-12
 State = Literal["racing", "better", "out"]
 
-# Splits ---------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The tasks of a run."""
-
     train: Sequence[AgentTask]
-    """Tasks for engines."""
     validation: Sequence[AgentTask]
-    """Tasks of the race."""
     test: Sequence[AgentTask]
     """Tasks of the test, opened once, when all is decided."""
 
@@ -136,17 +128,10 @@ def split(tasks: Sequence[AgentTask], seed: int) -> Splits:
     return Splits(**{name: sorted(one, key=lambda task: places[task.id]) for name, one in found.items()})
 
 
-# The race -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Racer:
-    """A finalist in the race."""
-
     candidate: str
-    """Candidate id."""
     finalists: int
-    """Number of finalists."""
     rate: float
     """Rate of the bet that fits the results of the search (`rate`)."""
     differences: list[float] = field(default_factory=list[float])
@@ -169,7 +154,6 @@ class Racer:
 
     @property
     def e_value(self) -> float:
-        """Evidence against "it is no better than the seed"; `needed` makes it better."""
         return (self._guessed + self._better.value) / 2
 
     @property
@@ -186,7 +170,6 @@ class Racer:
 
     @property
     def gain(self) -> float:
-        """Mean difference; 0 without any."""
         return sum(self.differences) / self.pairs if self.differences else 0.0
 
 
@@ -202,26 +185,16 @@ def winner(racers: Sequence[Racer]) -> Racer | None:
     return max(better, key=lambda racer: racer.gain, default=None)
 
 
-# The search -----------------------------------------------------------------------------------------------------------
-
-
-async def _ignore() -> None: ...
-
-
 @dataclass(slots=True)
 class SearchResult:
-    """The state of a run, and its result at the end."""
-
     pool: Pool
     budget: SearchBudget
     racers: Sequence[Racer] = field(default_factory=list[Racer])
-    """The finalists."""
     winner: Candidate | None = None
     """The candidate that is better than the seed; None if the seed stays."""
     why: str = ""
     """Why the search ended, and the result of the race; for a person."""
     validation: list[Trial] = field(default_factory=list[Trial])
-    """Trials of the race."""
 
 
 class PromptSearch:
@@ -230,22 +203,15 @@ class PromptSearch:
     race_share = RACE_SHARE
 
     def __init__(
-        self,
-        laboratory: Laboratory,
-        engine: PromptEngine,
-        seed: Candidate,
-        train: Sequence[AgentTask],
-        validation: Sequence[AgentTask],
-        budget: SearchBudget,
-        draw: int = 0,
-    ) -> None:
+        self, laboratory: Laboratory, engine: PromptEngine, seed: Candidate, train: Sequence[AgentTask],
+        validation: Sequence[AgentTask], budget: SearchBudget, draw: int = 0,
+    ) -> None:  # fmt: skip
         self._laboratory, self._engine, self._validation, self._draw = laboratory, engine, validation, draw
         self.result = SearchResult(Pool(seed), budget)
         self._evidence = Evidence(laboratory, self.result.pool, train, budget, draw)
-        self.watch: Callable[[], Awaitable[None]] = _ignore
+        self.watch: Callable[[], Awaitable[None]] = ignore
 
     async def run(self) -> SearchResult:
-        """Run search and race; return the result."""
         result, budget = self.result, self.result.budget
         budget.reserved = round(self.race_share * budget.rollouts)
         result.why = await run_engine(self._engine, result.pool, self._evidence, self.watch)
@@ -297,7 +263,7 @@ class PromptSearch:
 
 
 async def run_engine(
-    engine: PromptEngine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]] = _ignore
+    engine: PromptEngine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]] = ignore
 ) -> str:
     """Ask the engine until it proposes nothing or the budget is used up, and wait for the work that it began; return
     why it ended."""
@@ -319,7 +285,6 @@ async def run_engine(
 
 
 async def _screen(proposed: Sequence[Candidate], pool: Pool, evidence: Evidence) -> None:
-    """Run new candidates beside their parents."""
     pairs: list[tuple[Candidate, str]] = []
     for candidate in {one.id: one for one in proposed}.values():
         if not evidence.problem(candidate) and not pool.of(pool.add(candidate).id):
@@ -378,7 +343,6 @@ class PlaceboLaboratory:
         self.reflect, self.most, self.problem = laboratory.reflect, laboratory.most, laboratory.problem
         self._draw = random.Random(f"placebo-{seed}")
         self._rewards: list[float | None] = []
-        """True rewards of the search."""
         self._turn = asyncio.Event()
         """Set when the batch before has its feedback."""
         self._turn.set()

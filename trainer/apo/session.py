@@ -29,13 +29,12 @@ import shlex
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from penstock.console.views.text import abbreviate
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import QueueState
 from penstock.gateway.model.release import NewRelease, Release
-from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import EventLevel, RunChange, VersionReference
 from penstock.gateway.model.toml import ConfigError
@@ -48,7 +47,6 @@ from penstock.trainer.apo.gateway_laboratory import (
     reflection_rollout,
     reflection_session,
     seed_versions,
-    text_of,
 )
 from penstock.trainer.apo.protocol import AgentTask, Candidate, SearchBudget, Trial, means
 from penstock.trainer.apo.report.pages import leak, page
@@ -64,21 +62,15 @@ from penstock.trainer.runs.runner import keep_running, run_alongside
 from penstock.trainer.serving.publisher import PRODUCTION, release_command, release_policy, release_status
 
 PAGE: Final = "report.html"
-"""Name of the report in a run's directory."""
 CLAIM: Final = 160
-"""Most characters of a candidate's claim in an event."""
 LOOK_S: Final = 10.0
 """Seconds between two looks; each is a sign of life too, so that a waiting run is not taken for a silent one."""
 QUIET: Final = 2
 """Looks without the end of a rollout after which the run reports what it waits for."""
 SEEN_NS: Final = 15_000_000_000
-"""A runner that was seen within these ns is there."""
-
-# Runs -----------------------------------------------------------------------------------------------------------------
 
 
 def runs_of(config: ApoConfig) -> list[ApoConfig]:
-    """Return the configuration of each run."""
     run = config.run
     if run.placebo:
         run = run.model_copy(update={"name": f"{run.name}.placebo", "directory": run.directory / "placebo"})
@@ -107,36 +99,18 @@ def optimise(config: ApoConfig, gateway: str, key: str | None, agent: str | None
     return found
 
 
-class OpenLaboratory(NamedTuple):
-    """A laboratory behind a gateway, and its connections. `awaited` must run beside it."""
-
-    client: RetryClient
-    awaited: RolloutWaiter
-    laboratory: GatewayLaboratory
-    seeds: Mapping[str, Resource]
-    """The version that each resource begins with."""
-
-    @property
-    def seed(self) -> Candidate:
-        return Candidate({name: text_of(version) for name, version in self.seeds.items()})
-
-
 @asynccontextmanager
 async def open_laboratory(
     config: ApoConfig, gateway: str, key: str | None, tasks: Sequence[AgentTask]
-) -> AsyncGenerator[OpenLaboratory]:
-    """Yield the laboratory of a run."""
+) -> AsyncGenerator[GatewayLaboratory]:
     rollout = reflection_rollout(config)
     async with RetryClient(gateway, key) as client, reflection_session(client, rollout) as http:
         seeds, awaited = await seed_versions(client, config), RolloutWaiter(client)
         reflecting = ReflectionClient(client, http, gateway, rollout, config.reflection)
-        yield OpenLaboratory(
-            client, awaited, GatewayLaboratory(client, awaited, reflecting, config, seeds, tasks), seeds
-        )
+        yield GatewayLaboratory(client, awaited, reflecting, config, seeds, tasks)
 
 
 def search_budget(config: ApoConfig, rollouts: int) -> SearchBudget:
-    """Return the budget of a search or a probe of so many rollouts."""
     return SearchBudget(rollouts, config.budget.reflections, config.budget.tokens, config.budget.money)
 
 
@@ -162,7 +136,6 @@ async def check_gateway(gateway: str, key: str | None) -> None:
 
 
 def splits_of(config: ApoConfig) -> Splits:
-    """Return the tasks of a run, in their splits. Raises `ConfigError`."""
     inputs = [line.value for line in json_lines("tasks.file", tasks_file(config))]
     return split(agent_tasks(inputs, config.tasks.key), config.run.seed)
 
@@ -178,12 +151,12 @@ async def _optimise(config: ApoConfig, gateway: str, key: str | None, agent: str
         await _once_more(config, kept, gateway, key, shown)
         return
     every = [*splits.train, *splits.validation, *splits.test]
-    async with open_laboratory(config, gateway, key, every) as opened:
-        client, awaited, laboratory, _ = opened
+    async with open_laboratory(config, gateway, key, every) as laboratory:
+        client = laboratory.client
         directory.seal_splits(splits, config)
         budget = search_budget(config, config.budget.rollouts)
         tried = PlaceboLaboratory(laboratory, run.seed) if run.placebo else laboratory
-        search = PromptSearch(tried, engine, opened.seed, splits.train, splits.validation, budget, run.seed)
+        search = PromptSearch(tried, engine, laboratory.seed, splits.train, splits.validation, budget, run.seed)
         reporter = RunReporter(client, run.name, shown)
         progress = SearchProgress(reporter, search.result)
         search.watch, laboratory.tell = progress.report_changes, progress.tell
@@ -191,15 +164,13 @@ async def _optimise(config: ApoConfig, gateway: str, key: str | None, agent: str
         async def search_and_finish() -> None:
             result = await search.run()
             await progress.report_decision()
-            tests = await _test(config, result, laboratory, splits, directory)
-            await progress.report_test(tests)
-            await _finish(config, result, tests, laboratory, splits, directory, progress)
+            await _finish(config, result, laboratory, splits, directory, progress)
             for text in search_warnings(result, run.name):
                 await progress.tell(text, "warning")
 
         async def work() -> None:
             await reporter.begin("apo", config.model_dump(mode="json"), config.budget.rollouts, 0)
-            beside = [awaited.run(), report_waiting(client, reporter, awaited, run.name)]
+            beside = [laboratory.awaited.run(), report_waiting(client, reporter, laboratory.awaited, run.name)]
             log = run.directory / "runner.log"
             beside += runner_beside(config.rollouts.run, agent, "train,val,test", log, gateway, key)
             await run_alongside(search_and_finish(), beside)
@@ -207,36 +178,20 @@ async def _optimise(config: ApoConfig, gateway: str, key: str | None, agent: str
         await supervise(work(), reporter, lambda: budget.used_rollouts, lambda: search.result.why)
 
 
-async def _test(
-    config: ApoConfig,
-    result: SearchResult,
-    laboratory: GatewayLaboratory,
-    splits: Splits,
-    directory: RunDirectory,
-) -> Sequence[Trial]:
-    """Return the trials of the test split, with the seed and with the winner; none without a winner."""
-    if result.winner is None or not config.test.repeats:
-        return []
-    directory.open_test(config, result.winner.id)
-    runners = [result.pool.seed, result.winner]
-    tasks = [task.id for task in splits.test] * config.test.repeats
-    orders = [result.pool.next_trial(one.id, task) for task in tasks for one in runners]
-    return await laboratory.run(runners, orders, "test")
-
-
 async def _finish(
-    config: ApoConfig,
-    result: SearchResult,
-    tests: Sequence[Trial],
-    laboratory: GatewayLaboratory,
-    splits: Splits,
-    directory: RunDirectory,
+    config: ApoConfig, result: SearchResult, laboratory: GatewayLaboratory, splits: Splits, directory: RunDirectory,
     progress: SearchProgress,
-) -> None:
-    """Do leak test and release; write the result. It is written after the release, because a run with a result is
-    over."""
-    every = [result.pool.seed, *([result.winner] if result.winner else [])]
-    kept = build_result(config, result, tests, splits, {one.id: await laboratory.versions(one) for one in every})
+) -> None:  # fmt: skip
+    """Do test, leak test and release; write the result. It is written after the release, because a run with a result is
+    over. The test is run with the seed and with the winner; without a winner it stays sealed."""
+    runners, tests = [result.pool.seed, *([result.winner] if result.winner else [])], list[Trial]()
+    if result.winner is not None and config.test.repeats:
+        directory.open_test(config, result.winner.id)
+        tasks = [task.id for task in splits.test] * config.test.repeats
+        orders = [result.pool.next_trial(one.id, task) for task in tasks for one in runners]
+        tests = await laboratory.run(runners, orders, "test")
+    await progress.report_test(tests)
+    kept = build_result(config, result, tests, splits, {one.id: await laboratory.versions(one) for one in runners})
     for one in kept.leaks:
         await progress.tell(f"leak test: {one.resource}: {leak(one)}, in {one.line!r}", "warning")
     for text, level in await publish_winner(laboratory.client, config, kept):
@@ -269,12 +224,7 @@ async def _once_more(config: ApoConfig, kept: RunResult, gateway: str, key: str 
                 shown.line(level, text)
 
 
-# The directory --------------------------------------------------------------------------------------------------------
-
-
 class RunDirectory:
-    """The directory of one run."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
@@ -298,7 +248,6 @@ class RunDirectory:
             )
 
     def open_test(self, config: ApoConfig, winner: str) -> None:
-        """Note that the test is opened now, and for which candidate."""
         if self._read("test.json", "settings") is None:
             self._write("test.json", {"settings": digest(config), "winner": winner})
 
@@ -328,7 +277,6 @@ class RunDirectory:
         self.write(name, json.dumps(value, indent=2) + "\n")
 
     def _read(self, name: str, key: str) -> str | None:
-        """Return a file's value of a key; None if there is no file."""
         try:
             return str(json.loads((self._path / name).read_bytes())[key])
         except FileNotFoundError:
@@ -340,9 +288,6 @@ class RunDirectory:
                 f"run.directory: {self._path / name} cannot be read: it is not what a run has written; take another "
                 "run.name and run.directory"
             ) from None
-
-
-# Reports while a run goes on ------------------------------------------------------------------------------------------
 
 
 class SearchProgress:
@@ -376,7 +321,6 @@ class SearchProgress:
         await self._reporter.change(RunChange(tree=candidate_tree(result)))
 
     async def report_decision(self) -> None:
-        """Report the result of the race."""
         await self._reporter.change(RunChange(tree=candidate_tree(self._result)))
         await self.tell(self._result.why)
 
@@ -396,11 +340,9 @@ class SearchProgress:
         return found
 
     async def tell(self, text: str, level: EventLevel = "info") -> None:
-        """Report an event at the present step."""
         await self._reporter.event(self._result.budget.used_rollouts, text, level)
 
     async def report_test(self, trials: Sequence[Trial]) -> None:
-        """Report the result of the test."""
         seed, winner = self._result.pool.seed, self._result.winner
         if winner is None:
             await self.tell("the texts stay as they are; the test stays sealed")
@@ -476,9 +418,6 @@ def describe_wait(rollouts: int, run: str, workers: Sequence[Worker], state: Que
     )
 
 
-# Release of the winner ------------------------------------------------------------------------------------------------
-
-
 def check_publish(config: ApoConfig) -> None:
     """Raise `ConfigError` for a policy that cannot be read, or one that promotes tool texts without any rollout: a
     canary that waits for no rollout shows nothing."""
@@ -532,11 +471,7 @@ async def _start(client: Client, config: ApoConfig, changed: Mapping[str, str]) 
         if (release.author, release.only, release.arm_versions("candidate")) == (config.run.name, PRODUCTION, changed):
             return release
     new = NewRelease(
-        candidate=version,
-        companions=dict(others),
-        only=PRODUCTION,
-        policy=release_policy(config.publish),
-        author=config.run.name,
-        why=f"made by {config.run.name}",
-    )
+        candidate=version, companions=dict(others), only=PRODUCTION, policy=release_policy(config.publish),
+        author=config.run.name, why=f"made by {config.run.name}",
+    )  # fmt: skip
     return await client.start_release(name, new)

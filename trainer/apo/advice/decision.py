@@ -51,18 +51,14 @@ SHORT: Final = 0.2
 """Reward that must be missing to the best one for training weights to be worth it."""
 LIKELY: Final = 0.5
 CONFIDENT: Final = 0.75
-"""Probability with which the best prompt of several must be better by `WORTH`."""
 DECIDED: Final = 0.6
-"""Share of the races that a budget must decide."""
 CERTAIN: Final = 0.95
 MOSTLY: Final = 0.5
 """Share of the variance within cells above which it is mostly the grader's."""
 ENOUGH_JUDGEMENTS: Final = 6
 """Fewest repeated judgements that allow a statement on the grader."""
 LEAST_RUN: Final = 40
-"""Rollouts that `budget.rollouts` must be at least."""
 FAILURES: Final = 3
-"""Most failures in the advice."""
 _OURS: Final = pooled_edits.REFLECTIONS / ((pooled_edits.ARMS[1] + 2) * pooled_edits.TASKS)
 _LARGEST: Final = beam.SIZES[0]
 _BEAM: Final = 2 * _LARGEST.width * _LARGEST.branch * _LARGEST.rounds / _LARGEST.rollouts(beam.HELD_OUT[0])
@@ -72,10 +68,7 @@ REFLECTIONS: Final = {"ours": _OURS, "beam": _BEAM}
 
 @dataclass(frozen=True, slots=True)
 class ProbeFindings:
-    """The results of a probe's observations."""
-
     arms: Sequence[Arm]
-    """The prompts; the seed first."""
     observations: Sequence[Observation]
     split: VarianceComponents
     belief: Belief
@@ -83,8 +76,16 @@ class ProbeFindings:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of all observations that have one."""
         return [reward for _, reward in with_rewards(self.observations)]
+
+    @property
+    def grader_known(self) -> bool:
+        return self.split.judgements >= ENOUGH_JUDGEMENTS
+
+    @property
+    def grader_dominates(self) -> bool:
+        """True if most of the variance of repeats is known to be the grader's."""
+        return self.grader_known and (self.split.grader or 0.0) >= MOSTLY * self.split.within
 
     @property
     def missing(self) -> NormalEstimate:
@@ -93,7 +94,6 @@ class ProbeFindings:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the first row that holds."""
         return next(verdict for verdict, holds in TABLE if holds(self))
 
 
@@ -106,25 +106,16 @@ def derive_findings(arms: Sequence[Arm], observations: Sequence[Observation], ro
     return ProbeFindings(arms, observations, parts, belief, race)
 
 
-def _noisy(found: ProbeFindings) -> bool:
-    split = found.split
-    if split.grader is None or split.judgements < ENOUGH_JUDGEMENTS:
-        return False
-    undecided = found.forecast.power < DECIDED and found.belief.gain.above(WORTH) < CERTAIN
-    return split.grader >= MOSTLY * split.within and undecided
-
-
 TABLE: Final[Sequence[tuple[Verdict, Callable[[ProbeFindings], bool]]]] = (
     ("nothing", lambda found: len(set(found.rewards)) < 2),
     ("tool texts", lambda found: found.belief.tools.above(WORTH) >= LIKELY
      and found.belief.tools.mean >= found.belief.gain.mean),
-    ("the grader is too noisy", _noisy),
+    ("the grader is too noisy", lambda found: found.grader_dominates and found.forecast.power < DECIDED
+     and found.belief.gain.above(WORTH) < CERTAIN),
     ("prompts", lambda found: found.belief.gain.above(WORTH) >= CONFIDENT),
     ("weights", lambda found: found.missing.above(SHORT) >= LIKELY),
     ("nothing", lambda _: True),
 )  # fmt: skip
-
-# Reasons --------------------------------------------------------------------------------------------------------------
 
 
 def why(found: ProbeFindings, budget: int) -> list[str]:
@@ -137,8 +128,7 @@ def why(found: ProbeFindings, budget: int) -> list[str]:
         hint = "whatever a prompt says, such rewards tell nothing apart. Look at the grader and at the tasks."
         return [f"{said}: {'nothing is missing.' if rewards[0] >= 1 else hint}"]
     reasons = _reasons(found, budget)
-    unknown = split.grader is None or split.judgements < ENOUGH_JUDGEMENTS
-    if unknown and split.within >= MOSTLY * split.total and found.verdict != "nothing":
+    if not found.grader_known and split.within >= MOSTLY * split.total and found.verdict != "nothing":
         reasons.append(
             "Nobody knows how noisy the grader is: hardly anything was judged twice, and all of what repeats differ by "
             "may be the grader's. Name it in rollouts.run (--reward), and it is asked again; or judge some rollouts "
@@ -195,9 +185,6 @@ def words_of(found: NormalEstimate | IntervalEstimate) -> str:
     return f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
-# Advice ---------------------------------------------------------------------------------------------------------------
-
-
 class IntervalEstimate(Noun):
     """A figure with its 90 % interval."""
 
@@ -207,44 +194,27 @@ class IntervalEstimate(Noun):
 
 
 class Variance(Noun):
-    """The variance of the reward, in parts."""
-
     task: float
-    """Between tasks."""
     prompt: float
-    """Between prompts, on average over tasks."""
     task_prompt: float
-    """Of prompts on single tasks, beyond that."""
     within: float
-    """Between repeats: the agent's randomness and the grader."""
     grader: float | None = None
     """The grader's part of that; None where nothing was judged twice, and it may be all of it."""
     judgements: int = 0
-    """Judgements of a behaviour that was judged before."""
 
 
 class PromptResult(Noun):
-    """A prompt of the probe."""
-
     stance: Stance
-    """How it came about."""
     candidate: str
-    """Its id."""
     characters: int
-    """Its length."""
     rollouts: int
     """Rollouts of it that have a reward."""
     mean: float | None = None
-    """Their mean reward; None without any."""
     gain: IntervalEstimate | None = None
-    """How much better than the seed it is believed to be; None of the seed."""
 
 
 class ToolCallSummary(Noun):
-    """How tool calls went."""
-
     calls: int = 0
-    """All of them."""
     misused: int = 0
     """Rollouts with a call that was asked for wrongly."""
     broken: int = 0
@@ -254,71 +224,47 @@ class ToolCallSummary(Noun):
 
 
 class Cost(Noun):
-    """What something needs."""
-
     rollouts: int
-    """Rollouts of agents."""
     agent_tokens: int | None = None
     """Tokens of these agents, in and out; None where nobody counted them."""
     reflections: int
-    """Calls of the reflecting model."""
     tokens: int
-    """Tokens of these, in and out, hidden reasoning counted."""
     money: float
-    """What these tokens cost, in the currency of the configured prices."""
 
 
 class Advice(Noun):
     """What `penstock train apo advise` says."""
 
     run: str
-    """The run that is thought of."""
     verdict: Verdict
-    """What is worth doing."""
     why: list[str]
-    """Why, in sentences."""
     rollouts: int
-    """Rollouts that were looked at."""
     earlier: int
     """Those of them that were on the tape before."""
     unrewarded: int
-    """Those of them that nobody has judged."""
     tasks: int
-    """Tasks that they were of."""
     mean: IntervalEstimate | None = None
-    """Mean reward of the texts as they are; None where nothing was judged."""
     best_by_task: float | None = None
     """Mean over tasks of the best reward that any rollout of the task got: a bound that luck makes too high."""
     variance: Variance
-    """Of the reward."""
     prompts: list[PromptResult]
-    """The seed first."""
     tools: ToolCallSummary
-    """How tool calls went."""
     failures: list[str] = Field(default_factory=list[str])
-    """What reflections say goes wrong; some of it."""
     pairs: int | None = None
     """Pairs of rollouts after which 4 of 5 races are decided, if there is a gain; None: more than 2,000."""
     decided: float
     """Share of the races that the configured budget decides."""
     budget: int
-    """Rollouts of that budget."""
     needs: Cost | None = None
     """A run that decides 4 of 5 races; None where none does."""
     spent: Cost
-    """What the probe has used."""
     problems: list[str] = Field(default_factory=list[str])
-    """What went wrong with it."""
 
 
 def advice(
-    config: ApoConfig,
-    found: ProbeFindings,
-    budget: SearchBudget,
-    earlier: int,
-    failures: list[str],
+    config: ApoConfig, found: ProbeFindings, budget: SearchBudget, earlier: int, failures: list[str],
     problems: list[str],
-) -> Advice:
+) -> Advice:  # fmt: skip
     """Return the advice. `budget`: the probe's, with its use; `earlier`: observations from before the probe, which cost
     it nothing."""
     seen, belief, judged = found.observations, found.belief, with_rewards(found.observations)

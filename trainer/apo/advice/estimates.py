@@ -62,9 +62,7 @@ reasons ask for; written without seeing the seed; the best of these, with such i
 LEVEL: Final = (0.5, 0.5)
 """Prior mean and standard deviation of the seed's level."""
 MENDING_SD: Final = 0.15
-"""Prior standard deviation of the effect that all prompts with the reasons' instructions share."""
 OWN_SD: Final[dict[Stance, float]] = {"terse": 0.07, "steps": 0.07, "checklist": 0.1, "mended": 0.1, "scratch": 0.25}
-"""Prior standard deviation of a prompt's own effect."""
 MENDING: Final[tuple[Stance, ...]] = ("checklist", "mended")
 MISUSE: Final = (-0.2, 0.3)
 """Prior mean and standard deviation of the effect of misuse on a rollout's reward."""
@@ -77,15 +75,12 @@ Z90: Final = 1.645
 RACES: Final = 200
 MOST_PAIRS: Final = 2_000
 SURE: Final = 0.8
-"""Share of the races that must be decided."""
 LARGEST_STAKE: Final = 0.9
 """The limit of `Wealth.bet`: the worst difference is 1."""
 BLOCK: Final = 100
 
 
 class Arm(NamedTuple):
-    """A prompt of the probe."""
-
     candidate: Candidate
     stance: Stance
 
@@ -95,27 +90,21 @@ class Observation:
     """A rollout, with its reward and the facts from the tape."""
 
     prompt: str
-    """Id of the candidate whose texts it had."""
     task: str
-    """Task id."""
     reward: float | None
     """Between 0 and 1; None without one."""
     reason: str = ""
-    """Reason of the reward, in the grader's words."""
     output: str = ""
     """The agent's answer or a digest of it; empty if unknown."""
     judged: tuple[float, ...] = ()
     """All rewards of this rollout by the same source, if there are several."""
     tools: int = 0
-    """Number of tool calls."""
     misused: int = 0
     """Tool calls that failed because the agent's request was wrong."""
     broken: int = 0
     """Tool calls that failed by themselves, such as by a timeout."""
     tokens: int | None = None
-    """Tokens of the agent, in and out; None if unknown."""
     rollout: str = ""
-    """Rollout id on the tape."""
 
 
 def with_rewards(observations: Iterable[Observation]) -> list[tuple[Observation, float]]:
@@ -123,19 +112,11 @@ def with_rewards(observations: Iterable[Observation]) -> list[tuple[Observation,
     return [(one, one.reward) for one in observations if one.reward is not None]
 
 
-# Variance -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class VarianceComponents:
-    """Variances of the reward, each 0 or above."""
-
     task: float
-    """Variance between tasks."""
     prompt: float
-    """Variance between prompts, on average over tasks."""
     task_prompt: float
-    """Variance between prompts on single tasks, beyond that."""
     within: float
     """Variance of repeats: the agent's own randomness and the grader's."""
     repeats: int
@@ -210,9 +191,6 @@ def _between(rewarded: Sequence[tuple[Observation, float]], within: float) -> tu
     return float(mean[0]), float(mean[1]), float(mean[2])
 
 
-# Gains ----------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class NormalEstimate:
     """An estimate with a normal distribution, and its 90 % interval."""
@@ -229,7 +207,6 @@ class NormalEstimate:
         return self.mean + Z90 * self.sd
 
     def above(self, value: float) -> float:
-        """Return the probability that it is higher than `value`."""
         if self.sd == 0:
             return float(self.mean > value)
         return 0.5 * (1 + erf((self.mean - value) / (self.sd * sqrt(2))))
@@ -240,14 +217,10 @@ NOTHING: Final = NormalEstimate(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """The estimates from a probe."""
-
     seed: NormalEstimate
     """Mean reward of the seed, on tasks like these."""
     gains: dict[str, NormalEstimate]
-    """Gain over the seed by id of the other prompts."""
     best: str | None
-    """Id of the prompt with the highest gain; None without any other prompt."""
     tools: NormalEstimate
     """Loss of the seed's mean reward by wrongly used tools."""
 
@@ -273,12 +246,9 @@ class _GainRegression:
     """The regression. `tools`: prior mean and standard deviation of the effect of misuse; by default there is none."""
 
     def __init__(
-        self,
-        arms: Sequence[Arm],
-        observations: Sequence[Observation],
-        split: VarianceComponents,
+        self, arms: Sequence[Arm], observations: Sequence[Observation], split: VarianceComponents,
         tools: tuple[float, float] = (0.0, 1e-6),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._stances = {arm.candidate.id: arm.stance for arm in arms}
         self._prior = {"level": LEVEL, "mending": (0.0, MENDING_SD), "tools": tools}
         self._prior |= {f"prompt {arm.candidate.id}": (0.0, OWN_SD[arm.stance]) for arm in arms[1:]}
@@ -301,21 +271,14 @@ class _GainRegression:
         return own + (["mending"] if self._stances[prompt] in MENDING else [])
 
     def quantity(self, *terms: str) -> NormalEstimate:
-        """Return the estimate of the sum of terms."""
         at = [self._places[name] for name in terms]
         return NormalEstimate(float(self._mean[at].sum()), float(np.sqrt(self._covariance[np.ix_(at, at)].sum())))
 
 
-# The race -------------------------------------------------------------------------------------------------------------
-
-
 class RaceForecast(NamedTuple):
-    """Figures on the length of races."""
-
     pairs: int | None
     """Pairs after which 80 % of the races are decided; None when even 2,000 do not suffice."""
     power: float
-    """Share of the races that are decided within the pairs of the budget."""
 
 
 def forecast_race(gain: NormalEstimate, worth: float, variance: float, pairs: int) -> RaceForecast:

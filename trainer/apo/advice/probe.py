@@ -33,6 +33,7 @@ from penstock.trainer.apo.protocol import (
     SearchBudget,
     Trial,
     TrialSpec,
+    ignore,
 )
 from penstock.trainer.apo.reflection import (
     Edit,
@@ -48,12 +49,10 @@ from penstock.trainer.apo.reflection import (
 
 LEAST_TASKS: Final = 4
 ROLLOUTS_A_TASK: Final = 7.5
-"""Rollouts of the whole probe for each of its tasks."""
 REPEATS: Final = 2
 REFLECTIONS: Final = 12
 """Questions for the checklist."""
 JUDGED_AGAIN: Final = 16
-"""Rollouts that the grader judges again."""
 REWORDED: Final[dict[Stance, str]] = {
     "terse": "as few words as you can, without leaving out anything that the agent must do",
     "steps": "steps that the agent takes one after the other, with a last step that checks the answer",
@@ -69,9 +68,7 @@ Answer with JSON alone: {"texts": {"NAME": "..."}} with these names: %s
 class ObservationReader(Protocol):
     """Adds facts from the tape to trials."""
 
-    async def read(self, trials: Sequence[Trial]) -> list[Observation]:
-        """Return the observation of each trial."""
-        ...
+    async def read(self, trials: Sequence[Trial]) -> list[Observation]: ...
 
     async def regrade(self, observations: Sequence[Observation]) -> list[Observation]:
         """Return the observations, each with a second judgement of the grader; unchanged where that is impossible."""
@@ -80,41 +77,28 @@ class ObservationReader(Protocol):
 
 @dataclass(slots=True)
 class ProbeReport:
-    """The results of a probe."""
-
     arms: list[Arm]
-    """The prompts that were run; the seed first."""
     observations: list[Observation] = field(default_factory=list[Observation])
     failures: list[str] = field(default_factory=list[str])
-    """Failures that reflections name, without repetitions."""
     problems: list[str] = field(default_factory=list[str])
     """Prompts that could not be run, and why."""
-
-
-async def _ignore(said: str) -> None: ...
 
 
 class Probe:
     """One probe. `budget`: its rollouts, and the limits of its reflections."""
 
     def __init__(
-        self,
-        laboratory: Laboratory,
-        reader: ObservationReader,
-        seed: Candidate,
-        tasks: Sequence[AgentTask],
-        budget: SearchBudget,
-        draw: int,
-    ) -> None:
+        self, laboratory: Laboratory, reader: ObservationReader, seed: Candidate, tasks: Sequence[AgentTask],
+        budget: SearchBudget, draw: int,
+    ) -> None:  # fmt: skip
         self._laboratory, self._reader, self._budget, self._seed = laboratory, reader, budget, Arm(seed, "seed")
         self._evidence = Evidence(laboratory, Pool(seed), tasks, budget, draw)
         self._random = random.Random(f"advise-{draw}")
         self._tasks = self._of_different_keys(tasks, max(LEAST_TASKS, int(budget.rollouts / ROLLOUTS_A_TASK)))
         self.report = ProbeReport([self._seed])
-        self.watch: Callable[[str], Awaitable[None]] = _ignore
+        self.watch: Callable[[str], Awaitable[None]] = ignore
 
     async def run(self) -> ProbeReport:
-        """Run the whole probe; return its results."""
         probed, seed, tasks = self.report, self._seed, self._tasks
         await self.watch(f"{REPEATS * len(tasks)} rollouts of the texts as they are")
         failed = _failed(await self._run([(seed, task, at) for at in range(REPEATS) for task in tasks]))
@@ -153,7 +137,6 @@ class Probe:
         return trials
 
     async def _write(self, failed: Sequence[Trial]) -> None:
-        """Add the prompts of all stances but `mended`."""
         texts = self._seed.candidate.texts
         asked: dict[Stance, str] = {stance: ask_reworded(texts, stance) for stance in REWORDED}
         asked["scratch"] = ask_scratch(texts, slots(texts), self._batch(failed))
@@ -163,7 +146,6 @@ class Probe:
         await self._mend(self._seed, failed, "checklist")
 
     async def _mend(self, arm: Arm, failed: Sequence[Trial], stance: Stance = "mended") -> None:
-        """Add the prompt with the edits that reflections on its failed rollouts propose."""
         texts = arm.candidate.texts
         asked = [ask_hypotheses(texts, self._batch(failed), HYPOTHESES) for _ in range(REFLECTIONS)]
         answers = await asyncio.gather(*map(self._reflect, asked))
@@ -176,7 +158,6 @@ class Probe:
         return self._random.sample(failed, min(MINIBATCH, len(failed)))
 
     def _add(self, texts: dict[str, str] | None, stance: Stance) -> None:
-        """Add a prompt if it can be run and is new; note why if it cannot."""
         if texts is None:
             self.report.problems.append(f"{stance}: the reflecting model has given no texts")
             return
@@ -209,7 +190,6 @@ def _failed(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def ask_reworded(texts: Mapping[str, str], stance: Stance) -> str:
-    """Return the question for the same texts in other words."""
     shown = "\n".join(f"## Text {name}\n{text}\n" for name, text in sorted(texts.items()))
     return ASK % (REWORDED[stance], shown, ", ".join(sorted(texts)))
 

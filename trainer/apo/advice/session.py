@@ -27,7 +27,6 @@ from penstock.trainer.runs.runner import run_alongside
 
 COLOURS = {"prompts": "green", "nothing": "dim"}
 BAR = 24
-"""Characters of a bar of 100 %."""
 PARTS = (Column("variance of the reward"), figure("variance"), figure("share"), Column("", 1))
 PROMPTS = (
     Column("prompt"), figure("rollouts"), figure("mean"), figure("gain"), Column("90 %"), figure("characters", 1),
@@ -52,12 +51,12 @@ async def _advise(
     async with Client(gateway, key) as client:
         # A run waits for a gateway that restarts; advice fails at once without a gateway.
         await client.whoami()
-    async with open_laboratory(probing, gateway, key, train) as opened:
-        tape = TapeObservationReader(opened.client, config.reward, judge)
+    async with open_laboratory(probing, gateway, key, train) as laboratory:
+        tape = TapeObservationReader(laboratory.client, config.reward, judge)
         budget = search_budget(config, rollouts)
-        probe = Probe(opened.laboratory, tape, opened.seed, train, budget, config.run.seed)
+        probe = Probe(laboratory, tape, laboratory.seed, train, budget, config.run.seed)
         log = config.run.directory / "advise-runner.log"
-        beside = [opened.awaited.run(), *runner_beside(config.rollouts.run, agent, "train", log, gateway, key)]
+        beside = [laboratory.awaited.run(), *runner_beside(config.rollouts.run, agent, "train", log, gateway, key)]
 
         async def say(text: str) -> None:
             note(text)
@@ -65,7 +64,7 @@ async def _advise(
         async def work() -> None:
             probe.watch = say
             probed = await probe.run()
-            earlier = await tape.earlier_observations(opened.seeds, train, opened.seed.id)
+            earlier = await tape.earlier_observations(laboratory.seeds, train, laboratory.seed.id)
             findings = derive_findings(probed.arms, [*earlier, *probed.observations], config.budget.rollouts)
             problems = [*probed.problems, *tape.problems]
             found.append(advice(config, findings, budget, len(earlier), probed.failures, problems))
@@ -73,11 +72,7 @@ async def _advise(
         await run_alongside(work(), beside)
 
 
-# The page -------------------------------------------------------------------------------------------------------------
-
-
 def page(advice: Advice) -> Group:
-    """Return the advice for a terminal."""
     verdict = Text(advice.verdict, style=f"bold {COLOURS.get(advice.verdict, 'yellow')}")
     seen = f"{advice.rollouts} rollouts of {advice.tasks} tasks"
     pieces: list[RenderableType] = [joined(Text(clean(advice.run), style="bold"), "advise:", verdict, seen)]
@@ -121,7 +116,6 @@ def _prompts(advice: Advice) -> Listing:
 
 
 def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
-    """Yield (name, fact)."""
     mean, tools = advice.mean, advice.tools
     if mean is not None and advice.best_by_task is not None:
         best = f"the best of each task's rollouts {advice.best_by_task:.2f}"

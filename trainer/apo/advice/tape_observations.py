@@ -23,7 +23,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.concurrency import map_concurrently
@@ -63,24 +63,16 @@ OPTIONS: Final = ("--reward", "--reward-command", "--reward-timeout")
 PATIENCE: Final = "5m"
 """Default of `penstock run`."""
 EARLIER: Final = 200
-"""Most earlier rollouts that are read."""
 
 
-class ToolFailures(NamedTuple):
-    """Counts of a rollout's tool calls."""
-
-    tools: int
-    misused: int
-    broken: int
-
-
-def tool_failures(uses: Sequence[ToolUse], transcript: Transcript | None) -> ToolFailures:
-    """Count the tool calls of an attempt; `transcript` has the results that the model was shown."""
+def tool_failures(uses: Sequence[ToolUse], transcript: Transcript | None) -> tuple[int, int, int]:
+    """Return the number of tool calls of an attempt, of those misused, and of those broken; `transcript` has the
+    results that the model was shown."""
     turns = [call.turn for call in transcript.calls if call.turn is not None] if transcript is not None else []
     parts = (part for turn in turns for message in turn.messages for part in message.parts)
     results = {part.id: part for part in parts if part.type == "tool_call_response" and part.id}
     blames = [_blame_of(use, results.get(use.call_id or "")) for use in uses]
-    return ToolFailures(len(blames), blames.count("misused"), blames.count("broken"))
+    return len(blames), blames.count("misused"), blames.count("broken")
 
 
 def _blame_of(use: ToolUse, result: Part | None) -> Blame | None:
@@ -94,12 +86,10 @@ def _blame_of(use: ToolUse, result: Part | None) -> Blame | None:
 
 
 def blame(said: str) -> Blame:
-    """Return the cause of a failure, by the words of its error."""
     return "misused" if _MISUSED.search(said) and not _BROKE.search(said) else "broken"
 
 
 def complains_of_tools(reason: str) -> bool:
-    """True if a grader's reason is about the choice or the use of a tool."""
     return bool(re.search(r"\btools?\b", reason, re.IGNORECASE))
 
 
@@ -143,23 +133,15 @@ class TapeObservationReader:
             return Observation(prompt, task, reward, reason, rollout=rollout.id)
         last, totals = rollout.attempts[-1], rollout.totals
         transcript = await self._client.transcript(rollout.id, last.id)
-        tools = tool_failures(await self._client.tools(rollout.id, last.id), transcript)
+        tools, misused, broken = tool_failures(await self._client.tools(rollout.id, last.id), transcript)
         counted = None if totals.input_tokens is None else totals.input_tokens + (totals.output_tokens or 0)
         outcome = None if last.outcome is None else last.outcome.output
         output = _text(outcome) if outcome is not None else transcript.text
         return Observation(
-            prompt,
-            task,
-            reward,
-            reason,
-            hashlib.sha256(output.encode()).hexdigest()[:16] if output else "",
-            await self._judged(rollout.id, last.id),
-            tools.tools,
-            tools.misused or int(bool(tools.tools) and complains_of_tools(reason)),
-            tools.broken,
-            counted,
-            rollout.id,
-        )
+            prompt, task, reward, reason, hashlib.sha256(output.encode()).hexdigest()[:16] if output else "",
+            await self._judged(rollout.id, last.id), tools,
+            misused or int(bool(tools) and complains_of_tools(reason)), broken, counted, rollout.id,
+        )  # fmt: skip
 
     async def _judged(self, rollout: str, attempt: str) -> tuple[float, ...]:
         """Return the rewards of an attempt by the source that has given most of them; empty unless there are
@@ -214,5 +196,4 @@ class TapeObservationReader:
 
 
 def _text(value: Any) -> str:
-    """Return a text that is equal for equal values."""
     return json.dumps(value, sort_keys=True, default=str)

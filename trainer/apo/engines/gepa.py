@@ -58,8 +58,6 @@ class BridgeExit(BaseException):
 
 
 class LoopPortal:
-    """The thread's connection to the event loop."""
-
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.requests: asyncio.Queue[tuple[Work | None, Any, Future[Any]]] = asyncio.Queue()
@@ -142,7 +140,6 @@ class GepaEngine:
         return [] if candidate is None else [candidate]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """Return the candidate with the highest mean on the held-out tasks."""
         return [] if self._best is None else [self._best]
 
     async def _search(self, pool: Pool, evidence: Evidence) -> AsyncGenerator[Candidate]:
@@ -190,7 +187,6 @@ class _GepaAdapter:
         self._idle = 0
 
     def note_origin(self, parent: Texts, changed: Texts, rollouts: tuple[str, ...]) -> None:
-        """Note the origin of a candidate."""
         claim = f"written anew: {', '.join(sorted(changed))}"
         child = Candidate({**parent, **changed}, self._candidate(parent).id, claim, rollouts)
         self._made.setdefault(child.id, child)
@@ -199,14 +195,10 @@ class _GepaAdapter:
         found = Candidate(dict(texts))
         return self._made.get(found.id, found)
 
-    # Called by the library --------------------------------------------------------------------------------------------
-
     def evaluate(self, batch: list[str], candidate: Texts, capture_traces: bool = False) -> Batch:
-        """Run a candidate on tasks."""
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: list[tuple[Texts, list[str]]]) -> list[Batch]:
-        """Run candidates on tasks, all at the same time."""
         found = [
             (one, self._evidence.problem(one), tasks) for texts, tasks in items for one in [self._candidate(texts)]
         ]
@@ -236,30 +228,24 @@ class _GepaAdapter:
         return seen
 
     def on_valset_evaluated(self, event: ValsetEvaluatedEvent) -> None:
-        """Yield a candidate that is in the library's pool."""
         self._line.emit((self._candidate(event["candidate"]), event["is_best_program"]))
 
     def on_evaluation_skipped(self, event: EvaluationSkippedEvent) -> None:
-        """Count a minibatch without anything to learn."""
         self._idle += event["reason"] == "all_scores_perfect"
 
     def on_proposal_start(self, event: ProposalStartEvent) -> None:
-        """Reset the count: a minibatch had something to learn."""
         self._idle = 0
 
     def should_stop(self, gepa_state: Any) -> bool:
-        """True if the library must stop."""
         return self._idle >= IDLE
 
     def log(self, message: str) -> None:
         """Ignore the message; without a logger the library prints."""
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Ask the reflecting model."""
         return self._ask([str(prompt)])[0]
 
     def batch_complete(self, messages: list[list[dict[str, Any]]]) -> list[str]:
-        """Ask the reflecting model several questions at once."""
         return self._ask([str(one[0]["content"]) for one in messages])
 
     def _ask(self, prompts: Sequence[str]) -> list[str]:

@@ -55,27 +55,21 @@ from penstock.trainer.apo.reflection import (
 
 SLOT: Final = re.compile(r"(?<!\{)\{[A-Za-z_]\w*\}(?!\})")
 REFLECTIONS: Final = 6
-"""Questions of one round."""
 MINIBATCH: Final = 6
-"""Failed rollouts that a reflection sees."""
 CONTRASTS: Final = 2
 """Better rollouts of the same tasks that a reflection sees besides."""
 HYPOTHESES: Final = 3
-"""Most hypotheses of one reflection."""
 FIRST: Final = 24
-"""Rollouts of the seed before the first reflection."""
 ARMS: Final = (8, 14)
 """Fewest and most prompts of a round."""
 ROUND: Final = 0.3
 """Share of the remaining rollouts that limits the number of prompts of a round."""
 TASKS: Final = 4
-"""Tasks of each prompt in a round."""
 DONE: Final = 0.97
 """Mean reward above which nothing needs to be improved."""
 LOST: Final = 0.15
 """Mean reward of the seed below which texts are also written from scratch."""
 RESTARTS: Final = 2
-"""Number of such texts."""
 LENGTH: Final = 0.0002
 """Effect that an edit must have for each character that it adds."""
 SAME: Final = 0.6
@@ -96,31 +90,22 @@ BARREN: Final = 6
 """Rounds in a row without a new edit that is worth making after which the search ends."""
 Array = NDArray[np.float64]
 EFFECT_SD: Final = 0.08
-"""Prior standard deviation of an edit's effect."""
 TASK_SD: Final = 0.25
 LEAST_NOISE: Final = 0.1
 
 
 class DesignRow(NamedTuple):
-    """A rollout with its reward."""
-
     task: str
     reward: float
     edits: frozenset[int]
-    """Numbers of the edits in its prompt."""
 
 
 @dataclass(frozen=True)
 class EffectPosterior:
-    """The posterior of the edits' effects: a joint normal distribution."""
-
     mean: Array
-    """Mean effect, by edit."""
     covariance: Array
-    """Covariance, edits by edits."""
 
     def draw(self, source: np.random.Generator) -> Array:
-        """Return a draw of all effects."""
         return source.multivariate_normal(self.mean, self.covariance, method="cholesky")
 
 
@@ -155,7 +140,6 @@ def regress(design: Array, rewards: Array, centre: Array, spread: Array, noise: 
 
 
 def slots(texts: Mapping[str, str]) -> list[str]:
-    """Return the slots of texts."""
     return [slot for text in texts.values() for slot in SLOT.findall(text)]
 
 
@@ -179,7 +163,6 @@ class EditProposal:
     """An edit, or whole texts, and the reflections that named it."""
 
     edit: Edit | None
-    """None for whole texts."""
     failure: str
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
     """The new texts of a proposal written from scratch."""
@@ -194,23 +177,18 @@ class EditProposal:
 
     @property
     def lines(self) -> list[str]:
-        """Lines that it writes or removes."""
         if self.edit is None:
             return [line for text in self.texts.values() for line in text.split("\n")]
         return [self.edit.text] if self.edit.kind == "add" else [self.edit.line, self.edit.text]
 
 
 class PooledEditEngine:
-    """The engine of one run."""
-
     def __init__(self) -> None:
         self._proposals: list[EditProposal] = []
         self._made: dict[str, frozenset[int]] = {}
-        """Numbers of the edits in each candidate."""
         self._said: list[frozenset[str]] = []
         """Words of every edit that a reflection named."""
         self._failures: list[frozenset[str]] = []
-        """Words of every failure."""
         self._restarted = False
         self._barren = 0
         self._chosen: frozenset[int] = frozenset()
@@ -241,13 +219,9 @@ class PooledEditEngine:
         return [best]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """Return the best prompt by the posterior."""
         return [self._best(pool)]
 
-    # Hypotheses -------------------------------------------------------------------------------------------------------
-
     async def _reflect(self, best: Candidate, pool: Pool, evidence: Evidence) -> None:
-        """Ask for hypotheses on the best prompt's rollouts, and pool them."""
         batches = [self._minibatch(best, pool, evidence) for _ in range(REFLECTIONS)]
         asked = [ask_hypotheses(best.texts, batch, HYPOTHESES) for batch in batches if batch]
         # An edit that names a customer cannot help others.
@@ -292,7 +266,6 @@ class PooledEditEngine:
         return sorted([*worse, *better], key=lambda one: one.task)
 
     def _pool(self, hypothesis: Hypothesis, causes: Sequence[str]) -> None:
-        """Add a vote to the proposal with the same aim, or a new proposal."""
         known = next((one for one in self._proposals if self._same(one.edit, hypothesis.edit)), None)
         if known is None:
             self._proposals.append(EditProposal(hypothesis.edit, hypothesis.failure, causes=list(causes)))
@@ -307,10 +280,7 @@ class PooledEditEngine:
             return False
         return common(words(one.text), words(other.text), self._said) >= SAME
 
-    # Experiments ------------------------------------------------------------------------------------------------------
-
     def _effects(self, pool: Pool) -> EffectPosterior:
-        """Return the present posterior of the effects."""
         stand = (len(pool.trials), len(self._proposals))
         if self._believed is None or self._believed[0] != stand:
             trials = [trial for trial in pool.trials if trial.reward is not None and trial.candidate in self._made]
@@ -376,7 +346,6 @@ class PooledEditEngine:
         return self._candidate(pool, self._choice(pool) if self._proposals else frozenset())
 
     def _candidate(self, pool: Pool, making: frozenset[int]) -> Candidate:
-        """Return the seed with these edits, in the order of the proposals."""
         chosen = [self._proposals[at] for at in sorted(making)]
         claim = "; ".join(dict.fromkeys(one.failure for one in chosen if one.failure))
         causes = tuple(dict.fromkeys(cause for one in chosen for cause in one.causes))
@@ -388,7 +357,6 @@ class PooledEditEngine:
 
 
 def _line_causes(chosen: Iterable[EditProposal]) -> dict[str, tuple[str, ...]]:
-    """Return the rollouts that led to each written or removed line."""
     found: dict[str, tuple[str, ...]] = {}
     for one in chosen:
         for line in filter(None, map(str.strip, one.lines)):

@@ -28,14 +28,11 @@ COVERAGE: Final = 0.95
 
 
 class MeanEstimate(NamedTuple):
-    """A mean and an interval around it."""
-
     mean: float
     low: float | None
     """None, as is `high`, without an interval: one unit only, or equal values."""
     high: float | None
     units: int
-    """Independent units that it was computed from."""
 
 
 def estimate(values: Sequence[tuple[str, float]], coverage: float = COVERAGE) -> MeanEstimate | None:
@@ -81,14 +78,11 @@ def _below(t: float, freedom: int) -> float:
 
 
 class TaskComparison(NamedTuple):
-    """A task of the test, with the mean rewards of seed and winner."""
-
     task: str
     key: str
     before: float
     after: float
     rollouts: tuple[str, ...]
-    """Rollouts of the winner."""
 
     @property
     def gain(self) -> float:
@@ -97,14 +91,10 @@ class TaskComparison(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFigures:
-    """The figures of one run."""
-
     result: RunResult
     pairs: Sequence[TaskComparison]
     before: MeanEstimate | None
-    """The seed's mean on the test."""
     after: MeanEstimate | None
-    """The winner's mean on the test."""
     gain: MeanEstimate | None
     """Paired, over the tasks of the test, by key. 0 if the seed stays; None if there was no test."""
     raced: float | None
@@ -117,29 +107,23 @@ class RunFigures:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Characters of the texts before and after."""
         return self.result.seed.length, (self.result.winner or self.result.seed).length
 
 
 @dataclass(frozen=True)
 class AggregateFigures:
-    """The figures of several runs together."""
-
     runs: Sequence[RunFigures]
     gain: MeanEstimate | None
     """Mean gain over runs; of a single run its own."""
     gap: float | None
-    """Mean gap of the runs with a winner that was tested."""
     better: int
     worse: int
     same: int
     """Runs whose seed stays, or whose winner is just as good on the test."""
     untested: int
-    """Runs with a winner and without a test."""
 
 
 def figures(result: RunResult) -> RunFigures:
-    """Return the figures of a run."""
     winner = result.winner
     if winner is None:
         return RunFigures(result, [], None, None, MeanEstimate(0.0, None, None, 0), None)
@@ -167,19 +151,14 @@ def figures(result: RunResult) -> RunFigures:
 
 
 def aggregate_figures(results: Sequence[RunResult]) -> AggregateFigures:
-    """Return the figures of several runs."""
     runs = [figures(result) for result in results]
     known = [(run.result.run, run.gain.mean) for run in runs if run.gain is not None]
     gaps = [run.gap for run in runs if run.gap is not None]
     return AggregateFigures(
-        runs,
-        gain=runs[0].gain if len(runs) == 1 else _within(estimate(known)),
-        gap=_mean(gaps) if gaps else None,
-        better=sum(gain > 0 for _, gain in known),
-        worse=sum(gain < 0 for _, gain in known),
-        same=sum(gain == 0 for _, gain in known),
-        untested=len(runs) - len(known),
-    )
+        runs, gain=runs[0].gain if len(runs) == 1 else _within(estimate(known)), gap=_mean(gaps) if gaps else None,
+        better=sum(gain > 0 for _, gain in known), worse=sum(gain < 0 for _, gain in known),
+        same=sum(gain == 0 for _, gain in known), untested=len(runs) - len(known),
+    )  # fmt: skip
 
 
 def _mean(values: Sequence[float]) -> float:

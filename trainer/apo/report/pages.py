@@ -42,8 +42,6 @@ STYLE: Final = """<style>
 td:last-child { text-align: left; }
 </style>"""
 
-# Words ----------------------------------------------------------------------------------------------------------------
-
 
 def signed(value: float | None) -> str:
     """Return a number as +0.123; empty for None."""
@@ -60,12 +58,10 @@ def _interval(found: MeanEstimate | None) -> str:
 
 
 def leak(found: Leak) -> str:
-    """Return a leak as a clause."""
     return LEAKS[found.kind].format(found)
 
 
 def _row(run: RunFigures) -> list[str]:
-    """Return the cells of a run, in the order of `RUNS`."""
     used, (before, after) = run.result.used, run.lengths
     gain = "" if run.gain is None else signed(run.gain.mean)
     return [
@@ -129,16 +125,11 @@ def _sentences(results: Sequence[RunResult]) -> Iterator[str]:
 
 
 def _worse(run: RunFigures) -> tuple[str, list[TaskComparison]]:
-    """Return (heading, tasks that got worse, the worst first)."""
     worse = sorted((pair for pair in run.pairs if pair.gain < 0), key=lambda pair: pair.gain)
     return f"Tasks of the test that got worse: {len(worse):,} of {len(run.pairs):,}", worse
 
 
-# A terminal -----------------------------------------------------------------------------------------------------------
-
-
 def report(results: Sequence[RunResult]) -> Group:
-    """Return the report for a terminal."""
     runs, alone, pieces = aggregate_figures(results).runs, len(results) == 1, list[RenderableType]()
     if not alone:
         made = Listing(*RUNS)
@@ -189,9 +180,6 @@ def _change_text(change: LineChange) -> Text:
     said = ", ".join(change.causes[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
     line = plain(f"{change.mark} {change.line}", {"-": "red", "+": "green"}.get(change.mark, ""))
     return Text("\n").join([line, plain(f"    from {said}", "dim")]) if said else line
-
-
-# A page ---------------------------------------------------------------------------------------------------------------
 
 
 def page(results: Sequence[RunResult]) -> str:

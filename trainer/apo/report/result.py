@@ -22,27 +22,18 @@ from penstock.trainer.apo.protocol import AgentTask, Candidate, Trial
 from penstock.trainer.apo.report.leaks import Leak, leaks
 from penstock.trainer.apo.search import SearchResult, Splits, State
 
-FORMAT: Literal[1] = 1
 NAME: Final = "result.json"
 CLAIM: Final = 300
-"""Most characters of a claim on the tape."""
 INPUT: Final = 160
-"""Most characters of a task's input in the result."""
 
 
 class CandidateTexts(Noun):
-    """A candidate's texts."""
-
     id: str
-    """The candidate."""
     texts: dict[str, str]
-    """By resource."""
     versions: dict[str, str]
-    """Version on the tape, by resource; empty where a text was never run."""
 
     @property
     def length(self) -> int:
-        """Characters of all texts."""
         return sum(map(len, self.texts.values()))
 
 
@@ -50,113 +41,60 @@ class CandidateRecord(RunCandidate):
     """A candidate, as the tape has it (`RunCandidate`), and what led to it."""
 
     claim: str = ""
-    """The failure that it is to mend; here in full."""
     causes: list[str] = Field(default_factory=list[str])
-    """Rollouts that led to it."""
 
 
 class FinalistRecord(Noun):
-    """A finalist of the race."""
-
     candidate: str
-    """Which."""
     state: State
-    """Where it stood at the end; `racing`: the rollouts were used up."""
     gain: float
-    """Mean of its rewards less those of the seed on the same tasks."""
     e_value: float
-    """Evidence against "it is no better than the seed"."""
     needed: float
-    """The e-value at which it is better."""
     pairs: int
-    """Tasks that both had a reward on, each as often as it was run."""
     rate: float
-    """The rate of the bet that fits what the search had seen."""
 
 
 class TrialRecord(Noun):
-    """A rollout of the race or of the test."""
-
     candidate: str
-    """Whose texts it had."""
     task: str
-    """Its task."""
     number: int
-    """From 0: the how manieth of this candidate and task."""
     reward: float | None
-    """Between 0 and 1; None where nobody gave one."""
     rollout: str
-    """Its name on the tape."""
 
 
 class SealedTask(Noun):
-    """A task of the test."""
-
     id: str
-    """Its name."""
     key: str
-    """What belongs together has one key."""
     input: str
-    """The beginning of what the agent is given, as JSON."""
 
 
 class RunUsage(Noun):
-    """What a run has cost."""
-
     rollouts: dict[Mode, int]
-    """By mode: `train` is the search, `val` the race, `test` the test."""
     reflections: int
-    """Calls of the reflecting model."""
     tokens: int
-    """Tokens of them, in and out, hidden reasoning counted."""
     money: float
-    """What they cost, by the configured prices."""
 
 
 class RunResult(Noun):
-    """A run that has ended."""
-
-    format: Literal[1] = FORMAT
-    """Format of this file."""
+    format: Literal[1] = 1
     run: str
-    """Its name on the tape."""
     engine: str
-    """Who proposed."""
     settings: str
-    """Digest of the settings that decide what a search comes to."""
     draw: int
-    """`run.seed`: what everything was drawn from."""
     placebo: bool
-    """Whether the search was shown feedback that says nothing."""
     ended_ns: int
-    """When it ended; ns since the epoch."""
     why: str
-    """Why the search ended, and what came of the race."""
     seed: CandidateTexts
-    """What it began with."""
     winner: CandidateTexts | None
-    """What is better; None where the seed stays."""
     line_causes: dict[str, list[str]]
-    """By line of the winner, or of the seed where it is gone: the rollouts that led to the change."""
     candidates: list[CandidateRecord]
-    """All of them, in the order in which they came; the seed is the first."""
     race: list[FinalistRecord]
-    """Finalists."""
     validation: list[TrialRecord]
-    """Rollouts of the race."""
     tests: list[TrialRecord]
-    """Rollouts of the test; none without a winner."""
     tasks: list[SealedTask]
-    """Tasks of the test, when it was opened."""
     used: RunUsage
-    """What it has cost."""
     leaks: list[Leak]
-    """What the leak test has found in the winner."""
     published: list[str] = Field(default_factory=list[str])
-    """What became of the winner, for a person."""
-
-
-# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def results(directories: Sequence[Path]) -> list[RunResult]:
@@ -173,7 +111,6 @@ def results(directories: Sequence[Path]) -> list[RunResult]:
 
 
 def read_result(path: Path) -> RunResult:
-    """Read a result. Raises `ConfigError`."""
     try:
         return RunResult.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -181,16 +118,10 @@ def read_result(path: Path) -> RunResult:
         raise ConfigError(f"{path} is no result of a run that this penstock reads: {' '.join(said[:3])}") from None
 
 
-# Changes of the texts -------------------------------------------------------------------------------------------------
-
-
 class LineChange(NamedTuple):
-    """A line of a difference."""
-
     mark: Literal[" ", "-", "+"]
     line: str
     causes: Sequence[str] = ()
-    """Rollouts that led to it; empty if unknown."""
 
 
 def changes(result: RunResult) -> dict[str, list[LineChange]]:
@@ -222,11 +153,7 @@ def line_causes(
     return {line: list(known.get(line, every)) for line in lines if line}
 
 
-# What a search leaves -------------------------------------------------------------------------------------------------
-
-
 def candidate_records(result: SearchResult) -> list[CandidateRecord]:
-    """Return all candidates, in the order of their proposal."""
     pool, found = result.pool, list[CandidateRecord]()
     began: dict[str, int] = {}
     for at, trial in enumerate(pool.trials):
@@ -240,16 +167,10 @@ def candidate_records(result: SearchResult) -> list[CandidateRecord]:
         elif result.winner is not None and one.id == result.winner.id:
             state = "winner"
         record = CandidateRecord(
-            id=one.id,
-            parent=one.parent if one.parent in pool.candidates else None,
-            claim=one.claim,
-            causes=list(one.causes),
-            state=state,
-            step=began.get(one.id, len(pool.trials)),
-            rollouts=len(pool.of(one.id)),
-            mean=pool.mean(one.id),
-            length=one.length,
-        )
+            id=one.id, parent=one.parent if one.parent in pool.candidates else None, claim=one.claim,
+            causes=list(one.causes), state=state, step=began.get(one.id, len(pool.trials)),
+            rollouts=len(pool.of(one.id)), mean=pool.mean(one.id), length=one.length,
+        )  # fmt: skip
         if racer is not None:
             record.pairs, record.gain = racer.pairs, racer.gain
             record.e_value, record.needed = racer.e_value, racer.needed
@@ -278,12 +199,9 @@ def candidate_tree(result: SearchResult) -> CandidateTree:
 
 
 def build_result(
-    config: ApoConfig,
-    result: SearchResult,
-    tests: Sequence[Trial],
-    splits: Splits,
+    config: ApoConfig, result: SearchResult, tests: Sequence[Trial], splits: Splits,
     versions: Mapping[str, Mapping[str, str]],
-) -> RunResult:
+) -> RunResult:  # fmt: skip
     """Return the result of a run. `tests`: trials of the test; `versions`: on the tape, by candidate and resource. The
     winner is compared with the tasks of all splits, and with the reasons of the search."""
     pool, budget, race = result.pool, result.budget, len(result.validation)

@@ -36,7 +36,7 @@ def test_parts_are_all_tasks_and_part_no_key(keys: list[str], count: int) -> Non
 @given(st.integers(1, 70))
 def test_without_keys_exactly_so_many_are_held_out(count: int) -> None:
     tasks = [AgentTask(f"t{at}", at, f"t{at}") for at in range(50)]
-    assert len(hold_out(evidence(tasks, SearchBudget(0)), count).choose) == min(count, 25)
+    assert len(hold_out(evidence(tasks, SearchBudget(0)), count)[1]) == min(count, 25)
 
 
 async def test_rollouts_of_which_not_all_are_left_are_not_begun() -> None:
