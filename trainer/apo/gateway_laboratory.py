@@ -224,8 +224,7 @@ class GatewayLaboratory:
         return Trial(*order, reward, reason, text, calls, name), seen
 
     def _judged(self, rollout: RolloutSummary, spans: Sequence[Span]) -> tuple[float | None, str]:
-        """Return (reward between 0 and 1, the reason for it). Raises `ConfigError` for one beyond the configured
-        range."""
+        """Return (reward between 0 and 1, the reason for it). Raises `ConfigError` for one beyond its range."""
         reasons = [said for span in spans if span.kind == "reward" and (said := Reward.of(span).reason)]
         value, settings, calls = rollout.reward, self._config.reward, rollout.totals.calls
         if value is None and rollout.status == RolloutStatus.SUCCEEDED:
@@ -294,8 +293,7 @@ def version_with(base: Resource, text: str, version: str, author: str, note: str
 
 
 async def seed_versions(client: Client, config: ApoConfig) -> dict[str, Resource]:
-    """Return the stable version of each optimised resource. Raises `ConfigError` if one does not exist, or is of
-    another kind."""
+    """Return the stable version of each optimised resource. Raises `ConfigError` if there is none of the kind."""
     found: dict[str, Resource] = {}
     for key, kind, names in (("prompts", "prompt", config.texts.prompts), ("tools", "tool-text", config.texts.tools)):
         for name in names:
@@ -337,8 +335,7 @@ class ReflectionClient:
         self._rollout = rollout
 
     def most(self, prompt: str) -> tuple[int, float]:
-        """Return the most tokens and money that a question can use. Each byte counts as a token; four bytes a token are
-        usual."""
+        """See `Laboratory`. Each byte counts as a token; four bytes a token are usual."""
         read, written = len(prompt.encode()) + TEMPLATE_TOKENS, self._settings.most_tokens
         return read + written, self._price(read, written)
 
@@ -394,8 +391,7 @@ class ReflectionClient:
                         return
 
     async def _post(self, prompt: str, attempt: str) -> tuple[int | None, str] | None:
-        """Send a question; return None if it was answered, else (the gateway's status, or None if it is away; the error
-        for a person)."""
+        """Return None if the question was answered, else (the gateway's status, or None if it is away; the error)."""
         asked: dict[str, Any] = {
             "model": self._settings.model,
             "messages": [{"role": "user", "content": prompt}],

@@ -65,8 +65,7 @@ class Candidate:
     """The failure that it should fix, or its origin; for a person."""
     causes: tuple[str, ...] = field(default=())
     line_causes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Rollouts that led to a line, by the new or removed line, for engines that know; `causes` holds for all other
-    lines."""
+    """Rollouts that led to a new or removed line, for engines that know; `causes` holds for all other lines."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claim", without_surrogates(self.claim))
@@ -160,8 +159,7 @@ class SearchBudget:
         return max(0, self.rollouts - self.reserved - self.used_rollouts)
 
     def take_rollouts(self, wanted: int) -> int:
-        """Take `wanted` rollouts, or as many as are left; return the number. Raises `BudgetExhausted` when none is
-        left."""
+        """Take rollouts, or as many as are left; return the number. Raises `BudgetExhausted` when none is left."""
         if wanted and not self.left:
             but = f", but for {self.reserved:,} of the race" if self.reserved else ""
             raise BudgetExhausted(f"all {self.rollouts:,} rollouts (budget.rollouts) are used{but}")
@@ -170,8 +168,7 @@ class SearchBudget:
         return given
 
     def take_reflection(self, most_tokens: int, most_money: float) -> None:
-        """Take a reflection, and the most tokens and money that it can use. Raises `BudgetExhausted` when not all
-        are left."""
+        """Take a reflection, and the most that it can use. Raises `BudgetExhausted` when not all is left."""
         for name, used, wanted, most in (
             ("reflections", self.used_reflections, 1, self.reflections),
             ("tokens", self.used_tokens, most_tokens, self.tokens),
@@ -208,8 +205,7 @@ class Laboratory(Protocol):
     async def run(
         self, candidates: Sequence[Candidate], orders: Sequence[TrialSpec], mode: Mode = "train"
     ) -> list[Trial]:
-        """Run rollouts of a mode, as many at once as there are workers; return the results in the order of the
-        orders."""
+        """Run rollouts, as many at once as there are workers; return the results in the order of the orders."""
         ...
 
     async def reflect(self, prompt: str, number: int) -> Reflection:
@@ -243,9 +239,8 @@ class Evidence:
         self._taking, self._given_back, self._reflecting = asyncio.Lock(), asyncio.Event(), 0
 
     async def run(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
-        """Run a rollout for each pair of a candidate and a task id: as many as the budget has left. Pairs of candidates
-        that cannot be run are left out; `problem` says why. Raises `BudgetExhausted`, and `ConfigError` for a task
-        that is not of the train split."""
+        """Run a rollout for each pair of a candidate that has no `problem` and a task id: as many as the budget has
+        left. Raises `BudgetExhausted`, and `ConfigError` for a task that is not of the train split."""
         known = {task.id for task in self.tasks}
         for _, task in pairs:
             if task not in known:
@@ -264,9 +259,8 @@ class Evidence:
         return await self._begin(work())
 
     async def run_all(self, pairs: Sequence[tuple[Candidate, str]]) -> list[Trial]:
-        """Run all of these rollouts whose candidates can be run. If the budget does not cover all, none begins: a part
-        would compare candidates on different tasks, and the rest of the budget goes into the race. Raises
-        `BudgetExhausted`."""
+        """`run`, but raise `BudgetExhausted` if the budget does not cover all: a part would compare candidates on
+        different tasks, and the rest of the budget goes into the race."""
         left, whole = self.budget.left, self.budget.rollouts
         if len(pairs) > left:
             raise BudgetExhausted(
@@ -304,9 +298,8 @@ class Evidence:
         return await self._begin(work())
 
     async def reflect_all(self, prompts: Sequence[str]) -> list[str | None]:
-        """Return the answers, in the order of the questions; None for those that the budget did not allow, which are
-        the last. No question is under way when it returns or raises. Raises `BudgetExhausted` when there is no answer
-        at all."""
+        """Return the answers, in the order of the questions; None for the last ones, which the budget did not allow. No
+        question is under way when it returns or raises. Raises `BudgetExhausted` when there is no answer at all."""
         answers = await asyncio.gather(*map(self.reflect, prompts), return_exceptions=True)
         failed = [one for one in answers if isinstance(one, BaseException)]
         for error in failed:

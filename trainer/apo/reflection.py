@@ -160,8 +160,7 @@ def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _values(answer: str, key: str, kind: Callable[[], T]) -> T:
-    """Return the value of this key in the last object of an answer that has it, anywhere in the answer; an empty one if
-    there is none, or it is of another kind."""
+    """Return the value of a key in the last object that has it, anywhere in an answer; an empty one without any."""
     found: Any = None
     at = answer.find("{")
     while at >= 0:

@@ -107,8 +107,7 @@ def agent_tasks(inputs: Sequence[Any], key: str | None) -> list[AgentTask]:
 
 
 def split(tasks: Sequence[AgentTask], seed: int) -> Splits:
-    """Split the tasks: keys go in a random order to the split that lacks the largest share. Raises `ConfigError` when a
-    split gets fewer than `LEAST` tasks."""
+    """Give keys, in a random order, to the split that lacks the largest share. Raises `ConfigError` below `LEAST`."""
     by_key: defaultdict[str, list[AgentTask]] = defaultdict(list)
     for task in tasks:
         by_key[task.key].append(task)
@@ -265,8 +264,7 @@ class PromptSearch:
 async def run_engine(
     engine: PromptEngine, pool: Pool, evidence: Evidence, watch: Callable[[], Awaitable[None]] = ignore
 ) -> str:
-    """Ask the engine until it proposes nothing or the budget is used up, and wait for the work that it began; return
-    why it ended."""
+    """Ask the engine until it proposes nothing or the budget is used up, and wait for its work; return why it ended."""
     budget, idle, why = evidence.budget, 0, "the engine proposes nothing new"
     try:
         while idle < IDLE:
@@ -311,8 +309,7 @@ def expected_gain(pool: Pool, candidate: Candidate) -> tuple[float, float]:
 
 
 def best(pool: Pool) -> list[Candidate]:
-    """Return the candidates whose mean is above the seed's, best first; each mean is mixed with `SHRINK` rollouts of
-    the seed's."""
+    """Return the candidates above the seed, best first; each mean is mixed with `SHRINK` rollouts of the seed's."""
     seed = pool.mean(pool.seed.id)
     if seed is None:
         return []

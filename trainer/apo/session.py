@@ -87,8 +87,7 @@ def runs_of(config: ApoConfig) -> list[ApoConfig]:
 
 
 def optimise(config: ApoConfig, gateway: str, key: str | None, agent: str | None) -> list[RunResult]:
-    """Do a whole run, or several; return the results. `agent`: the command that a runner beside the run executes on
-    each task. Raises `RunError` when a run ended early."""
+    """Do a whole run, or several. `agent`: command of a runner beside. Raises `RunError` when a run ended early."""
     runs = runs_of(config)
     for one in runs:
         with display(one.budget.rollouts) as shown:

@@ -193,16 +193,6 @@ class IntervalEstimate(Noun):
     high: float
 
 
-class Variance(Noun):
-    task: float
-    prompt: float
-    task_prompt: float
-    within: float
-    grader: float | None = None
-    """The grader's part of that; None where nothing was judged twice, and it may be all of it."""
-    judgements: int = 0
-
-
 class PromptResult(Noun):
     stance: Stance
     candidate: str
@@ -246,7 +236,7 @@ class Advice(Noun):
     mean: IntervalEstimate | None = None
     best_by_task: float | None = None
     """Mean over tasks of the best reward that any rollout of the task got: a bound that luck makes too high."""
-    variance: Variance
+    variance: VarianceComponents
     prompts: list[PromptResult]
     tools: ToolCallSummary
     failures: list[str] = Field(default_factory=list[str])
@@ -265,8 +255,7 @@ def advice(
     config: ApoConfig, found: ProbeFindings, budget: SearchBudget, earlier: int, failures: list[str],
     problems: list[str],
 ) -> Advice:  # fmt: skip
-    """Return the advice. `budget`: the probe's, with its use; `earlier`: observations from before the probe, which cost
-    it nothing."""
+    """Return the advice. `budget`: the probe's, with its use; `earlier`: observations from before the probe."""
     seen, belief, judged = found.observations, found.belief, with_rewards(found.observations)
     tokens = [one.tokens for one in seen[earlier:] if one.tokens is not None]
     spent = Cost(
@@ -290,7 +279,7 @@ def advice(
         earlier=earlier, unrewarded=len(seen) - len(judged), tasks=len({one.task for one in seen}),
         mean=_interval(belief.seed) if judged else None,
         best_by_task=sum(best.values()) / len(best) if best else None,
-        variance=Variance.model_validate(found.split, from_attributes=True), prompts=prompts,
+        variance=found.split.model_copy(update={"repeats": 0}), prompts=prompts,
         tools=ToolCallSummary(
             calls=sum(one.tools for one in seen), misused=sum(one.misused > 0 for one in seen),
             broken=sum(one.broken > 0 for one in seen), cost=_interval(belief.tools),
@@ -306,8 +295,7 @@ def _interval(found: NormalEstimate) -> IntervalEstimate:
 
 
 def _needs(pairs: int | None, engine: str, spent: Cost) -> Cost | None:
-    """Return the cost of a run whose race has so many pairs. A reflection is assumed to cost as much as one of the
-    probe."""
+    """Return the cost of a run whose race has so many pairs, if its reflections cost as much as the probe's."""
     if pairs is None:
         return None
     rollouts = max(LEAST_RUN, ceil(2 * pairs / RACE_SHARE))

@@ -50,7 +50,9 @@ from math import erf, sqrt
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
+from penstock.gateway.model.base import Noun
 from penstock.gateway.releases.canary.betting import RATES
 from penstock.trainer.apo.engines.pooled_edits import Array, regress
 from penstock.trainer.apo.protocol import Candidate
@@ -112,19 +114,23 @@ def with_rewards(observations: Iterable[Observation]) -> list[tuple[Observation,
     return [(one, one.reward) for one in observations if one.reward is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class VarianceComponents:
-    task: float
-    prompt: float
-    task_prompt: float
-    within: float
-    """Variance of repeats: the agent's own randomness and the grader's."""
-    repeats: int
-    """Degrees of freedom of `within`: rollouts beyond the first of each cell."""
+class VarianceComponents(Noun):
+    """Variances of the reward, each 0 or above."""
+
+    task: float = 0.0
+    """Between tasks."""
+    prompt: float = 0.0
+    """Between prompts, on average over tasks."""
+    task_prompt: float = 0.0
+    """Between prompts on single tasks, beyond that."""
+    within: float = 0.0
+    """Of repeats: the agent's own randomness and the grader's."""
     grader: float | None = None
-    """Variance of rewards of the same behaviour, at most `within`; None if nothing was judged twice."""
+    """Of rewards of the same behaviour, a part of `within`; None if nothing was judged twice: it may be all of it."""
     judgements: int = 0
     """Judgements of a behaviour beyond its first one."""
+    repeats: int = Field(default=0, exclude=True)
+    """Degrees of freedom of `within`: rollouts beyond the first of each cell."""
 
     @property
     def total(self) -> float:
@@ -143,8 +149,11 @@ def variance_components(observations: Sequence[Observation]) -> VarianceComponen
     again = [list(one.judged) for one in observations if len(one.judged) > 1]
     same = _grouped(((one.task, one.output), reward) for one, reward in found if one.output)
     grader, judgements = _pooled([*again, *same])
-    parts = _between(found, within)
-    return VarianceComponents(*parts, within, repeats, min(grader, within) if judgements else None, judgements)
+    task, prompt, both = _between(found, within)
+    return VarianceComponents(
+        task=task, prompt=prompt, task_prompt=both, within=within, grader=min(grader, within) if judgements else None,
+        judgements=judgements, repeats=repeats,
+    )  # fmt: skip
 
 
 def _grouped(rows: Iterable[tuple[tuple[str, str], float]]) -> list[list[float]]:
@@ -282,8 +291,7 @@ class RaceForecast(NamedTuple):
 
 
 def forecast_race(gain: NormalEstimate, worth: float, variance: float, pairs: int) -> RaceForecast:
-    """Return the forecast. `worth`: the least gain that counts; `variance`: of the difference of a pair; `pairs`: pairs
-    that the budget covers."""
+    """`worth`: the least gain that counts; `variance`: of a pair's difference; `pairs`: those of the budget."""
     source = np.random.default_rng(0)
     ends = race_lengths(_gains_above(gain, worth, source), variance, rate(max(gain.mean, worth), variance), source)
     needed = int(np.sort(ends)[int(SURE * RACES) - 1])

@@ -210,8 +210,7 @@ def checklist(texts: Mapping[str, str], hypotheses: Sequence[Hypothesis]) -> dic
 
 
 def _groups(texts: Sequence[frozenset[str]], background: Sequence[frozenset[str]]) -> list[list[int]]:
-    """Return groups of places of texts with the same meaning, by their words; a word in many texts of the background
-    weighs little."""
+    """Return groups of places of texts with the same meaning; a word in many texts of the background weighs little."""
     groups: list[list[int]] = []
     for at, mine in enumerate(texts):
         for group in groups:

@@ -34,8 +34,7 @@ PROMPTS = (
 
 
 def advise(config: ApoConfig, gateway: str, key: str | None, agent: str | None, rollouts: int) -> Advice:
-    """Return the advice. `agent`: the command that a runner beside the probe executes on each task; `rollouts`: budget
-    of the probe. Raises `RunError` when it fails."""
+    """Return the advice. `agent`: command of a runner beside the probe; `rollouts`: its budget. Raises `RunError`."""
     found: list[Advice] = []
     run_blocking(_advise(config, gateway, key, agent, rollouts, found))
     return found[0]
@@ -90,8 +89,7 @@ def page(advice: Advice) -> Group:
 
 
 def _variance(advice: Advice) -> Listing:
-    made, parts = Listing(*PARTS), advice.variance
-    total = parts.task + parts.prompt + parts.task_prompt + parts.within
+    made, parts, total = Listing(*PARTS), advice.variance, advice.variance.total
     rows = [("task", parts.task), ("prompt", parts.prompt), ("task x prompt", parts.task_prompt)]
     if parts.grader is None:
         rows.append(("agent and grader, not told apart", parts.within))

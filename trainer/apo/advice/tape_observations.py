@@ -66,8 +66,7 @@ EARLIER: Final = 200
 
 
 def tool_failures(uses: Sequence[ToolUse], transcript: Transcript | None) -> tuple[int, int, int]:
-    """Return the number of tool calls of an attempt, of those misused, and of those broken; `transcript` has the
-    results that the model was shown."""
+    """Return (calls, misused, broken) of an attempt; `transcript` has the results that the model was shown."""
     turns = [call.turn for call in transcript.calls if call.turn is not None] if transcript is not None else []
     parts = (part for turn in turns for message in turn.messages for part in message.parts)
     results = {part.id: part for part in parts if part.type == "tool_call_response" and part.id}
@@ -96,7 +95,7 @@ def complains_of_tools(reason: str) -> bool:
 def reward_judge(words: Sequence[str]) -> RewardJudge | None:
     """Return the grader that arguments of `penstock run` name; None if they name none. Raises `ConfigError`."""
     given: dict[str, str] = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words, ""][1:], strict=True):
         if word == "--":
             break
         name, equals, value = word.partition("=")
@@ -144,8 +143,7 @@ class TapeObservationReader:
         )  # fmt: skip
 
     async def _judged(self, rollout: str, attempt: str) -> tuple[float, ...]:
-        """Return the rewards of an attempt by the source that has given most of them; empty unless there are
-        several."""
+        """Return the rewards of an attempt by the source that has given most, if it has given several."""
         by_source: defaultdict[str, list[float]] = defaultdict(list)
         async for span in self._client.spans(rollout, attempt, filter="kind:reward"):
             said = Reward.of(span)

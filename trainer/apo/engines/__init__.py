@@ -21,8 +21,7 @@ OURS: Final = {
 
 
 def make_engine(name: str) -> PromptEngine:
-    """Return the engine of a run: one of ours, or a function or class of the user's `module:name`. Raises
-    `ConfigError`."""
+    """Return one of our engines, or that of the user's function or class `module:name`. Raises `ConfigError`."""
     try:
         if name in OURS:
             module, _, attribute = OURS[name].partition(":")

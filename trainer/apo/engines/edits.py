@@ -106,8 +106,7 @@ class EditEngine:
         self._rejected |= {edit_key(edit): edit for edit in edits}
 
     def _next(self, evidence: Evidence) -> list[str]:
-        """Return the tasks of a batch. Every task is drawn before one is drawn again, and then the buffer is
-        emptied."""
+        """Return the tasks of a batch. Once all are drawn, the buffer is emptied, and they are drawn again."""
         if not self._order:
             self._order = evidence.random.sample(self._learn, len(self._learn))
             self._rejected.clear()

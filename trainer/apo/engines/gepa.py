@@ -209,8 +209,7 @@ class _GepaAdapter:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]
     ) -> _ReflectiveDataset:
-        """Return the input of a reflection on these texts. Raises `ValueError` if no rollout has a reward: the library
-        goes on."""
+        """Return the input of a reflection. Raises `ValueError` if no rollout has a reward: the library goes on."""
         trials = [one for one in eval_batch.trajectories or [] if isinstance(one, Trial) and one.reward is not None]
         if not trials:
             self._idle += 1

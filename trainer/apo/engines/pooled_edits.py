@@ -132,8 +132,7 @@ def estimate_effects(rows: Sequence[DesignRow], prior: Sequence[float]) -> Effec
 
 
 def regress(design: Array, rewards: Array, centre: Array, spread: Array, noise: float) -> tuple[Array, Array]:
-    """Return (mean, covariance) of all terms of a Bayesian linear regression. `centre` and `spread`: means and standard
-    deviations of their priors; `noise`: variance of a reward."""
+    """Return (mean, covariance) of all terms. `centre`, `spread`: of their priors; `noise`: variance of a reward."""
     precision = np.diag(spread**-2.0) + design.T @ design / noise
     covariance: Array = np.linalg.inv(precision).astype(np.float64)
     return centre + covariance @ (design.T @ (rewards - design @ centre)) / noise, covariance
@@ -146,8 +145,7 @@ def slots(texts: Mapping[str, str]) -> list[str]:
 def common(
     one: frozenset[str], other: frozenset[str], texts: Sequence[frozenset[str]], unweighted: float = 1.0
 ) -> float:
-    """Return the share of two texts' words that both have (Jaccard, words weighted); `unweighted` if no word has a
-    weight."""
+    """Return the share of weighted words that both texts have (Jaccard); `unweighted` if no word has a weight."""
     weights = _weights(one | other, texts)
     whole = sum(weights.values())
     return sum(weights[word] for word in one & other) / whole if whole else unweighted
@@ -250,8 +248,7 @@ class PooledEditEngine:
                 self._proposals.append(EditProposal(None, "written from scratch", texts, causes=causes))
 
     def _minibatch(self, best: Candidate, pool: Pool, evidence: Evidence) -> list[Trial]:
-        """Return rollouts to reflect on: failures of the best prompt, and of similar ones while it has few, and better
-        rollouts of the same tasks."""
+        """Return failures of the best prompt, or of similar ones if it has few, and better rollouts of their tasks."""
         mine = self._made[best.id]
         near = sorted(pool.trials, key=lambda trial: len(mine ^ self._made.get(trial.candidate, frozenset())))
         seen = [trial for trial in near if trial.reward is not None][: 4 * MINIBATCH]
@@ -322,8 +319,7 @@ class PooledEditEngine:
         return evidence.random.sample(names, min(most, len(names)))
 
     def _making(self, worth: np.ndarray) -> frozenset[int]:
-        """Return the edits that are worth making if these are their effects; of edits that exclude each other the
-        best."""
+        """Return the edits that are worth making with these effects; of those that exclude each other the best."""
         chosen: list[int] = []
         for at in sorted(range(len(self._proposals)), key=lambda at: -worth[at]):
             if worth[at] > self._proposals[at].price and not any(self._exclude(at, one) for one in chosen):
@@ -331,8 +327,7 @@ class PooledEditEngine:
         return frozenset(chosen)
 
     def _exclude(self, one: int, other: int) -> bool:
-        """True if a prompt has at most one of them: both rewrite everything, change the same line, or add a line for
-        the same failure."""
+        """True if both rewrite everything, change the same line, or add a line for the same failure."""
         a, b = self._proposals[one], self._proposals[other]
         if a.edit is None or b.edit is None:
             return a.edit is None and b.edit is None

@@ -173,8 +173,7 @@ def _within(found: MeanEstimate | None) -> MeanEstimate | None:
 
 
 def wealth(result: RunResult, candidate: str, rate: float) -> list[tuple[float, float]]:
-    """Return (tasks, e-value) of a finalist after each task: computed again, because the race keeps the last value
-    only."""
+    """Return (tasks, e-value) of a finalist after each task, computed again: the race keeps the last value only."""
     mean = means(((one.candidate, one.task), one.reward) for one in result.validation)
     again, found = Racer(candidate, len(result.race), rate), list[tuple[float, float]]()
     for task in dict.fromkeys(one.task for one in result.validation):

@@ -127,8 +127,7 @@ def _rare(pairs: Iterable[tuple[str, str]], most: int) -> dict[str, str]:
 
 
 def _held(line: str, values: Mapping[str, str], known: str) -> list[tuple[str, str]]:
-    """Return the longest value that a line has as whole words, with its task; a single word must match in case. Empty
-    without one."""
+    """Return the longest value that a line has as whole words, with its task; a single word must match in case."""
     exact, spaced = f" {' '.join(_WORD.findall(line))} ", _spaced(line)
     found: list[tuple[str, str]] = []
     for value, task in values.items():

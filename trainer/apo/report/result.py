@@ -98,8 +98,7 @@ class RunResult(Noun):
 
 
 def results(directories: Sequence[Path]) -> list[RunResult]:
-    """Return the results of directories and their subdirectories, in the order of their names. Raises `ConfigError` if
-    a directory has none, or one cannot be read."""
+    """Return the results in directories, by their names. Raises `ConfigError` for one without, or one that is none."""
     found: dict[Path, RunResult] = {}
     for directory in directories:
         # Those of its seeds and its placebo are in subdirectories.
@@ -179,8 +178,7 @@ def candidate_records(result: SearchResult) -> list[CandidateRecord]:
 
 
 def candidate_tree(result: SearchResult) -> CandidateTree:
-    """Return the candidates for the tape: all that fit, else finalists, those with the highest means, and their
-    ancestors."""
+    """Return the candidates for the tape: all that fit, else finalists, the highest means, and their ancestors."""
     every = {one.id: one for one in candidate_records(result)}
     kept: dict[str, None] = {}
     for one in sorted(every.values(), key=lambda one: (one.state == "tried", -(one.mean or 0.0), -one.rollouts)):

@@ -66,8 +66,8 @@ def test_the_same_output_of_the_same_task_is_the_same_behaviour() -> None:
 
 
 def test_nothing_comes_of_nothing() -> None:
-    assert variance_components([]) == VarianceComponents(0.0, 0.0, 0.0, 0.0, 0, None)
-    assert variance_components([Observation("p", "t", None)] * 3) == VarianceComponents(0.0, 0.0, 0.0, 0.0, 0, None)
+    assert variance_components([]) == VarianceComponents()
+    assert variance_components([Observation("p", "t", None)] * 3) == VarianceComponents()
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.floats(0, 1)), max_size=40)
