@@ -202,13 +202,11 @@ class GatewayLaboratory:
     def _spec(self, order: TrialSpec, versions: Mapping[str, str], mode: Mode) -> RolloutSpec:
         run, task = self._config.run.name, self._tasks[order.task]
         return RolloutSpec(
-            id=f"{run}.{order.candidate}.{order.task}.{order.number}",
-            group=f"{run}.{order.task}",
-            mode=mode,
+            id=f"{run}.{order.candidate}.{order.task}.{order.number}", group=f"{run}.{order.task}", mode=mode,
             input=task.input,
             config=RolloutConfig(timeout_s=self._config.rollouts.attempt_timeout, versions=dict(versions)),
             metadata={"penstock.run": run, "penstock.candidate": order.candidate},
-        )
+        )  # fmt: skip
 
     async def _trial(self, order: TrialSpec, name: str, mode: Mode) -> tuple[Trial, RolloutFacts]:
         rollout = await self.client.rollout(name)

@@ -141,13 +141,11 @@ def figures(result: RunResult) -> RunFigures:
             before, after = map(_mean, both)
             pairs.append(TaskComparison(task.id, task.key, before, after, tuple(names[task.id])))
     return RunFigures(
-        result,
-        pairs,
-        before=estimate([(pair.key, pair.before) for pair in pairs]),
+        result, pairs, before=estimate([(pair.key, pair.before) for pair in pairs]),
         after=estimate([(pair.key, pair.after) for pair in pairs]),
         gain=_within(estimate([(pair.key, pair.gain) for pair in pairs])),
         raced=next((one.gain for one in result.race if one.candidate == winner.id), None),
-    )
+    )  # fmt: skip
 
 
 def aggregate_figures(results: Sequence[RunResult]) -> AggregateFigures:
