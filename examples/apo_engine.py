@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.edits import applied
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.reflection import ask_hypotheses, read_hypotheses
-from penstock.trainer.apo.trials import Pool
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool
+from penstock.trainer.apo.reflection import applied, ask_hypotheses, read_hypotheses
 
 
 async def propose(pool: Pool, evidence: Evidence) -> Sequence[Candidate]:

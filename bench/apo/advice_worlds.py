@@ -30,10 +30,8 @@ from bench.apo.reflector import FORGETS, Reflector
 from bench.apo.worlds import VAGUE, World, broken, right, world
 from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.advice.decision import Verdict
-from penstock.trainer.apo.advice.observation import Observation
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import AgentTask, Reflection
-from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.apo.advice.estimates import Observation
+from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec
 
 Kind = Literal["headroom", "broken", "long", "none", "noise", "capped", "tools"]
 Hard = Literal["some noise", "half capped", "some tools"]

@@ -20,9 +20,8 @@ from bench.apo.advice_worlds import HARD, RIGHT, AdviceLaboratory, advice_world
 from bench.apo.laboratory import NAME
 from penstock.trainer.apo.advice.decision import VERDICTS, ProbeFindings, Verdict, derive_findings
 from penstock.trainer.apo.advice.probe import Probe
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.splits import split
+from penstock.trainer.apo.protocol import Candidate, SearchBudget
+from penstock.trainer.apo.search import split
 
 BUDGET = 500
 """Rollouts of the planned run."""

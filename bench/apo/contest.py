@@ -8,17 +8,16 @@ seed stays. `ours` is gated; the others are shown both ways.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from bench.apo.clock import timed
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import Family, World, world
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engine_factory import make_engine
+from penstock.trainer.apo.engines import make_engine
 from penstock.trainer.apo.engines.gepa import GepaEngine
-from penstock.trainer.apo.search import PromptSearch, SearchResult
-from penstock.trainer.apo.splits import split
+from penstock.trainer.apo.protocol import Candidate, SearchBudget
+from penstock.trainer.apo.search import PromptSearch, SearchResult, split
 
 REFLECTIONS: Final = 5
 """Rollouts of the budget for each reflection that it allows."""
@@ -88,11 +87,10 @@ class Outcome(NamedTuple):
 class Alone(PromptSearch):
     """A search without a race: the engine has all rollouts, and its first finalist is released."""
 
-    def _kept(self) -> int:
-        return 0
+    race_share = 0.0
 
-    async def _race(self) -> None:
-        self.result.winner = next(iter(self._finalists()), None)
+    async def _race(self, finalists: Sequence[Candidate]) -> None:
+        self.result.winner = finalists[0]
 
 
 def play(

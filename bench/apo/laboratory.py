@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from bench.apo.reflector import Reflector
 from bench.apo.worlds import World
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.apo.protocol import Candidate, Reflection, Trial, TrialSpec
 
 NAME = "desk"
 """Name of the resource."""

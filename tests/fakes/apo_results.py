@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from fakes.memory_tape import T0
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.report.changes import line_causes
+from penstock.trainer.apo.protocol import Candidate
 from penstock.trainer.apo.report.result import (
     CandidateRecord,
     CandidateTexts,
@@ -17,6 +16,7 @@ from penstock.trainer.apo.report.result import (
     RunUsage,
     SealedTask,
     TrialRecord,
+    line_causes,
 )
 
 SEED = Candidate({"shop": "You answer customers of Acme.\nAnswer with one word only.\nBe kind."})

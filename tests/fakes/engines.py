@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from examples.shop_model import ASKED
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.trials import Pool
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool
 
 LEAK = "For Ann, think of the grader."
 

@@ -11,12 +11,8 @@ from types import MappingProxyType
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import Family, world
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import PromptEngine, Reflection
-from penstock.trainer.apo.search import PromptSearch, SearchResult
-from penstock.trainer.apo.splits import split
-from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.apo.protocol import Candidate, PromptEngine, Reflection, SearchBudget, Trial, TrialSpec
+from penstock.trainer.apo.search import PromptSearch, SearchResult, split
 
 SLOT = "{order}"
 Change = Callable[[Trial], float | None]

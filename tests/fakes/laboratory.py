@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import AgentTask, Reflection
-from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec
 
 SEED: Final = Candidate({"desk": "Answer."})
 BROKEN: Final = "broken"

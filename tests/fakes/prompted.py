@@ -13,9 +13,7 @@ from typing import Any
 from fakes import asking
 
 from penstock.gateway.model.transcript import Transcript
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.trials import Pool
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool
 
 PROMPT = "You answer questions of our customers."
 RULES = ("Be kind.", "Be short.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -11,10 +13,12 @@ from pydantic import Field, field_validator, model_validator
 from penstock.gateway.model.base import LONGEST_S, Id
 from penstock.gateway.model.release import MOST_COMPANIONS
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
-from penstock.trainer.apo.limits import MOST_SEEDS
+from penstock.trainer.apo import MOST_SEEDS
 
 ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
+SEARCHES: Final = ("run", "texts", "tasks", "reward", "engine", "budget", "reflection")
+"""Sections that decide the result of a search."""
 MOST_TEXTS: Final = 1 + MOST_COMPANIONS
 """Most texts that one release can change."""
 Price = Annotated[float, Field(ge=0)]
@@ -86,6 +90,11 @@ class RewardSettings(Section):
         if not value[0] < value[1]:
             raise ValueError(f"{list(value)} does not rise from the worst reward to the best")
         return value
+
+    def scaled(self, value: float, calls: int = 0) -> float:
+        """Return a reward as 0 to 1. `calls`: calls of the model, if their cost is to be subtracted."""
+        low, high = self.range
+        return min(1.0, max(0.0, (value - low - self.step_cost * calls) / (high - low)))
 
 
 class BudgetSettings(Section):
@@ -163,28 +172,28 @@ class ApoConfig(Section):
 
 
 def load(path: Path) -> ApoConfig:
-    """Return the configuration of a file. Raises `ConfigError`."""
     return validated(ApoConfig, read(path), str(path))
 
 
 def with_overrides(
-    config: ApoConfig,
-    tasks: Path | None,
-    release: Literal["auto", "canary", "none"] | None,
-    seeds: int | None = None,
+    config: ApoConfig, tasks: Path | None, release: Literal["auto", "canary", "none"] | None, seeds: int | None = None,
     placebo: bool = False,
-) -> ApoConfig:
+) -> ApoConfig:  # fmt: skip
     """Return the configuration with the options of the command line. Raises `ConfigError` if no tasks are named."""
-    given = config.tasks if tasks is None else config.tasks.model_copy(update={"file": tasks})
-    publish = config.publish if release is None else config.publish.model_copy(update={"release": release})
-    run = config.run.model_copy(update={"seeds": seeds or config.run.seeds, "placebo": placebo or config.run.placebo})
-    found = config.model_copy(update={"run": run, "tasks": given, "publish": publish})
+    given = {"run": {"seeds": seeds, "placebo": placebo}, "tasks": {"file": tasks}, "publish": {"release": release}}
+    changed = {name: {key: value for key, value in one.items() if value} for name, one in given.items()}
+    found = config.model_copy(update={name: getattr(config, name).model_copy(update=changed[name]) for name in given})
     _ = tasks_file(found)
     return found
 
 
+def digest(config: ApoConfig) -> str:
+    kept = config.model_dump(mode="json", include=set(SEARCHES))
+    kept["run"].pop("directory")
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def tasks_file(config: ApoConfig) -> Path:
-    """Return the file of tasks. Raises `ConfigError` if none is named."""
     if config.tasks.file is None:
         raise ConfigError("tasks.file: name a JSONL file with the tasks that agents are given, one a line, or --tasks")
     return config.tasks.file

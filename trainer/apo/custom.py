@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import shlex
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,44 +27,43 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.client.concurrency import map_concurrently
 from penstock.gateway.client.connection import brief
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.resource import NewVersion, Resource
+from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.run import EventLevel
-from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.toml import ConfigError, read
-from penstock.trainer.apo.config import ReflectionSettings as Settings
-from penstock.trainer.apo.config import RunName
-from penstock.trainer.apo.engine_factory import import_object
-from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.reflection import without_surrogates
-from penstock.trainer.apo.reflection_client import ReflectionClient
-from penstock.trainer.apo.session import check_gateway, reflection_session
+from penstock.trainer.apo.config import ReflectionSettings, RunName
+from penstock.trainer.apo.engines import import_object
+from penstock.trainer.apo.gateway_laboratory import (
+    ReflectionClient,
+    reflection_session,
+    run_rollouts,
+    slot_problem,
+    stable_version,
+    text_of,
+    version_with,
+)
+from penstock.trainer.apo.protocol import Reflection, without_surrogates
+from penstock.trainer.apo.session import check_gateway, runner_beside
 from penstock.trainer.data.json_lines import json_lines
 from penstock.trainer.data.rollout_waiter import RolloutWaiter
 from penstock.trainer.runs import run_end
 from penstock.trainer.runs.display import display
 from penstock.trainer.runs.report import RunDisplay, RunReporter
 from penstock.trainer.runs.retry_client import RetryClient
-from penstock.trainer.runs.runner import keep_running, run_alongside, send_heartbeats
+from penstock.trainer.runs.runner import run_alongside, send_heartbeats
 
 TIMEOUT_S: Final = 3600.0
-"""Default of how long `CustomRun.run` waits for rollouts."""
 Algorithm = Callable[["CustomRun"], Awaitable[None]]
 ReflectionClientFactory = Callable[[str], ReflectionClient]
 
 
 @dataclass(frozen=True, slots=True)
 class CustomArguments:
-    """The arguments of the command."""
-
     name: str
-    """Name of the run."""
     function: Algorithm
-    """The user's function."""
     config: Mapping[str, Any]
     """The tables of the configuration; only the function interprets them."""
     tasks: Sequence[Any]
-    """Inputs of rollouts."""
     agent: str | None
     """Command of an agent, which a runner beside the run executes."""
 
@@ -74,13 +72,9 @@ class CustomRun:
     """The argument of a user's algorithm: gateway, tasks, configuration, texts, models and reports."""
 
     def __init__(
-        self,
-        wanted: CustomArguments,
-        client: Client,
-        reporter: RunReporter,
-        awaited: RolloutWaiter,
+        self, wanted: CustomArguments, client: Client, reporter: RunReporter, awaited: RolloutWaiter,
         model: ReflectionClientFactory,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = wanted.name
         """The name of the run; the names of its rollouts and versions should begin with it."""
         self.client = client
@@ -95,33 +89,22 @@ class CustomRun:
         self._asking = WeakValueDictionary[tuple[str, str, int], asyncio.Lock]()
         """Locks by (model, prompt, number), held while the question is asked."""
 
-    # Rollouts ---------------------------------------------------------------------------------------------------------
-
     async def run(self, rollouts: Sequence[RolloutSpec], timeout_s: float = TIMEOUT_S) -> list[RolloutSummary]:
         """Queue rollouts, wait for them, and return them in their order; `reward` is None where none was given. Each
         needs a name (`id`): one that has run under it already is not run again. Their versions are in
         `config.versions`, and no other rollout gets them. Those that have not ended after `timeout_s` are cancelled.
         Raises `ConfigError` when no rollout has ended."""
-        names = [spec.id or "" for spec in rollouts]
-        if not all(names):
+        if not all(spec.id for spec in rollouts):
             raise ConfigError("run: each rollout needs a name (id), so that it is found again after a crash")
-        if not names:
+        if not rollouts:
             return []
-        await self._awaited.enqueue(rollouts)
-        late = await self._awaited.wait_for(names, timeout_s)
-        if late == len({*names}):
-            raise ConfigError(
-                f"none of {len(names)} rollouts has ended in {timeout_s:g} s; is there a runner? penstock run --watch "
-                f"--mode {rollouts[0].mode} -- COMMAND, or --agent COMMAND here"
-            )
-        self._awaited.forget(names)
-        return await map_concurrently(self.client.rollout, names)
-
-    # Texts ------------------------------------------------------------------------------------------------------------
+        return await map_concurrently(
+            self.client.rollout, await run_rollouts(self._awaited, rollouts, timeout_s, rollouts[0].mode)
+        )
 
     async def text(self, resource: str) -> str:
         """Return production's text of a prompt or a tool. Raises `ClientError`."""
-        return str((await self._stable(resource)).content["text"])
+        return text_of(await self._stable(resource))
 
     async def add(self, resource: str, text: str, note: str = "") -> str:
         """Register a text as a version of a prompt or a tool, and return the version's name; the same text is the same
@@ -130,33 +113,20 @@ class CustomRun:
         if text != without_surrogates(text):
             raise ConfigError(f"{resource}: the text has half a character, which cannot be sent")
         stable = await self._stable(resource)
-        if text == stable.content["text"]:
+        if text == text_of(stable):
             return stable.version
-        try:
-            if stable.template is not None:
-                check_candidate(stable.template, Template.parse(text))
-        except TemplateError as error:
-            raise ConfigError(f"{resource}: {error}") from None
+        if problem := slot_problem(stable, text):
+            raise ConfigError(problem)
         version = f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        content = {**stable.content, "text": text, "sent": False}
         with _plainly("add"):
-            new = NewVersion(
-                kind=stable.kind,
-                content=content,
-                version=version,
-                parent=stable.version,
-                author=self.name,
-                note=without_surrogates(note),
-            )
+            new = version_with(stable, text, version, self.name, without_surrogates(note))
         return (await self.client.add_version(resource, new)).version
 
     async def _stable(self, resource: str) -> Resource:
         view = await self.client.resource(resource)
         if view.kind == "model":
             raise ConfigError(f"{resource}: it is a model, which has no text; name a prompt or a tool")
-        return next(one for one in view.versions if one.version == view.stable.version)
-
-    # A model ----------------------------------------------------------------------------------------------------------
+        return stable_version(view)
 
     async def ask(self, model: str, prompt: str, number: int = 0) -> Reflection:
         """Ask a model through the gateway, recorded on the tape, and return its answer. The same question has the same
@@ -168,8 +138,6 @@ class CustomRun:
             with _plainly("ask"):
                 reflecting = self._model(model)
             return await reflecting.ask(prompt, number)
-
-    # Reports ----------------------------------------------------------------------------------------------------------
 
     async def point(self, step: int, values: Mapping[str, float]) -> None:
         """Report metrics of a step, from 0."""
@@ -197,16 +165,6 @@ def _plainly(method: str) -> Generator[None]:
         raise ConfigError(f"{method}: {brief(error)}") from None
 
 
-def algorithm(name: str) -> Algorithm:
-    """Return the function of a name. Raises `ConfigError`."""
-    if ":" not in name:
-        raise ConfigError(f"function: {name!r} is not module:function")
-    found = import_object("function", name)
-    if not inspect.iscoroutinefunction(found):
-        raise ConfigError(f"function: {name} is not a function that is defined with `async def`")
-    return cast(Algorithm, found)
-
-
 def parse_arguments(
     name: str, function: str, config: Path | None, tasks: Path | None, agent: str | None
 ) -> CustomArguments:
@@ -216,7 +174,13 @@ def parse_arguments(
     except ValidationError as error:
         raise ConfigError(f"--name: {name!r} is not the name of a run: {error.errors()[0]['msg']}") from None
     inputs = [] if tasks is None else [line.value for line in json_lines("--tasks", tasks)]
-    return CustomArguments(name, algorithm(function), {} if config is None else read(config), inputs, agent)
+    if ":" not in function:
+        raise ConfigError(f"function: {function!r} is not module:function")
+    found = import_object("function", function)
+    if not inspect.iscoroutinefunction(found):
+        raise ConfigError(f"function: {function} is not a function that is defined with `async def`")
+    tables = {} if config is None else read(config)
+    return CustomArguments(name, cast(Algorithm, found), tables, inputs, agent)
 
 
 def train(asked: CustomArguments, gateway: str, key: str | None) -> None:
@@ -232,7 +196,7 @@ async def _train(asked: CustomArguments, gateway: str, key: str | None, shown: R
         awaited, reporter = RolloutWaiter(client), RunReporter(client, asked.name, shown)
 
         def model(name: str) -> ReflectionClient:
-            return ReflectionClient(client, http, gateway, rollout, Settings(model=name))
+            return ReflectionClient(client, http, gateway, rollout, ReflectionSettings(model=name))
 
         custom = CustomRun(asked, client, reporter, awaited, model)
 
@@ -240,11 +204,9 @@ async def _train(asked: CustomArguments, gateway: str, key: str | None, shown: R
             # In the tape's form: there dates are text, and numbers that are not finite are null.
             config = from_json(to_json(dict(asked.config), inf_nan_mode="null"))
             await reporter.begin("custom", config, None, 0)
-            beside = [awaited.run(), send_heartbeats(reporter)]
-            if asked.agent:
-                words = ["--mode", "train,val,test", "--", *shlex.split(asked.agent)]
-                log = _log(asked.name)
-                beside.append(keep_running(words, gateway, key, log))
+            log = Path(f"penstock-{asked.name}") / "runner.log"
+            runner = runner_beside([], asked.agent, "train,val,test", log, gateway, key)
+            beside = [awaited.run(), send_heartbeats(reporter), *runner]
             await run_alongside(_called(asked.function, custom), beside)
 
         await run_end.supervise(work(), reporter, lambda: custom.step)
@@ -256,9 +218,3 @@ async def _called(function: Algorithm, custom: CustomRun) -> None:
     except SystemExit as error:
         # SystemExit would leave the event loop without an event on the tape.
         raise run_end.RunError(f"the function has left by sys.exit: {error.code}") from None
-
-
-def _log(name: str) -> Path:
-    directory = Path(f"penstock-{name}")
-    directory.mkdir(exist_ok=True)
-    return directory / "runner.log"

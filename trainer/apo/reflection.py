@@ -1,21 +1,25 @@
-"""Questions for the reflecting model, and the reading of its answers. Pure."""
+"""Questions for the reflecting model, the reading of its answers, and the edits in them. Pure.
+
+An edit is a line added, deleted or replaced. It names its place by the line itself and not by a number, so that it
+still fits after other edits: edits of several proposals combine into one text.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
-from penstock.trainer.apo.edits import Edit
-from penstock.trainer.apo.trials import Trial
+from penstock.trainer.apo.protocol import Trial, without_surrogates
 
+T = TypeVar("T")
+Kind = Literal["add", "delete", "replace"]
 MOST_TRANSCRIPT: Final = 4_000
 """Most characters of a transcript in a question: its beginning and its end."""
 MOST_FAILURE: Final = 500
-"""Most characters of a failure."""
 _DECODER: Final = json.JSONDecoder()
-
+_WORD: Final = re.compile(r"[\w']+|\{\w+\}")
 HYPOTHESES: Final = """\
 You improve the texts that an AI agent is given. Below are the texts, line by line, and rollouts of the agent with the \
 reward that each got (0 is worst, 1 is best) and the grader's reason.
@@ -42,26 +46,70 @@ Answer with JSON alone: {"texts": {"NAME": "..."}} with these names: %s
 """
 
 
-class Hypothesis(NamedTuple):
-    """A claim of a reflection."""
+class Edit(NamedTuple):
+    """A change of one line of one text."""
 
+    resource: str
+    kind: Kind
+    """`add` puts `text` behind the line, or at the end where the line is empty."""
+    line: str = ""
+    """The line to delete or replace, or behind which to add."""
+    text: str = ""
+
+    @property
+    def length(self) -> int:
+        written = 0 if self.kind == "delete" else len(self.text) + 1
+        return written - (0 if self.kind == "add" else len(self.line) + 1)
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.lower()))
+
+
+def exclude(one: Edit, other: Edit) -> bool:
+    """True if only one of two edits can be made: both delete or replace the same line."""
+    takes = ("delete", "replace")
+    same = one.resource == other.resource and one.line.strip() == other.line.strip()
+    return same and one.kind in takes and other.kind in takes
+
+
+def applied(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
+    """Return the texts after the edits, in their order. Of equal lines the first is changed. An edit that deletes or
+    replaces a missing line changes nothing; one that adds behind a missing line adds at the end. A line that exists
+    already is not written again: adding it changes nothing, and replacing another line by it deletes that line."""
+    found = {name: text.split("\n") for name, text in texts.items()}
+    for edit in edits:
+        if (lines := found.get(edit.resource)) is None:
+            continue
+        place = next((at for at, line in enumerate(lines) if line.strip() == edit.line.strip()), None)
+        there = edit.kind != "delete" and any(
+            line.strip() == edit.text.strip() for at, line in enumerate(lines) if edit.kind == "add" or at != place
+        )
+        if edit.kind != "add":
+            if place is not None:
+                lines[place : place + 1] = [edit.text] if edit.kind == "replace" and not there else []
+        elif not there:
+            lines.insert(len(lines) if place is None or not edit.line.strip() else place + 1, edit.text)
+    return {name: "\n".join(lines) for name, lines in found.items()}
+
+
+class Hypothesis(NamedTuple):
     failure: str
-    """The failure in words."""
     edit: Edit
-    """The edit that should fix it."""
 
 
 def clipped(transcript: str) -> str:
-    """Return a transcript's beginning and end if it is too long, else all of it."""
     half = MOST_TRANSCRIPT // 2
     return transcript if len(transcript) <= MOST_TRANSCRIPT else f"{transcript[:half]}\n[...]\n{transcript[-half:]}"
 
 
-def format_trial(trial: Trial, number: int) -> str:
-    """Return a rollout as text for the reflecting model."""
-    said = clipped(trial.transcript)
-    reward = "none" if trial.reward is None else f"{trial.reward:.2f}"
-    return f"# Rollout {number}, task {trial.task}, reward {reward}\n{said}\nReason: {trial.reason or 'not given'}\n"
+def format_trials(trials: Sequence[Trial]) -> str:
+    parts: list[str] = []
+    for at, trial in enumerate(trials, 1):
+        reward = "none" if trial.reward is None else f"{trial.reward:.2f}"
+        said, reason = clipped(trial.transcript), trial.reason or "not given"
+        parts.append(f"# Rollout {at}, task {trial.task}, reward {reward}\n{said}\nReason: {reason}\n")
+    return "\n".join(parts)
 
 
 def ask_hypotheses(texts: Mapping[str, str], trials: Sequence[Trial], most: int) -> str:
@@ -70,27 +118,20 @@ def ask_hypotheses(texts: Mapping[str, str], trials: Sequence[Trial], most: int)
     for name, text in sorted(texts.items()):
         numbered = "\n".join(f"{at}| {line}" for at, line in enumerate(text.split("\n"), 1))
         parts.append(f"## Text {name}\n{numbered}\n")
-    parts += [format_trial(trial, at) for at, trial in enumerate(trials, 1)]
-    return "\n".join(parts)
+    return "\n".join(filter(None, [*parts, format_trials(trials)]))
 
 
 def ask_scratch(texts: Mapping[str, str], slots: Sequence[str], trials: Sequence[Trial]) -> str:
     """Return the question for texts that do not begin from the present ones."""
     must = f" Each of these stands in them, as it is: {', '.join(slots)}." if slots else ""
-    parts = [
-        SCRATCH % (must, ", ".join(sorted(texts))),
-        *(format_trial(trial, at) for at, trial in enumerate(trials, 1)),
-    ]
-    return "\n".join(parts)
+    return "\n".join(filter(None, [SCRATCH % (must, ", ".join(sorted(texts))), format_trials(trials)]))
 
 
 def read_hypotheses(answer: str, texts: Mapping[str, str]) -> list[Hypothesis]:
     """Return the usable hypotheses of an answer; the rest is left out."""
     found: list[Hypothesis] = []
-    given = _object(answer, "hypotheses").get("hypotheses")
-    for one in cast(list[Any], given) if isinstance(given, list) else []:
-        edit = _edit(cast(dict[str, Any], one), texts) if isinstance(one, dict) else None
-        if edit is not None:
+    for one in _values(answer, "hypotheses", list[Any]):
+        if isinstance(one, dict) and (edit := _edit(cast(dict[str, Any], one), texts)) is not None:
             found.append(Hypothesis(_said(cast(dict[str, Any], one).get("failure"))[:MOST_FAILURE], edit))
     return found
 
@@ -113,32 +154,24 @@ def _said(given: Any) -> str:
 
 
 def read_texts(answer: str, texts: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the whole texts of an answer; None when one is missing."""
-    given = _object(answer, "texts").get("texts")
-    if not isinstance(given, dict):
-        return None
-    found = [(name, cast(dict[str, Any], given).get(name)) for name in texts]
-    read = {name: said for name, text in found if (said := _said(text)).strip()}
-    return read if len(read) == len(texts) else None
+    given = _values(answer, "texts", dict[str, Any])
+    found = {name: text for name in texts if (text := _said(given.get(name))).strip()}
+    return found if len(found) == len(texts) else None
 
 
-def _object(answer: str, key: str) -> dict[str, Any]:
-    """Return the last object of an answer that has this key, anywhere in it; empty when there is none."""
-    found: dict[str, Any] = {}
+def _values(answer: str, key: str, kind: Callable[[], T]) -> T:
+    """Return the value of a key in the last object that has it, anywhere in an answer; an empty one without any."""
+    found: Any = None
     at = answer.find("{")
     while at >= 0:
         try:
             value, end = _DECODER.raw_decode(answer, at)
-            found = value if key in value else found
+            found = value.get(key, found)
         except (ValueError, RecursionError):
             end = at + 1
         at = answer.find("{", end)
-    return found
-
-
-def without_surrogates(text: str) -> str:
-    """Return the text without halves of characters (lone surrogates), which JSON can spell and nothing can send."""
-    return text.encode(errors="ignore").decode()
+    empty = kind()
+    return found if isinstance(found, type(empty)) else empty
 
 
 def fenced(answer: str) -> str:

@@ -12,6 +12,8 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Final, Literal, NamedTuple
 
+from penstock.trainer.apo.report.figures import t_quantile
+
 Age = Literal["old", "new"]
 Cell = tuple[Age, Age]
 """(prompt, weights)."""
@@ -38,23 +40,8 @@ class TaskMean(NamedTuple):
 def mean(values: Sequence[float]) -> TaskMean:
     """Return the mean of values, one for each task; at least one."""
     centre = fmean(values)
-    spread = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
+    spread = t_quantile(0.975, len(values) - 1) * stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
     return TaskMean(centre, centre - spread, centre + spread, len(values))
-
-
-def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t; exact for 1 and 2 degrees of freedom, within 0.2 % beyond (Cornish and
-    Fisher 1960, Abramowitz and Stegun 26.7.5)."""
-    if freedom <= 2:
-        return 12.706204736 if freedom == 1 else 4.302652730
-    z = 1.959963985
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
 def by_task(rewards: Rewards) -> dict[str, float]:

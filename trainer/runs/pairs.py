@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.apo.protocol import Trial, TrialSpec
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.collector import RolloutBatch, RolloutCollector, Variant
 from penstock.trainer.engines.checkpoint import State

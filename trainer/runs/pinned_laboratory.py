@@ -18,7 +18,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import ApoConfig as Prompts
 from penstock.trainer.apo.config import ApoRolloutSettings, ApoRunSettings
 from penstock.trainer.apo.gateway_laboratory import GatewayLaboratory
-from penstock.trainer.apo.trials import TrialSpec
+from penstock.trainer.apo.protocol import TrialSpec
 from penstock.trainer.config import TrainConfig
 
 

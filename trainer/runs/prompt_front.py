@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.protocol import Candidate
 from penstock.trainer.data.collector import Variant
 
 

@@ -17,13 +17,20 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import ApoConfig as Settings
-from penstock.trainer.apo.engine_factory import make_engine
-from penstock.trainer.apo.protocol import AgentTask, Evidence, Laboratory, PromptEngine
+from penstock.trainer.apo.engines import make_engine
+from penstock.trainer.apo.protocol import (
+    AgentTask,
+    Candidate,
+    Evidence,
+    Laboratory,
+    Pool,
+    PromptEngine,
+    SearchBudget,
+    Trial,
+    TrialSpec,
+)
 from penstock.trainer.apo.search import FINALISTS, best, run_engine
-from penstock.trainer.apo.trials import Pool, Trial, TrialSpec
 from penstock.trainer.config import PromptSettings
 from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront, choose_front

@@ -6,12 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import ApoConfig as Settings
-from penstock.trainer.apo.engine_factory import make_engine
-from penstock.trainer.apo.gateway_laboratory import seed_versions, text_of
-from penstock.trainer.apo.protocol import AgentTask
-from penstock.trainer.apo.reflection_client import ReflectionClient
+from penstock.trainer.apo.engines import make_engine
+from penstock.trainer.apo.gateway_laboratory import ReflectionClient, seed_versions, text_of
+from penstock.trainer.apo.protocol import AgentTask, Candidate
 from penstock.trainer.apo.session import reflection_rollout, reflection_session
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.rollout_waiter import RolloutWaiter

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
+from penstock.trainer.apo.protocol import BudgetExhausted, SearchBudget
 
 limits = st.none() | st.integers(0, 60)
 steps = st.lists(

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from fakes.mistakes import tells
 
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.early_warnings import FIRST_ROLLOUTS, FirstRolloutCheck, RolloutFacts, search_warnings
+from penstock.trainer.apo.gateway_laboratory import FIRST_ROLLOUTS, RolloutFacts, common_problem, missing_texts
+from penstock.trainer.apo.protocol import Candidate, Pool, SearchBudget, Trial
 from penstock.trainer.apo.search import SearchResult
-from penstock.trainer.apo.trials import Pool, Trial
+from penstock.trainer.apo.session import search_warnings
 
 GOOD = RolloutFacts("r", 2, {"shop"}, rewarded=True)
 BAD = {
@@ -24,25 +23,22 @@ BAD = {
 
 @pytest.mark.parametrize("said", BAD)
 def test_what_all_of_the_first_rollouts_lack_is_said(said: str) -> None:
-    look = FirstRolloutCheck(["shop"])
-    assert look.problem([BAD[said]] * (FIRST_ROLLOUTS - 1)) == ""
-    assert said in look.problem([BAD[said]])
-    assert look.done
+    assert common_problem([BAD[said]] * (FIRST_ROLLOUTS - 1), ["shop"]) == ""
+    assert said in common_problem([BAD[said]] * FIRST_ROLLOUTS, ["shop"])
 
 
 @pytest.mark.parametrize("said", BAD)
 def test_one_good_rollout_is_enough_to_go_on(said: str) -> None:
-    assert FirstRolloutCheck(["shop"]).problem([BAD[said]] * FIRST_ROLLOUTS + [GOOD]) == ""
+    assert common_problem([BAD[said]] * FIRST_ROLLOUTS + [GOOD], ["shop"]) == ""
 
 
 def test_a_failure_with_a_reward_is_something_to_learn_from() -> None:
-    assert FirstRolloutCheck(["shop"]).problem([replace(GOOD, failure="timeout")] * FIRST_ROLLOUTS) == ""
+    assert common_problem([replace(GOOD, failure="timeout")] * FIRST_ROLLOUTS, ["shop"]) == ""
 
 
 def test_one_of_several_prompts_may_be_missing_and_is_named() -> None:
-    look = FirstRolloutCheck(["shop", "worker"])
-    assert look.problem([GOOD] * FIRST_ROLLOUTS) == ""
-    assert look.missing() == ["worker"]
+    assert common_problem([GOOD] * FIRST_ROLLOUTS, ["shop", "worker"]) == ""
+    assert missing_texts([GOOD] * FIRST_ROLLOUTS, ["shop", "worker"]) == ["worker"]
 
 
 def searched(rewards: list[float | None], reflections: int = 0) -> SearchResult:

@@ -1,14 +1,14 @@
-"""Edits lead from any text to any other, mean the same whoever looks first, and do no harm where they do not fit."""
+"""Edits mean the same whoever looks first, and do no harm where they do not fit."""
 
 from __future__ import annotations
 
 from itertools import permutations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.edits import Edit, Kind, alike, applied, diff_edits, exclude, words
+from penstock.trainer.apo.reflection import Edit, Kind, applied, exclude, words
 
 LINES = ("", " ", "a", " a", "b", "c", "Be kind.", "be kind", "{date}")
 lines = st.sampled_from(LINES)
@@ -23,38 +23,6 @@ def made(text: str, *edits: Edit) -> str:
 
 def edit(kind: Kind, line: str = "", text: str = "") -> Edit:
     return Edit("desk", kind, line, text)
-
-
-# --- from one text to another ---
-
-
-@given(before=texts, after=texts)
-@example(before="b", after="a\nb")
-@example(before="a\n\nb", after="a\n\nb\n\nc")
-@example(before="a\na\nb", after="a\nb\na")
-@example(before=" a", after="a")
-@example(before="", after="\n")
-def test_edits_between_two_texts_lead_from_one_to_the_other(before: str, after: str) -> None:
-    found = diff_edits(before, after, "desk")
-    assert made(before, *found) == after
-    assert before != after or found == []
-
-
-@given(st.lists(st.sampled_from("abcdefgh"), unique=True), st.data())
-def test_a_change_of_one_line_is_one_edit(lines: list[str], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(lines)))
-    more = [*lines[:at], "new", *lines[at:]]
-    if at:
-        assert diff_edits("\n".join(lines), "\n".join(more), "desk") == [edit("add", lines[at - 1], "new")]
-    if lines:
-        assert diff_edits("\n".join(more), "\n".join(lines), "desk") == [edit("delete", "new")]
-        other = [*lines[:at], "other", *lines[at:]]
-        assert diff_edits("\n".join(more), "\n".join(other), "desk") == [edit("replace", "new", "other")]
-
-
-def test_lines_that_come_together_stay_in_order() -> None:
-    found = diff_edits("a\nz", "a\nb\nc\nz", "desk")
-    assert found == [edit("add", "a", "b"), edit("add", "b", "c")]
 
 
 # --- what an edit does ---
@@ -129,36 +97,12 @@ def test_the_length_of_an_edit_is_what_a_text_grows_by(
 
 @given(edits, edits)
 def test_what_holds_of_two_edits_holds_of_them_turned_round(one: Edit, other: Edit) -> None:
-    assert alike(one, other) == alike(other, one)
     assert exclude(one, other) == exclude(other, one)
 
 
 @given(edits)
-def test_an_edit_is_like_itself_if_it_says_something(edit: Edit) -> None:
-    assert alike(edit, edit) == (edit.kind == "delete" or bool(words(edit.text)))
+def test_an_edit_that_adds_can_be_made_twice(edit: Edit) -> None:
     assert exclude(edit, edit) == (edit.kind != "add")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (
-            edit("add", text="State the price in every answer."),
-            edit("add", "a", "In every answer state the price"),
-            True,
-        ),
-        (edit("add", text="State the price in every answer."), edit("add", text="Leave the price out."), False),
-        (edit("add", text="a b c"), edit("replace", "x", "a b c"), False),
-        (edit("replace", "x", "a b c"), edit("replace", " x", "c b a"), True),
-        (edit("replace", "x", "a b c"), edit("replace", "y", "a b c"), False),
-        (edit("delete", "x"), edit("delete", " x "), True),
-        (edit("delete", "x"), edit("delete", "y"), False),
-        (edit("delete", "x"), edit("replace", "x", "x"), False),
-        (edit("add", text="a b c"), Edit("back", "add", "", "a b c"), False),
-    ],
-)
-def test_which_edits_want_the_same(one: Edit, other: Edit, same: bool) -> None:
-    assert alike(one, other) == same
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from fakes.laboratories import Odd, searched
 from fakes.process import ROOT
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.engine_factory import make_engine
+from penstock.trainer.apo.engines import make_engine
 from penstock.trainer.apo.engines.beam import BeamEngine
 from penstock.trainer.apo.engines.pooled_edits import PooledEditEngine
+from penstock.trainer.apo.protocol import SearchBudget
 
 MOST_LINES = 25
 MODULE = """

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.gate import ALPHA, ENOUGH, LEAST_RATE, MOST_RATE, Racer, rate, winner
+from penstock.trainer.apo.search import ALPHA, ENOUGH, LEAST_RATE, MOST_RATE, Racer, rate, winner
 
 RUNS = 400
 PAIRS = 200
@@ -100,9 +100,9 @@ def test_any_differences_give_a_state_and_their_mean(differences: list[float]) -
     racer = racer_of("a", 2)
     for difference in differences:
         racer.add(difference)
-    assert racer.evidence >= 0
+    assert racer.e_value >= 0
     assert racer.gain == (sum(differences) / len(differences) if differences else 0.0)
-    assert (racer.state == "better") == (racer.evidence >= racer.needed)
+    assert (racer.state == "better") == (racer.e_value >= racer.needed)
     assert (winner([racer]) is racer) == (racer.state == "better")
 
 
@@ -134,5 +134,5 @@ def test_a_bet_that_fits_grows_faster_than_others() -> None:
         for _ in range(20):
             for difference in (1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0, 1.0, 1.0, -1.0):
                 racer.add(difference)
-    assert fitting.evidence > timid.evidence
-    assert fitting.evidence > bold.evidence
+    assert fitting.e_value > timid.e_value
+    assert fitting.e_value > bold.e_value

@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import Family, world
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.apo.engines.pooled_edits import PooledEditEngine
-from penstock.trainer.apo.placebo import PlaceboLaboratory
-from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.search import PromptSearch, SearchResult
+from penstock.trainer.apo.protocol import Candidate, Reflection, SearchBudget, Trial, TrialSpec
+from penstock.trainer.apo.search import PlaceboLaboratory, PromptSearch, SearchResult, split
 from penstock.trainer.apo.session import runs_of
-from penstock.trainer.apo.splits import split
-from penstock.trainer.apo.trials import Trial, TrialSpec
 
 
 class Sums:

@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import BudgetExhausted, SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.trials import Pool, TrialSpec
+from penstock.trainer.apo.protocol import BudgetExhausted, Candidate, Evidence, Pool, SearchBudget, TrialSpec
 
 OTHER = Candidate({"desk": "Answer kindly."}, SEED.id)
 BROKEN = Candidate({"desk": "broken"}, SEED.id)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.edits import Edit, applied
+from penstock.trainer.apo.protocol import Candidate, Trial
 from penstock.trainer.apo.reflection import (
     MOST_TRANSCRIPT,
+    Edit,
     Hypothesis,
+    applied,
     ask_hypotheses,
     ask_scratch,
     fenced,
-    format_trial,
+    format_trials,
     read_hypotheses,
     read_texts,
 )
-from penstock.trainer.apo.trials import Trial
 
 TEXTS = {"desk": "You answer.\n\nBe kind, {name}.", "back": "One line"}
 odd: st.SearchStrategy[Any] = st.recursive(
@@ -221,7 +221,7 @@ def test_a_percent_sign_or_a_brace_in_a_text_or_a_rollout_changes_no_question(te
 @given(st.integers(0, 3 * MOST_TRANSCRIPT))
 def test_a_long_transcript_is_shown_by_its_beginning_and_its_end(length: int) -> None:
     said = "".join(chr(97 + at % 26) for at in range(length))
-    text = format_trial(trial(transcript=said), 1)
+    text = format_trials([trial(transcript=said)])
     assert len(text) <= MOST_TRANSCRIPT + 100
     assert said[: MOST_TRANSCRIPT // 2] in text
     assert said[-MOST_TRANSCRIPT // 2 :] in text

@@ -9,9 +9,9 @@ from fakes.optimising import Optimising
 from fakes.provider import Provider
 
 from examples.demo.model import DemoAnswer
-from penstock.trainer.apo import reflection_client
+from penstock.trainer.apo import gateway_laboratory
 from penstock.trainer.apo.config import ReflectionSettings
-from penstock.trainer.apo.reflection_client import ReflectionClient
+from penstock.trainer.apo.gateway_laboratory import ReflectionClient
 from penstock.trainer.runs.run_end import RunError
 
 SETTINGS = ReflectionSettings(model="thinker", most_tokens=100, price=(2.0, 10.0))
@@ -20,7 +20,7 @@ SETTINGS = ReflectionSettings(model="thinker", most_tokens=100, price=(2.0, 10.0
 
 @pytest.fixture
 def asking(here: Optimising, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> ReflectionClient:
-    monkeypatch.setattr(reflection_client, "PAUSES_S", (0.0,) * 4)
+    monkeypatch.setattr(gateway_laboratory, "PAUSES_S", (0.0,) * 4)
     return ReflectionClient(here.client, http, here.gateway.url, "r.reflections", SETTINGS)
 
 
@@ -72,11 +72,11 @@ async def test_a_question_that_was_refused_is_asked_by_the_next_run(
 async def test_an_error_with_status_200_is_asked_again_as_often_as_others(
     asking: ReflectionClient, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reflection_client, "RECORDED_S", 0.2)
+    monkeypatch.setattr(gateway_laboratory, "RECORDED_S", 0.2)
     provider.script = lambda asked: Failure(200, "you have no credit")
     with pytest.raises(RunError, match=r"does not answer: .*on the tape"):
         await asking.ask("why?", 0)
-    assert len(provider.log) == 1 + len(reflection_client.PAUSES_S)
+    assert len(provider.log) == 1 + len(gateway_laboratory.PAUSES_S)
 
 
 async def test_an_error_that_is_no_text_is_told(

@@ -10,9 +10,9 @@ import pytest
 from fakes.laboratory import tasks
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.config import ApoConfig
-from penstock.trainer.apo.run_directory import SEARCHES, RunDirectory, digest
-from penstock.trainer.apo.splits import split
+from penstock.trainer.apo.config import SEARCHES, ApoConfig, digest
+from penstock.trainer.apo.search import split
+from penstock.trainer.apo.session import RunDirectory
 
 SPLITS = split(tasks(40), 0)
 GIVEN: dict[str, Any] = {"texts": {"prompts": ["desk"]}, "tasks": {"file": "tasks.jsonl"}, "reflection": {"model": "m"}}

@@ -18,13 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engine_factory import make_engine
-from penstock.trainer.apo.gate import ALPHA
-from penstock.trainer.apo.protocol import Evidence, PromptEngine
-from penstock.trainer.apo.search import FINALISTS, SCREEN, SHRINK, PromptSearch, SearchResult, best
-from penstock.trainer.apo.trials import Pool, Trial, TrialSpec
+from penstock.trainer.apo.engines import make_engine
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool, PromptEngine, SearchBudget, Trial, TrialSpec
+from penstock.trainer.apo.search import ALPHA, FINALISTS, SCREEN, SHRINK, PromptSearch, SearchResult, best
 
 TRAIN, VALIDATION = tasks(20), tasks(96, first=20)
 GOOD = Candidate({"desk": "Answer well."}, SEED.id, "it answers badly")

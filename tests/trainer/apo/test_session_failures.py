@@ -153,7 +153,7 @@ async def test_without_a_gateway_it_says_how_one_is_started(here: Optimising) ->
 
 
 ENGINE = """
-from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.protocol import Candidate
 
 async def propose(pool, evidence):
     texts = {name: text + "\\nBe brief." for name, text in pool.seed.texts.items()}

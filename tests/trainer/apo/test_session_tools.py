@@ -25,7 +25,7 @@ from examples.demo.model import DemoAnswer, DemoToolCall, Json, tool_result
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import load
-from penstock.trainer.apo.winner_release import check_publish
+from penstock.trainer.apo.session import check_publish
 
 RIGHT, WRONG = "echo", "fails"
 SAYS = "Says what there is."

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.protocol import AgentTask
-from penstock.trainer.apo.splits import LEAST, SHARES, Splits, agent_tasks, split
+from penstock.trainer.apo.search import LEAST, SHARES, Splits, agent_tasks, split
 
 keys = st.lists(st.integers(0, 25).map("k{}".format), min_size=20, max_size=120)
 

@@ -11,7 +11,7 @@ from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.transcript import Transcript, TranscriptCall
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
-from penstock.trainer.apo.transcripts import render_transcript
+from penstock.trainer.apo.gateway_laboratory import render_transcript
 
 
 def text(role: str, said: str) -> Message:

@@ -7,8 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.trials import Pool, Trial, TrialSpec
+from penstock.trainer.apo.protocol import Candidate, Pool, Trial, TrialSpec
 
 names = st.text(min_size=1, max_size=5)
 texts = st.dictionaries(names, st.text(max_size=20), min_size=1, max_size=4)

@@ -15,7 +15,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import HeartbeatRequest, QueueState, RolloutSpec
 from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Run
-from penstock.trainer.apo.wait_reporter import describe_wait, report_waiting
+from penstock.trainer.apo.session import describe_wait, report_waiting
 from penstock.trainer.data.rollout_waiter import RolloutWaiter
 from penstock.trainer.runs.display import LogDisplay
 from penstock.trainer.runs.report import RunReporter

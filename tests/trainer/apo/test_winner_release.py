@@ -16,9 +16,9 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.run import NewRun
-from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import ApoConfig
-from penstock.trainer.apo.winner_release import release_texts
+from penstock.trainer.apo.protocol import Candidate
+from penstock.trainer.apo.session import release_texts
 from penstock.trainer.serving.publisher import PRODUCTION
 
 SEED = Candidate({"desk": "Answer {name}.", "door": "Open."})
@@ -52,7 +52,7 @@ def config(release: str, path: Path | None = None) -> ApoConfig:
 
 
 async def test_without_a_release_a_person_is_told_how(client: Client) -> None:
-    told = await release_texts(client, config("none"), SEED, BETTER, VERSIONS)
+    told = await release_texts(client, config("none"), SEED.texts, BETTER.texts, VERSIONS)
     command = "penstock release start desk --candidate apo.1 --only mode=online"
     assert told == [(f"desk@apo.1 is better; {command} shows it to production", "info")]
     assert await client.releases() == []
@@ -66,7 +66,7 @@ async def test_a_release_shows_what_has_changed_and_is_started_once(
 ) -> None:
     for _ in range(2):
         # The second is another life of the same run.
-        told = await release_texts(client, config(release, margin), SEED, BETTER, VERSIONS)
+        told = await release_texts(client, config(release, margin), SEED.texts, BETTER.texts, VERSIONS)
         assert told == [("release desk-1 shows desk@apo.1 to production", "info")]
     (started,) = await client.releases()
     assert (started.resource, started.candidate, started.author, started.only) == ("desk", "apo.1", "apo", PRODUCTION)
@@ -85,16 +85,16 @@ async def two(client: Client) -> Client:
 
 
 async def test_a_release_that_was_ended_is_not_said_to_show_anything(client: Client, margin: Path) -> None:
-    _ = await release_texts(client, config("canary", margin), SEED, BETTER, VERSIONS)
+    _ = await release_texts(client, config("canary", margin), SEED.texts, BETTER.texts, VERSIONS)
     await client.decide("desk-1", "abort", ActionRequest(who="ann", why="too kind"))
-    (told,) = await release_texts(client, config("canary", margin), SEED, BETTER, VERSIONS)
+    (told,) = await release_texts(client, config("canary", margin), SEED.texts, BETTER.texts, VERSIONS)
     assert tells(told[0], "release desk-1 of desk@apo.1 was aborted", "too kind", "start desk --candidate apo.1")
     assert told[1] == "warning"
 
 
 async def test_texts_that_were_tested_together_are_released_together(two: Client, margin: Path) -> None:
     for _ in range(2):
-        told = await release_texts(two, config("canary", margin), SEED, BOTH, TOGETHER)
+        told = await release_texts(two, config("canary", margin), SEED.texts, BOTH.texts, TOGETHER)
         ((text, level),) = told
         assert (level, tells(text, "desk-1", "desk@apo.1 and door@apo.2")) == ("info", True), text
     (started,) = await two.releases()
@@ -103,7 +103,7 @@ async def test_texts_that_were_tested_together_are_released_together(two: Client
 
 
 async def test_a_person_is_told_how_to_release_several(two: Client) -> None:
-    ((text, _),) = await release_texts(two, config("none"), SEED, BOTH, TOGETHER)
+    ((text, _),) = await release_texts(two, config("none"), SEED.texts, BOTH.texts, TOGETHER)
     command = "penstock release start desk --candidate apo.1 --with door=apo.2 --only mode=online"
     assert text == f"desk@apo.1 and door@apo.2 are better; {command} shows them to production"
 
@@ -111,25 +111,27 @@ async def test_a_person_is_told_how_to_release_several(two: Client) -> None:
 async def test_a_release_that_cannot_be_started_is_told(two: Client, margin: Path) -> None:
     await two.add_version("door", prompt("Open now.", version="mine"))
     await two.start_release("door", NewRelease(candidate="mine", policy=policy(0.5)))
-    ((text, level),) = await release_texts(two, config("canary", margin), SEED, BOTH, TOGETHER)
+    ((text, level),) = await release_texts(two, config("canary", margin), SEED.texts, BOTH.texts, TOGETHER)
     assert level == "warning"
     command = "penstock release start desk --candidate apo.1 --with door=apo.2 --only mode=online"
     assert tells(text, "desk@apo.1 and door@apo.2 are not released", "release door-1 is live", command)
 
 
 async def test_a_winner_that_changes_nothing_is_not_released(client: Client, margin: Path) -> None:
-    assert await release_texts(client, config("canary", margin), SEED, SEED, VERSIONS) == []
+    assert await release_texts(client, config("canary", margin), SEED.texts, SEED.texts, VERSIONS) == []
     assert await client.releases() == []
 
 
 async def test_what_the_gateway_says_to_a_release_is_told(client: Client) -> None:
     # The usual policy is relative to rewards that were recorded before.
-    ((text, level),) = await release_texts(client, config("canary"), SEED, BETTER, VERSIONS)
+    ((text, level),) = await release_texts(client, config("canary"), SEED.texts, BETTER.texts, VERSIONS)
     assert level == "warning"
     assert tells(text, "no reward", "margin_absolute")
 
 
 async def test_a_policy_that_is_gone_by_then_fails_nothing(client: Client, tmp_path: Path) -> None:
-    ((text, level),) = await release_texts(client, config("auto", tmp_path / "gone.toml"), SEED, BETTER, VERSIONS)
+    ((text, level),) = await release_texts(
+        client, config("auto", tmp_path / "gone.toml"), SEED.texts, BETTER.texts, VERSIONS
+    )
     assert level == "warning"
     assert "publish.policy" in text

@@ -28,10 +28,9 @@ from bench.apo.worlds import (
     world,
     wrong,
 )
-from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.engines.beam import CRITIQUE, EDIT
+from penstock.trainer.apo.protocol import Candidate, Trial, TrialSpec
 from penstock.trainer.apo.reflection import ask_hypotheses, ask_scratch, fenced, read_hypotheses, read_texts
-from penstock.trainer.apo.trials import Trial, TrialSpec
 
 SEEDS = range(4)
 EVERY = [(family, seed) for family in FAMILIES for seed in SEEDS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.protocol import Candidate
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront, choose_front
 
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from penstock.gateway.model.base import Mode
-from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.config import ApoConfig as Settings
-from penstock.trainer.apo.protocol import AgentTask, Reflection
-from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec
 from penstock.trainer.config import PromptSettings
 from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront

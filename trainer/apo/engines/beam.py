@@ -17,17 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
-from penstock.trainer.apo.engines.held_out import HoldOutSplit, hold_out
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.reflection import fenced, format_trial
-from penstock.trainer.apo.trials import Pool, Trial
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool, hold_out, means
+from penstock.trainer.apo.reflection import fenced, format_trials
 
 GRADIENT: Final = 4
-"""Rollouts that a critique sees."""
 BATCH: Final = 16
-"""Tasks on which the beam is compared."""
 HELD_OUT: Final = (32, 16)
 """Held-out tasks on which the first of the beam is run; the second if the budget is too small for the first."""
 
@@ -60,7 +54,6 @@ class BeamSize(NamedTuple):
     rounds: int
 
     def rollouts(self, held_out: int) -> int:
-        """Return the number of rollouts of a whole search with `held_out` held-out tasks."""
         batch = min(BATCH, held_out)
         children = self.width * self.branch
         compared = self.rounds * (children + self.width) - (self.width - 1)
@@ -71,12 +64,11 @@ SIZES: Final = (BeamSize(4, 4, 3), BeamSize(3, 3, 3), BeamSize(2, 2, 3), BeamSiz
 
 
 class BeamEngine:
-    """The engine of one run."""
-
     def __init__(self) -> None:
         self._beam: list[Candidate] = []
         self._size = SIZES[-1]
-        self._parts = HoldOutSplit([], [])
+        self._learn: list[str] = []
+        self._choose: list[str] = []
         self._round = 0
         self._order: list[str] = []
         self._best: tuple[float, Candidate] | None = None
@@ -90,44 +82,47 @@ class BeamEngine:
         self._round += 1
         children = await self._children(evidence)
         runners = list({one.id: one for one in (*self._beam, *children)}.values())
-        tasks = evidence.random.sample(self._parts.choose, min(BATCH, len(self._parts.choose)))
-        scores = _means(await run_all(evidence, [(one, task) for one in runners for task in tasks]))
+        tasks = evidence.random.sample(self._choose, min(BATCH, len(self._choose)))
+        trials = await evidence.run_all([(one, task) for one in runners for task in tasks])
+        scores = means((trial.candidate, trial.reward) for trial in trials)
         self._beam = sorted(runners, key=lambda one: -scores.get(one.id, 0.0))[: self._size.width]
         await self._lead(self._beam[0], evidence)
         return self._beam
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """Return the text with the highest mean on the held-out tasks."""
         return [] if self._best is None else [self._best[1]]
 
     async def _begin(self, pool: Pool, evidence: Evidence) -> None:
         self._beam = [pool.seed]
         left = evidence.budget.left
-        self._parts = hold_out(evidence, HELD_OUT[0] if SIZES[-1].rollouts(HELD_OUT[0]) <= left else HELD_OUT[1])
-        held_out = len(self._parts.choose)
+        self._learn, self._choose = hold_out(
+            evidence, HELD_OUT[0] if SIZES[-1].rollouts(HELD_OUT[0]) <= left else HELD_OUT[1]
+        )
+        held_out = len(self._choose)
         self._size = next((one for one in SIZES if one.rollouts(held_out) <= left), SIZES[-1])
         await self._lead(pool.seed, evidence)
 
     async def _lead(self, candidate: Candidate, evidence: Evidence) -> None:
-        """Run the first of the beam on all held-out tasks, and keep it if it is the best so far."""
-        mean = _means(await run_all(evidence, [(candidate, task) for task in self._parts.choose])).get(candidate.id)
+        trials = await evidence.run_all([(candidate, task) for task in self._choose])
+        mean = means((candidate.id, trial.reward) for trial in trials).get(candidate.id)
         if mean is not None and (self._best is None or mean > self._best[0]):
             self._best = mean, candidate
 
     async def _children(self, evidence: Evidence) -> list[Candidate]:
-        """Return the parents' children, rewritten after a critique of some rollouts; one text of each, in turn."""
         parents = [self._beam[at % len(self._beam)] for at in range(self._size.width)]
         branches = [parent for parent in parents for _ in range(self._size.branch)]
         pairs = [(parent, task) for parent in branches for task in self._next(evidence)]
-        trials = await run_all(evidence, pairs)
+        trials = await evidence.run_all(pairs)
         each = len(pairs) // len(branches)
         seen = [trials[start : start + each] for start in range(0, len(trials), each)]
         texts = sorted(branches[0].texts)
         names = [texts[(self._round + at) % len(texts)] for at in range(len(branches))]
         every = list(zip(branches, names, seen, strict=True))
-        critiques = await ask_all(evidence, [CRITIQUE % (one.texts[name], _said(some)) for one, name, some in every])
+        critiques = await evidence.reflect_all(
+            [CRITIQUE % (one.texts[name], format_trials(some)) for one, name, some in every]
+        )
         given = [(*branch, critique) for branch, critique in zip(every, critiques, strict=True) if critique]
-        answers = await ask_all(evidence, [EDIT % (one.texts[name], critique) for one, name, _, critique in given])
+        answers = await evidence.reflect_all([EDIT % (one.texts[name], critique) for one, name, _, critique in given])
         children = [
             Candidate({**one.texts, name: fenced(answer)}, one.id, critique, tuple(trial.rollout for trial in some))
             for (one, name, some, critique), answer in zip(given, answers, strict=True)
@@ -137,21 +132,8 @@ class BeamEngine:
 
     def _next(self, evidence: Evidence) -> list[str]:
         """Return the tasks of a critique; every task is drawn before one is drawn again."""
-        count = min(GRADIENT, len(self._parts.learn))
+        count = min(GRADIENT, len(self._learn))
         if len(self._order) < count:
-            self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
+            self._order = evidence.random.sample(self._learn, len(self._learn))
         found, self._order = self._order[:count], self._order[count:]
         return found
-
-
-def _said(trials: Sequence[Trial]) -> str:
-    return "\n".join(format_trial(trial, at) for at, trial in enumerate(trials, 1))
-
-
-def _means(trials: Sequence[Trial]) -> dict[str, float]:
-    """Return the mean reward by candidate, of those that have one."""
-    rewards: dict[str, list[float]] = {}
-    for trial in trials:
-        if trial.reward is not None:
-            rewards.setdefault(trial.candidate, []).append(trial.reward)
-    return {name: sum(found) / len(found) for name, found in rewards.items()}

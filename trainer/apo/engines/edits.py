@@ -19,20 +19,12 @@ from collections.abc import Sequence
 from math import cos, pi
 from typing import Final
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.edits import Edit, applied, exclude, words
-from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
-from penstock.trainer.apo.engines.held_out import HoldOutSplit, hold_out
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.reflection import ask_hypotheses, read_hypotheses
-from penstock.trainer.apo.trials import Pool, Trial
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool, Trial, hold_out, means
+from penstock.trainer.apo.reflection import Edit, applied, ask_hypotheses, exclude, read_hypotheses, words
 
 RATE: Final = 4
-"""Most edits of the first round."""
 SLOW: Final = 2
-"""Most edits of the last round."""
 MINIBATCH: Final = 8
-"""Rollouts that a reflection sees."""
 SHARE: Final = 24
 """A round's batch, and the held-out part, have one task for so many rollouts of the budget."""
 FEWEST: Final = 16
@@ -49,12 +41,11 @@ Key = tuple[str, str, str, frozenset[str]]
 
 
 class EditEngine:
-    """The engine of one run."""
-
     def __init__(self) -> None:
         self._held: Candidate | None = None
         self._mean = 0.0
-        self._parts = HoldOutSplit([], [])
+        self._learn: list[str] = []
+        self._choose: list[str] = []
         self._batch = 0
         self._order: list[str] = []
         self._rejected: dict[Key, Edit] = {}
@@ -63,7 +54,7 @@ class EditEngine:
     async def propose(self, pool: Pool, evidence: Evidence) -> Sequence[Candidate]:
         """Do one round; return the new text, or the current one if there was nothing to try."""
         held = self._held or await self._begin(pool, evidence)
-        trials = await run_all(evidence, [(held, task) for task in self._next(evidence)])
+        trials = await evidence.run_all([(held, task) for task in self._next(evidence)])
         edits = await self._edits(held, trials, evidence)
         causes = tuple(trial.rollout for trial in trials)
         tried = Candidate(applied(held.texts, edits), held.id, "; ".join(map(format_edit, edits)), causes)
@@ -80,32 +71,29 @@ class EditEngine:
         return [tried]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """Return the current text, which is the best so far."""
         return [] if self._held is None else [self._held]
 
     async def _begin(self, pool: Pool, evidence: Evidence) -> Candidate:
         self._batch = min(MOST, max(FEWEST, evidence.budget.left // SHARE))
-        self._parts = hold_out(evidence, self._batch)
+        self._learn, self._choose = hold_out(evidence, self._batch)
         self._mean = await self._measured(pool.seed, evidence)
         self._held = pool.seed
         return pool.seed
 
     async def _measured(self, candidate: Candidate, evidence: Evidence) -> float:
-        """Return the mean reward on the held-out tasks; 0 without one."""
-        trials = await run_all(evidence, [(candidate, task) for task in self._parts.choose])
-        rewards = [trial.reward for trial in trials if trial.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else 0.0
+        trials = await evidence.run_all([(candidate, task) for task in self._choose])
+        return means(("", trial.reward) for trial in trials).get("", 0.0)
 
     async def _edits(self, held: Candidate, trials: Sequence[Trial], evidence: Evidence) -> list[Edit]:
-        """Return the edits that reflections on failures propose, the most frequent first."""
         failed = [trial for trial in trials if trial.reward is not None and trial.reward < 1.0]
         if not failed:
             return []
         batches = [failed[start : start + MINIBATCH] for start in range(0, len(failed), MINIBATCH)]
-        rate = self._rate(evidence)
+        done = evidence.budget.used_rollouts / evidence.budget.rollouts
+        rate = round(SLOW + (RATE - SLOW) * (1 + cos(pi * min(1.0, done))) / 2)
         shown = REJECTED + "\n".join(map(format_edit, self._rejected.values())) if self._rejected else ""
         asked = [ask_hypotheses(held.texts, batch, rate) + shown for batch in batches]
-        answers = [answer for answer in await ask_all(evidence, asked) if answer]
+        answers = [answer for answer in await evidence.reflect_all(asked) if answer]
         named = [one.edit for answer in answers for one in read_hypotheses(answer, held.texts)]
         votes = Counter(map(edit_key, named))
         found: list[Edit] = []
@@ -114,26 +102,19 @@ class EditEngine:
                 found.append(edit)
         return found[:rate]
 
-    def _rate(self, evidence: Evidence) -> int:
-        """Return the number of edits that this round allows."""
-        done = evidence.budget.used_rollouts / evidence.budget.rollouts
-        return round(SLOW + (RATE - SLOW) * (1 + cos(pi * min(1.0, done))) / 2)
-
     def _reject(self, edits: Sequence[Edit]) -> None:
         self._rejected |= {edit_key(edit): edit for edit in edits}
 
     def _next(self, evidence: Evidence) -> list[str]:
-        """Return the tasks of a batch. Every task is drawn before one is drawn again, and then the buffer is
-        emptied."""
+        """Return the tasks of a batch. Once all are drawn, the buffer is emptied, and they are drawn again."""
         if not self._order:
-            self._order = evidence.random.sample(self._parts.learn, len(self._parts.learn))
+            self._order = evidence.random.sample(self._learn, len(self._learn))
             self._rejected.clear()
         found, self._order = self._order[: self._batch], self._order[self._batch :]
         return found
 
 
 def edit_key(edit: Edit) -> Key:
-    """Return a key that is equal for edits with the same words, in whatever order."""
     return edit.resource, edit.kind, edit.line.strip(), words(edit.text)
 
 

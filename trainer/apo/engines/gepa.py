@@ -11,13 +11,21 @@ reward counts as the mean of the others of its candidate in the batch, and is no
 evaluation cache stays off (in 0.1.4 it confuses the two sets of tasks), and nothing is written to disk: a run that was
 killed begins again and finds its rollouts. The search ends by itself after `IDLE` minibatches in a row with the best
 rewards only or without any reward.
+
+The library blocks, so it runs in a thread, and the event loop does the work that it requests. The thread sends one
+request after the other and waits for each. Between `yield` and the next step it waits too. So the thread stands still
+while nobody iterates, and its course follows from the answers alone. When the iteration is cancelled, or a request has
+failed, the thread ends at its next request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Final
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar, cast
 
 from gepa.api import optimize
 from gepa.core.adapter import EvaluationBatch
@@ -27,13 +35,8 @@ from gepa.strategies.instruction_proposal import InstructionProposalSignature
 from gepa.strategies.proposal_sampling import PxNSampling
 from gepa.strategies.proposal_selection import AllImprovements
 
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engines.batch_questions import ask_all, run_all
-from penstock.trainer.apo.engines.blocking_bridge import LoopPortal, iterate_in_thread
-from penstock.trainer.apo.engines.held_out import hold_out
-from penstock.trainer.apo.protocol import Evidence
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool, Trial, hold_out
 from penstock.trainer.apo.reflection import clipped
-from penstock.trainer.apo.trials import Pool, Trial
 
 IDLE: Final = 20
 """Minibatches in a row without anything to learn after which the search ends."""
@@ -44,8 +47,81 @@ MOST: Final = 64
 """Fewest and most tasks of the held-out part."""
 ASK: Final = InstructionProposalSignature.default_prompt_template + (" Keep every {slot} of the instructions as it is.")
 
+T = TypeVar("T")
 Texts = dict[str, str]
 Batch = EvaluationBatch[Trial | str, None]
+Work = Callable[[], Awaitable[Any]]
+
+
+class BridgeExit(BaseException):
+    """The iteration has ended. No `Exception`, because libraries go on after those."""
+
+
+class LoopPortal:
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.requests: asyncio.Queue[tuple[Work | None, Any, Future[Any]]] = asyncio.Queue()
+        """(work to do, or None with news or an error, the future of the answer)."""
+        self._answer: Future[Any] | None = None
+        self._over = False
+        self._lock = threading.Lock()
+
+    def call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Let the event loop do `work`, and return the result. Raises `BridgeExit`."""
+        return cast(T, self._send(work, None))
+
+    def emit(self, news: Any) -> None:
+        """Yield news to the iteration, and wait for its next step. Raises `BridgeExit`."""
+        self._send(None, news)
+
+    def run(self, function: Callable[[LoopPortal], None]) -> None:
+        """Run the function, then report the end of the thread: its error, or `BridgeExit`."""
+        error: BaseException = BridgeExit()
+        try:
+            function(self)
+        except BaseException as raised:
+            error = raised
+        self._post(None, error)
+
+    def close(self) -> None:
+        """End the connection because the iteration has ended; called in the event loop."""
+        with self._lock:
+            self._over = True
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(BridgeExit())
+
+    def _send(self, work: Work | None, news: Any) -> Any:
+        answer = self._post(work, news)
+        if answer is None:
+            raise BridgeExit
+        return answer.result()
+
+    def _post(self, work: Work | None, news: Any) -> Future[Any] | None:
+        """Send a request; return the future of its answer, or None if the iteration has ended."""
+        with self._lock:
+            if self._over:
+                return None
+            self._answer = answer = Future[Any]()
+            self._loop.call_soon_threadsafe(self.requests.put_nowait, (work, news, answer))
+            return answer
+
+
+async def iterate_in_thread(function: Callable[[LoopPortal], None]) -> AsyncGenerator[Any]:
+    """Run a function in a thread and do the work that it requests; yield its news. Raises the error of either."""
+    line = LoopPortal()
+    threading.Thread(target=line.run, args=(function,), daemon=True).start()
+    try:
+        while True:
+            work, news, answer = await line.requests.get()
+            if isinstance(news, BridgeExit):
+                return
+            if isinstance(news, BaseException):
+                raise news
+            if work is None:
+                yield news
+            answer.set_result(None if work is None else await work())
+    finally:
+        line.close()
 
 
 class GepaEngine:
@@ -64,7 +140,6 @@ class GepaEngine:
         return [] if candidate is None else [candidate]
 
     def finalists(self, pool: Pool) -> list[Candidate]:
-        """Return the candidate with the highest mean on the held-out tasks."""
         return [] if self._best is None else [self._best]
 
     async def _search(self, pool: Pool, evidence: Evidence) -> AsyncGenerator[Candidate]:
@@ -85,18 +160,13 @@ class GepaEngine:
                 callbacks=[adapter],  # pyright: ignore[reportArgumentType]  # it has some of the callbacks
                 stop_callbacks=adapter.should_stop,
                 cache_evaluation=False,
-                logger=_NullLogger(),
+                logger=adapter,
                 seed=seed,
             )
 
         async for candidate, leads in iterate_in_thread(search):
             self._best = candidate if leads else self._best
             yield candidate
-
-
-class _NullLogger:
-    def log(self, message: str) -> None:
-        """Ignore the message; without a logger the library prints."""
 
 
 class _ReflectiveDataset(dict[str, list[dict[str, str]]]):
@@ -106,7 +176,7 @@ class _ReflectiveDataset(dict[str, list[dict[str, str]]]):
 
 
 class _GepaAdapter:
-    """The library's adapter and callbacks, implemented by the evidence."""
+    """The library's adapter, callbacks, logger and model, implemented by the evidence."""
 
     propose_new_texts = None
 
@@ -117,86 +187,76 @@ class _GepaAdapter:
         self._idle = 0
 
     def note_origin(self, parent: Texts, changed: Texts, rollouts: tuple[str, ...]) -> None:
-        """Note the origin of a candidate."""
         claim = f"written anew: {', '.join(sorted(changed))}"
         child = Candidate({**parent, **changed}, self._candidate(parent).id, claim, rollouts)
         self._made.setdefault(child.id, child)
-
-    def ask(self, prompts: Sequence[str]) -> list[str | None]:
-        """Return the reflecting model's answers; None where the budget allowed none."""
-        return self._line.call(lambda: ask_all(self._evidence, prompts))
 
     def _candidate(self, texts: Texts) -> Candidate:
         found = Candidate(dict(texts))
         return self._made.get(found.id, found)
 
-    # Called by the library --------------------------------------------------------------------------------------------
-
     def evaluate(self, batch: list[str], candidate: Texts, capture_traces: bool = False) -> Batch:
-        """Run a candidate on tasks."""
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: list[tuple[Texts, list[str]]]) -> list[Batch]:
-        """Run candidates on tasks, all at the same time."""
-        found = [self._candidate(texts) for texts, _ in items]
-        problems = [self._evidence.problem(candidate) for candidate in found]
-        pairs = [
-            (candidate, task)
-            for candidate, problem, (_, tasks) in zip(found, problems, items, strict=True)
-            for task in tasks
-            if not problem
+        found = [
+            (one, self._evidence.problem(one), tasks) for texts, tasks in items for one in [self._candidate(texts)]
         ]
-        trials = iter(self._line.call(lambda: run_all(self._evidence, pairs)))
-        return [
-            _refused(problem, len(tasks)) if problem else _batch([next(trials) for _ in tasks])
-            for problem, (_, tasks) in zip(problems, items, strict=True)
-        ]
+        pairs = [(candidate, task) for candidate, problem, tasks in found if not problem for task in tasks]
+        trials = iter(self._line.call(lambda: self._evidence.run_all(pairs)))
+        return [_batch(tasks, problem, [] if problem else [next(trials) for _ in tasks]) for _, problem, tasks in found]
 
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Batch, components_to_update: list[str]
     ) -> _ReflectiveDataset:
-        """Return the input of a reflection on these texts. Raises `ValueError` if no rollout has a reward: the library
-        goes on."""
+        """Return the input of a reflection. Raises `ValueError` if no rollout has a reward: the library goes on."""
         trials = [one for one in eval_batch.trajectories or [] if isinstance(one, Trial) and one.reward is not None]
         if not trials:
             self._idle += 1
             raise ValueError("no rollout has a reward")
-        records = [self._record(trial) for trial in trials]
+        records = [
+            {
+                "Inputs": json.dumps(self._inputs[trial.task], ensure_ascii=False),
+                "Generated Outputs": clipped(trial.transcript),
+                "Feedback": f"Reward {trial.reward:.2f} of 1. {trial.reason or 'No reason was given.'}",
+            }
+            for trial in trials
+        ]
         seen = _ReflectiveDataset({name: records for name in components_to_update})
         seen.rollouts = tuple(trial.rollout for trial in trials)
         return seen
 
-    def _record(self, trial: Trial) -> dict[str, str]:
-        return {
-            "Inputs": json.dumps(self._inputs[trial.task], ensure_ascii=False),
-            "Generated Outputs": clipped(trial.transcript),
-            "Feedback": f"Reward {trial.reward:.2f} of 1. {trial.reason or 'No reason was given.'}",
-        }
-
-    # The library's callbacks ------------------------------------------------------------------------------------------
-
     def on_valset_evaluated(self, event: ValsetEvaluatedEvent) -> None:
-        """Yield a candidate that is in the library's pool."""
         self._line.emit((self._candidate(event["candidate"]), event["is_best_program"]))
 
     def on_evaluation_skipped(self, event: EvaluationSkippedEvent) -> None:
-        """Count a minibatch without anything to learn."""
         self._idle += event["reason"] == "all_scores_perfect"
 
     def on_proposal_start(self, event: ProposalStartEvent) -> None:
-        """Reset the count: a minibatch had something to learn."""
         self._idle = 0
 
     def should_stop(self, gepa_state: Any) -> bool:
-        """True if the library must stop."""
         return self._idle >= IDLE
+
+    def log(self, message: str) -> None:
+        """Ignore the message; without a logger the library prints."""
+
+    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        return self._ask([str(prompt)])[0]
+
+    def batch_complete(self, messages: list[list[dict[str, Any]]]) -> list[str]:
+        return self._ask([str(one[0]["content"]) for one in messages])
+
+    def _ask(self, prompts: Sequence[str]) -> list[str]:
+        """Return the answers; empty where the budget allowed none."""
+        return [answer or "" for answer in self._line.call(lambda: self._evidence.reflect_all(prompts))]
 
 
 class _GepaReflection(StatelessReflectionLM):
     """The library's own question, and its own parser of the answer."""
 
     def __init__(self, adapter: _GepaAdapter) -> None:
-        super().__init__(_GepaModel(adapter), ASK)
+        super().__init__(adapter, ASK)
         self._adapter = adapter
 
     def reflect_many(self, jobs: list[ReflectionJob]) -> list[tuple[ReflectionProposal, StatelessReflectionLM]]:
@@ -208,26 +268,12 @@ class _GepaReflection(StatelessReflectionLM):
         return answers
 
 
-class _GepaModel:
-    """The reflecting model, with the interface that the library calls."""
-
-    def __init__(self, adapter: _GepaAdapter) -> None:
-        self._adapter = adapter
-
-    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        return self._adapter.ask([str(prompt)])[0] or ""
-
-    def batch_complete(self, messages: list[list[dict[str, Any]]]) -> list[str]:
-        return [answer or "" for answer in self._adapter.ask([str(one[0]["content"]) for one in messages])]
-
-
-def _batch(trials: Sequence[Trial]) -> Batch:
+def _batch(tasks: Sequence[str], problem: str, trials: Sequence[Trial]) -> Batch:
+    """Return the library's form of trials; of a candidate with a problem there are none."""
+    count, refused = len(tasks), list[Trial | str]([problem] * len(tasks))
+    if problem:
+        return EvaluationBatch([None] * count, [0.0] * count, refused, num_metric_calls=0)
     given = [trial.reward for trial in trials if trial.reward is not None]
     mean = sum(given) / len(given) if given else 0.0
     scores = [mean if trial.reward is None else trial.reward for trial in trials]
-    return EvaluationBatch([None] * len(trials), scores, list(trials))
-
-
-def _refused(problem: str, count: int) -> Batch:
-    told: list[Trial | str] = [problem] * count
-    return EvaluationBatch([None] * count, [0.0] * count, told, num_metric_calls=0)
+    return EvaluationBatch([None] * count, scores, list(trials))

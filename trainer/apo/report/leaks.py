@@ -18,18 +18,16 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
+from penstock.gateway.model.base import Noun
 from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.trainer.apo.protocol import AgentTask
-from penstock.trainer.apo.report.result import Leak
 
 PHRASE: Final = 6
-"""Words of a phrase."""
 RARE: Final = 0.1
 """Largest share of the tasks with a phrase or a value that still counts as a leak; one task always counts."""
 LEAST: Final = 3
-"""Fewest characters of a value."""
 LONGEST: Final = 200
 """Most characters of a value that is searched as a whole; in longer ones phrases are found."""
 GRADER: Final = (
@@ -38,49 +36,54 @@ GRADER: Final = (
     "test cases", "ignore previous", "ignore all previous", "ignore the above", "disregard previous",
     "disregard all previous", "disregard the above",
 )  # fmt: skip
-"""Words to the grader."""
 _WORD: Final = re.compile(r"[^\W_]+(?:['._-][^\W_]+)*")
+_SLOT: Final = re.compile(r"\{[^{}\n]*\}")
+Kind = Literal["task", "reason", "grader", "slot"]
+
+
+class Leak(Noun):
+    """Something in a text that should not be there."""
+
+    kind: Kind
+    resource: str
+    line: str
+    found: str
+    where: str = ""
 
 
 class SourceText(NamedTuple):
-    """A text with its task: a part of its input, or a grader's reason."""
-
     task: str
     text: str
 
 
 def leaks(
-    seed: Mapping[str, str],
-    winner: Mapping[str, str],
-    tasks: Sequence[AgentTask],
-    reasons: Iterable[tuple[str, str]],
+    seed: Mapping[str, str], winner: Mapping[str, str], tasks: Sequence[AgentTask], reasons: Iterable[tuple[str, str]]
 ) -> list[Leak]:
     """Return the leaks. `reasons`: (task id, a grader's reason for a rollout of it)."""
     known = _spaced("\n".join(seed.values()))
-    inputs = [(task.id, list(_leaves(task.input))) for task in tasks]
+    inputs = [SourceText(task.id, text) for task in tasks for text in _leaves(task.input)]
     said = [SourceText(*reason) for reason in reasons if reason[1]]
     most = max(1, int(RARE * len(tasks)))
-    values = _values(inputs, most)
-    figures = _figures(said, most)
+    values = _rare([(text.strip(), task) for task, text in inputs if _telling(text)], most)
+    words = [(word, task) for task, text in said for word in _WORD.findall(text)]
+    figures = _rare([pair for pair in words if len(pair[0]) >= LEAST and any(map(str.isdigit, pair[0]))], most)
     found: list[Leak] = []
-    for resource, line in _added(seed, winner):
-        phrases = [one for one in _phrases(line) if f" {one} " not in known]
-        texts = [SourceText(task, text) for task, leaves in inputs for text in leaves]
-        copied = _copied(phrases, texts, most) or _held(line, values, known)
-        found += [Leak(kind="task", resource=resource, line=line, found=what, where=at) for what, at in copied]
-        if not copied:
-            copied = _copied(phrases, said, most) or _held(line, figures, known)
-            found += [Leak(kind="reason", resource=resource, line=line, found=what, where=at) for what, at in copied]
-        spoken = [word for word in GRADER if f" {word} " in _spaced(line) and f" {word} " not in known]
-        found += [Leak(kind="grader", resource=resource, line=line, found=word) for word in spoken]
-    return [*found, *_slots(seed, winner)]
-
-
-def _added(seed: Mapping[str, str], winner: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (resource, line) of new lines."""
+    kind: Kind
     for resource, text in winner.items():
         old = {line.strip() for line in seed.get(resource, "").split("\n")}
-        yield from ((resource, line.strip()) for line in text.split("\n") if line.strip() and line.strip() not in old)
+        for line in (line.strip() for line in text.split("\n")):
+            if not line or line in old:
+                continue
+            said_words = _WORD.findall(line.lower())
+            rows = (" ".join(said_words[at : at + PHRASE]) for at in range(len(said_words) - PHRASE + 1))
+            phrases = [one for one in rows if f" {one} " not in known]
+            kind, copied = "task", _copied(phrases, inputs, most) or _held(line, values, known)
+            if not copied:
+                kind, copied = "reason", _copied(phrases, said, most) or _held(line, figures, known)
+            found += [Leak(kind=kind, resource=resource, line=line, found=what, where=at) for what, at in copied]
+            spoken = [word for word in GRADER if f" {word} " in _spaced(line) and f" {word} " not in known]
+            found += [Leak(kind="grader", resource=resource, line=line, found=word) for word in spoken]
+    return [*found, *_slots(seed, winner)]
 
 
 def _spaced(text: str) -> str:
@@ -88,16 +91,9 @@ def _spaced(text: str) -> str:
     return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
-def _phrases(line: str) -> list[str]:
-    words = _WORD.findall(line.lower())
-    return [" ".join(words[at : at + PHRASE]) for at in range(len(words) - PHRASE + 1)]
-
-
 def _copied(phrases: Sequence[str], sources: Sequence[SourceText], most: int) -> list[tuple[str, str]]:
     """Return the first phrase of a line that few tasks have, with one of these tasks; empty without one."""
-    if not phrases:
-        return []
-    spaced = [(task, _spaced(text)) for task, text in sources]
+    spaced = [(task, _spaced(text)) for task, text in sources] if phrases else []
     for phrase in phrases:
         having = list(dict.fromkeys(task for task, text in spaced if f" {phrase} " in text))
         if 0 < len(having) <= most:
@@ -106,12 +102,9 @@ def _copied(phrases: Sequence[str], sources: Sequence[SourceText], most: int) ->
 
 
 def _leaves(value: Any) -> Iterator[str]:
-    """Yield the texts and numbers of a JSON value."""
-    if isinstance(value, dict):
-        for one in cast(dict[str, Any], value).values():
-            yield from _leaves(one)
-    elif isinstance(value, list):
-        for one in cast(list[Any], value):
+    if isinstance(value, dict | list):
+        parts = cast(dict[str, Any], value).values() if isinstance(value, dict) else cast(list[Any], value)
+        for one in parts:
             yield from _leaves(one)
     elif isinstance(value, str):
         yield value
@@ -119,21 +112,11 @@ def _leaves(value: Any) -> Iterator[str]:
         yield json.dumps(value)
 
 
-def _values(inputs: Iterable[tuple[str, Sequence[str]]], most: int) -> dict[str, str]:
-    """Return values that few tasks have, with one of these tasks."""
-    return _rare(((value.strip(), task) for task, leaves in inputs for value in leaves if _telling(value)), most)
-
-
 def _telling(value: str) -> bool:
     """True if a value in a prompt shows that it was copied: a common word does not."""
     if not LEAST <= len(value.strip()) <= LONGEST:
         return False
     return len(_WORD.findall(value)) > 2 or any(one.isdigit() or one.isupper() for one in value)
-
-
-def _figures(said: Iterable[SourceText], most: int) -> dict[str, str]:
-    pairs = ((word, task) for task, text in said for word in _WORD.findall(text))
-    return _rare(((word, task) for word, task in pairs if len(word) >= LEAST and any(map(str.isdigit, word))), most)
 
 
 def _rare(pairs: Iterable[tuple[str, str]], most: int) -> dict[str, str]:
@@ -144,8 +127,7 @@ def _rare(pairs: Iterable[tuple[str, str]], most: int) -> dict[str, str]:
 
 
 def _held(line: str, values: Mapping[str, str], known: str) -> list[tuple[str, str]]:
-    """Return the longest value that a line has as whole words, with its task; a single word must match in case. Empty
-    without one."""
+    """Return the longest value that a line has as whole words, with its task; a single word must match in case."""
     exact, spaced = f" {' '.join(_WORD.findall(line))} ", _spaced(line)
     found: list[tuple[str, str]] = []
     for value, task in values.items():
@@ -158,26 +140,19 @@ def _held(line: str, values: Mapping[str, str], known: str) -> list[tuple[str, s
 
 
 def _slots(seed: Mapping[str, str], winner: Mapping[str, str]) -> Iterator[Leak]:
-    for resource, text in winner.items():
+    for resource, after in winner.items():
+        before = seed.get(resource, "")
         try:
-            before = Template.parse(seed.get(resource, ""))
+            template = Template.parse(before)
         except TemplateError:
             # A text that was never a template has no slots to lose.
             continue
         try:
-            after = Template.parse(text)
-            check_candidate(before, after)
+            check_candidate(template, Template.parse(after))
         except TemplateError as error:
-            yield Leak(kind="slot", resource=resource, line=_slot_line(seed.get(resource, ""), text), found=str(error))
-
-
-def _slot_line(before: str, after: str) -> str:
-    """Return the first line whose slots are not those of the other text."""
-    slots = re.compile(r"\{[^{}\n]*\}")
-    change = Counter(slots.findall(after))
-    change.subtract(slots.findall(before))
-    for text in (after, before):
-        for line in text.split("\n"):
-            if any(change[slot] for slot in slots.findall(line)):
-                return line.strip()
-    return ""
+            # The first line whose slots are not those of the other text.
+            change = Counter(_SLOT.findall(after))
+            change.subtract(_SLOT.findall(before))
+            lines = [line.strip() for text in (after, before) for line in text.split("\n")]
+            line = next((line for line in lines if any(change[slot] for slot in _SLOT.findall(line))), "")
+            yield Leak(kind="slot", resource=resource, line=line, found=str(error))

@@ -8,10 +8,16 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
-from penstock.trainer.apo.advice.belief import Belief, NormalEstimate, fit_belief
-from penstock.trainer.apo.advice.observation import Arm, Observation, Stance
-from penstock.trainer.apo.advice.variance import variance_components
-from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.advice.estimates import (
+    Arm,
+    Belief,
+    NormalEstimate,
+    Observation,
+    Stance,
+    fit_belief,
+    variance_components,
+)
+from penstock.trainer.apo.protocol import Candidate
 
 STANCES: tuple[Stance, ...] = ("seed", "terse", "steps", "checklist", "scratch", "mended")
 ARMS = [Arm(Candidate({"p": stance}), stance) for stance in STANCES]

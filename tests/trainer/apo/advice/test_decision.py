@@ -8,19 +8,22 @@ import pytest
 
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
-from penstock.trainer.apo.advice.belief import Belief, NormalEstimate
-from penstock.trainer.apo.advice.decision import ProbeFindings, Verdict, derive_findings
-from penstock.trainer.apo.advice.explanation import why
-from penstock.trainer.apo.advice.forecast import RaceForecast
-from penstock.trainer.apo.advice.observation import Arm, Observation
-from penstock.trainer.apo.advice.variance import GraderVariance, VarianceComponents
-from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.advice.decision import ProbeFindings, Verdict, derive_findings, why
+from penstock.trainer.apo.advice.estimates import (
+    Arm,
+    Belief,
+    NormalEstimate,
+    Observation,
+    RaceForecast,
+    VarianceComponents,
+)
+from penstock.trainer.apo.protocol import Candidate
 
 SEED, OTHER = Candidate({"p": "seed"}), Candidate({"p": "other"})
 SOME = [Observation(SEED.id, "t", reward) for reward in (0.0, 1.0)]
-QUIET = VarianceComponents(0.02, 0.01, 0.0, 0.04, 20, GraderVariance(0.0, 16))
-NOISY = replace(QUIET, within=0.24, grader=GraderVariance(0.2, 16))
-UNKNOWN = replace(QUIET, within=0.24, grader=None)
+QUIET = VarianceComponents(task=0.02, prompt=0.01, within=0.04, grader=0.0, judgements=16, repeats=20)
+NOISY = QUIET.model_copy(update={"within": 0.24, "grader": 0.2})
+UNKNOWN = QUIET.model_copy(update={"within": 0.24, "grader": None, "judgements": 0})
 
 
 def findings(
@@ -50,7 +53,7 @@ CASES: list[tuple[Verdict, ProbeFindings]] = [
     ("the grader is too noisy", findings(split=NOISY, power=0.3, gain=(0.15, 0.1))),
     ("prompts", findings(split=NOISY, power=0.3, gain=(0.3, 0.05))),
     ("prompts", findings(split=NOISY, power=0.8, gain=(0.15, 0.1))),
-    ("weights", findings(split=replace(NOISY, grader=GraderVariance(0.2, 3)), power=0.3)),
+    ("weights", findings(split=NOISY.model_copy(update={"judgements": 3}), power=0.3)),
     ("tool texts", findings(split=NOISY, power=0.3, tools=(0.2, 0.05))),
 ]
 

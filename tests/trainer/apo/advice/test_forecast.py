@@ -8,9 +8,8 @@ pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or 
 
 import numpy as np
 
-from penstock.trainer.apo.advice.belief import NormalEstimate
-from penstock.trainer.apo.advice.forecast import BLOCK, MOST_PAIRS, forecast_race, race_lengths
-from penstock.trainer.apo.gate import Racer
+from penstock.trainer.apo.advice.estimates import BLOCK, MOST_PAIRS, NormalEstimate, forecast_race, race_lengths
+from penstock.trainer.apo.search import Racer
 
 RATE = 0.4
 
@@ -24,7 +23,7 @@ def test_a_race_is_decided_where_the_gate_decides_it() -> None:
     for race, end in enumerate(ends):
         racer = Racer("c", 1, RATE)
         pairs = 0
-        while racer.evidence < racer.needed:
+        while racer.e_value < racer.needed:
             racer.add(float(drawn[race, pairs]))
             pairs += 1
         assert pairs == end

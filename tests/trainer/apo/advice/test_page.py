@@ -10,13 +10,11 @@ from fakes.goldens import check_widths, text_of
 from fakes.process import ROOT
 
 from penstock.gateway.model.toml import validated
-from penstock.trainer.apo.advice.decision import derive_findings
-from penstock.trainer.apo.advice.observation import Arm, Observation, Stance
-from penstock.trainer.apo.advice.page import count, page
-from penstock.trainer.apo.advice.report import Advice, advice
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
+from penstock.trainer.apo.advice.decision import Advice, advice, derive_findings
+from penstock.trainer.apo.advice.estimates import Arm, Observation, Stance
+from penstock.trainer.apo.advice.session import count, page
 from penstock.trainer.apo.config import ApoConfig
+from penstock.trainer.apo.protocol import Candidate, SearchBudget
 
 CONFIG = validated(
     ApoConfig, {"run": {"name": "desk"}, "texts": {"prompts": ["desk"]}, "reflection": {"model": "m"}}, "apo.toml"

@@ -16,11 +16,8 @@ from bench.apo.laboratory import NAME
 from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.advice.decision import derive_findings
 from penstock.trainer.apo.advice.probe import Probe, ProbeReport
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.protocol import Reflection
-from penstock.trainer.apo.splits import split
-from penstock.trainer.apo.trials import Trial, TrialSpec
+from penstock.trainer.apo.protocol import Candidate, Reflection, SearchBudget, Trial, TrialSpec
+from penstock.trainer.apo.search import split
 
 
 class Watched(AdviceLaboratory):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.trainer.apo.advice.probe_prompts import ask_reworded, checklist
-from penstock.trainer.apo.edits import Edit
-from penstock.trainer.apo.reflection import Hypothesis, read_texts
+from penstock.trainer.apo.advice.probe import ask_reworded, checklist
+from penstock.trainer.apo.reflection import Edit, Hypothesis, read_texts
 
 TEXTS = {"desk": "You answer customers.\nLeave the price out."}
 

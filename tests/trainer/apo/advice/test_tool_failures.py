@@ -11,7 +11,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.transcript import Transcript, TranscriptCall
 from penstock.gateway.model.turn import Message, Part, Turn
-from penstock.trainer.apo.advice.tool_failures import ToolFailures, blame, complains_of_tools, tool_failures
+from penstock.trainer.apo.advice.tape_observations import blame, complains_of_tools, tool_failures
 
 
 def inside(call: str) -> ToolUse:
@@ -47,14 +47,14 @@ def result(text: str, data: Any = None) -> Part:
     ],
 )
 def test_a_tool_inside_the_agent_is_judged_by_its_result(part: Part, found: tuple[int, int, int]) -> None:
-    assert tool_failures([inside("c")], transcript(part)) == ToolFailures(*found)
+    assert tool_failures([inside("c")], transcript(part)) == found
 
 
 def test_a_tool_behind_the_gateway_says_itself_that_it_failed() -> None:
     use = inside("c").model_copy(update={"status": SpanStatus.ERROR, "error": "-32602 invalid params", "span": 3})
-    assert tool_failures([use], None) == ToolFailures(1, 1, 0)
-    assert tool_failures([use.model_copy(update={"error": "timeout"})], None) == ToolFailures(1, 0, 1)
-    assert tool_failures([], None) == ToolFailures(0, 0, 0)
+    assert tool_failures([use], None) == (1, 1, 0)
+    assert tool_failures([use.model_copy(update={"error": "timeout"})], None) == (1, 0, 1)
+    assert tool_failures([], None) == (0, 0, 0)
 
 
 def test_a_timeout_is_nobody_s_wrong_argument() -> None:
@@ -64,5 +64,6 @@ def test_a_timeout_is_nobody_s_wrong_argument() -> None:
 
 
 def test_graders_complain_of_tools_in_words() -> None:
-    assert complains_of_tools(["it used the wrong tool"])
-    assert not complains_of_tools(["the toolbox is missing", ""])
+    assert complains_of_tools("it used the wrong tool")
+    assert not complains_of_tools("the toolbox is missing")
+    assert not complains_of_tools("")

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from penstock.trainer.apo.engines.blocking_bridge import BridgeExit, LoopPortal, iterate_in_thread
+from penstock.trainer.apo.engines.gepa import BridgeExit, LoopPortal, iterate_in_thread
 
 PATIENCE = 10.0
 

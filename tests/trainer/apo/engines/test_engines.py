@@ -14,15 +14,12 @@ from fakes.laboratories import SLOT, Odd, searched
 
 from bench.apo.laboratory import NAME
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.engine_factory import make_engine
+from penstock.trainer.apo.engines import make_engine
 from penstock.trainer.apo.engines.beam import SIZES, BeamEngine
 from penstock.trainer.apo.engines.edits import RATE, EditEngine
 from penstock.trainer.apo.engines.gepa import IDLE, GepaEngine
-from penstock.trainer.apo.protocol import Reflection
+from penstock.trainer.apo.protocol import Candidate, Pool, Reflection, SearchBudget, Trial
 from penstock.trainer.apo.search import SearchResult
-from penstock.trainer.apo.trials import Pool, Trial
 
 ENGINES = ("beam", "edits", "gepa")
 Made = Callable[[], BeamEngine | EditEngine | GepaEngine]

@@ -15,14 +15,10 @@ from fakes.laboratory import SEED, Bench, tasks
 
 from bench.apo.laboratory import NAME, Simulated
 from bench.apo.worlds import POISON, Family, world
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
-from penstock.trainer.apo.edits import applied, diff_edits
 from penstock.trainer.apo.engines.pooled_edits import PooledEditEngine
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.search import PromptSearch, SearchResult
-from penstock.trainer.apo.splits import split
-from penstock.trainer.apo.trials import Pool, TrialSpec
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool, SearchBudget, TrialSpec
+from penstock.trainer.apo.reflection import Edit, applied
+from penstock.trainer.apo.search import PromptSearch, SearchResult, split
 
 TRAIN, VALIDATION = tasks(24), tasks(40, first=24)
 
@@ -112,7 +108,8 @@ async def test_every_candidate_is_the_seed_with_edits_that_were_named() -> None:
     assert len(result.pool.candidates) > 2
     rollouts = {trial.rollout for trial in result.pool.trials}
     for candidate in result.pool.candidates.values():
-        added = diff_edits(SEED.texts["desk"], candidate.texts["desk"], "desk")
+        old = SEED.texts["desk"].split("\n")
+        added = [Edit("desk", "add", "", one) for one in candidate.texts["desk"].split("\n") if one not in old]
         assert {edit.text for edit in added} <= set(told)
         assert applied(SEED.texts, added) == candidate.texts
         if candidate is not result.pool.seed:

@@ -13,20 +13,13 @@ from fakes.laboratory import Bench, tasks
 
 from penstock.gateway.client.console import CommandError
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.budget import SearchBudget
-from penstock.trainer.apo.candidate import Candidate
 from penstock.trainer.apo.commands import report as command
-from penstock.trainer.apo.protocol import Evidence
-from penstock.trainer.apo.report.changes import changes
-from penstock.trainer.apo.report.files import results
-from penstock.trainer.apo.report.page import page, wealth
-from penstock.trainer.apo.report.result import RunResult
-from penstock.trainer.apo.report.result_builder import RunIdentity, RunOutcome, build_result
-from penstock.trainer.apo.report.summary import aggregate_figures, figures
-from penstock.trainer.apo.report.terminal import report
-from penstock.trainer.apo.search import PromptSearch
-from penstock.trainer.apo.splits import Splits
-from penstock.trainer.apo.trials import Pool, TrialSpec
+from penstock.trainer.apo.config import ApoConfig
+from penstock.trainer.apo.protocol import Candidate, Evidence, Pool, SearchBudget, TrialSpec
+from penstock.trainer.apo.report.figures import aggregate_figures, figures, wealth
+from penstock.trainer.apo.report.pages import page, report
+from penstock.trainer.apo.report.result import RunResult, build_result, changes, results
+from penstock.trainer.apo.search import PromptSearch, Splits
 
 BETTER = result(leaks=LEAKS)
 SEEDS = [
@@ -106,11 +99,11 @@ async def test_the_race_is_drawn_as_it_was_run(rollouts: int) -> None:
 
     splits = Splits(tasks(20), tasks(24, first=20), tasks(4, first=50))
     search = PromptSearch(Bench(graded), Both(), DESK, splits.train, splits.validation, SearchBudget(rollouts), 0)
-    ended = RunOutcome(RunIdentity("desk", "both", "", 0, placebo=False), await search.run(), (), splits, {})
-    found = build_result(ended, (), (), 1)
+    config = ApoConfig.model_validate({"texts": {"prompts": ["desk"]}, "reflection": {"model": "m"}})
+    found = build_result(config, await search.run(), (), splits, {})
     assert found.race
     for racer in found.race:
-        assert wealth(found, racer)[-1] == (racer.pairs, racer.e_value)
+        assert wealth(found, racer.candidate, racer.rate)[-1] == (racer.pairs, racer.e_value)
 
 
 def test_a_page_of_a_hostile_text_is_text() -> None:
