@@ -98,6 +98,24 @@ class Assignment(Noun):
     """What was seen of it early; None while that is awaited, and where the policy has no early guard."""
 
 
+class UnitMember(Noun):
+    """A rollout of a unit."""
+
+    rollout: Id
+    """The rollout."""
+    assigned_ns: int
+    """When it was given the unit's arm."""
+
+
+class Unit(Noun):
+    """A user, a tenant or whatever a release assigns together, with all of its rollouts."""
+
+    number: int
+    """Place of its assignment."""
+    members: list[UnitMember]
+    """The rollouts that are counted, in their order."""
+
+
 class RolloutEvidence(Noun):
     """What was seen of a rollout when it was counted."""
 

@@ -20,7 +20,7 @@ from penstock.gateway.model.release import Assignment, Pin, Release
 from penstock.gateway.model.resource import Audience, Resource, StableVersion
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes, pins_on, stable_version
-from penstock.gateway.releases.canary.unit import unit_of
+from penstock.gateway.releases.canary.outcomes import unit_of
 from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage.notes import CallNotes
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
