@@ -18,8 +18,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from penstock.gateway.model.audit import AuthenticatedRequest
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.frozen_policy import freeze_policy, thaw_policy
-from penstock.gateway.model.release_policy import ReleasePolicy
+from penstock.gateway.model.release_policy import ReleasePolicy, freeze_policy, thaw_policy
 from penstock.gateway.model.resource import Audience, Person, ResourceKind, Version
 
 ReleaseStage = Literal[

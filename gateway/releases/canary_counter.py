@@ -149,7 +149,7 @@ class OutcomeCounter:
     def _early(self, tape: CanaryReader, release: Release, canary: Canary) -> CountRound:
         """Examine the next assignments early."""
         looked: list[Assignment] = []
-        for assignment in tape.assignments(release.id, release.early, min(release.assigned, release.early + BATCH)):
+        for assignment, _ in tape.assignments(release.id, release.early, min(release.assigned, release.early + BATCH)):
             seen = early_outcome(tape, release, assignment, self._now_ns())
             if seen is None:
                 return CountRound(looked, due=early_deadline(release, assignment))
@@ -161,9 +161,10 @@ class OutcomeCounter:
     def _count(self, tape: CanaryReader, release: Release, canary: Canary, ahead: int) -> CountRound:
         """Count the outcomes of the next assignments, up to `ahead`, the last one that was examined early."""
         seen: list[AssignmentEvidence] = []
-        for assignment in tape.assignments(release.id, release.counted, min(ahead, release.counted + BATCH)):
+        for assignment, _ in tape.assignments(release.id, release.counted, min(ahead, release.counted + BATCH)):
             now = self._now_ns()
-            one = assignment_outcome(tape, tape.members(release.id, assignment), release, assignment, now)
+            members = () if assignment.unit is None else tape.members(release.id, assignment)
+            one = assignment_outcome(tape, members, release, assignment, now)
             if one is None:
                 return CountRound(seen=seen, due=outcome_due(release, assignment, now))
             seen.append(one)

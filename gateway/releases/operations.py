@@ -16,8 +16,8 @@ Nobody drives it; rollouts keep the versions that it has given them, and others 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import lru_cache
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -63,11 +63,23 @@ class Records(Protocol):
     def get(self, database: str, key: bytes) -> bytes | None: ...
 
 
-@lru_cache(maxsize=256)
+PARSED: Final = 256
+_parsed: Final = OrderedDict[bytes, Release]()
+"""The newest `PARSED` releases by their records: a record is read again and again. Nobody changes these objects."""
+
+
 def parse_release(record: bytes) -> Release | None:
-    """Return a release from its record; None where the record is damaged. The same record is read again and again, and
-    gives the same object: whoever changes a release copies it."""
-    return parse_record(Release, record)
+    """Return a release from its record; None where the record is damaged. Whoever changes it changes a copy."""
+    found = _parsed.get(record)
+    if found is None and (found := parse_record(Release, record)) is not None:
+        _keep(record, found)
+    return found
+
+
+def _keep(record: bytes, release: Release) -> None:
+    _parsed[record] = release
+    if len(_parsed) > PARSED:
+        _parsed.popitem(last=False)
 
 
 def release_of(name: str, record: bytes) -> Release:
@@ -368,6 +380,7 @@ class ReleaseOperations:
     def _put_release(self, release: Release) -> None:
         """Write a release without a link of its chain; nobody changes it from now on."""
         record = release.model_dump_json().encode()
+        _keep(record, release)
         self._tape.put("releases", release.id.encode(), record)
         self._live.put(release, record)
 
@@ -429,16 +442,15 @@ class ReleaseOperations:
         """Return the pin of a resource, and those of its companions in the release. `pins`: all that the rollout has;
         `fixed`: resources whose versions it names itself."""
         asker = wanted.asker
-        made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
-        live = next((one for one in self._live_releases(resource) if audience_includes(one.only, asker)), None)
         for other in pins:
             # Another agent of the rollout is on an arm of a release that also includes this one: it gets the same arm.
             if other.resource == resource and self._covers(other, asker):
                 return [self._fall_back(other.model_copy(update={"agent": asker.agent}))]
-        if live is None or began_before(live, asker, pins, fixed):
-            return [made]
-        assignment = self._assigned(live, wanted, now)
-        return [made] if assignment is None else pins_on(live, assignment, asker.agent)
+        live = next((one for one in self._live_releases(resource) if audience_includes(one.only, asker)), None)
+        joins = live is not None and not began_before(live, asker, pins, fixed)
+        if live is not None and joins and (assignment := self._assigned(live, wanted, now)) is not None:
+            return pins_on(live, assignment, asker.agent)
+        return [Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))]
 
     def _assigned(self, live: Release, wanted: PinRequest, now: int) -> Assignment | None:
         """Assign a rollout to an arm of a release; None where the release takes no more. A unit that has an arm keeps

@@ -66,9 +66,12 @@ class CanaryReader:
         stored = self._view.get("releases", name.encode("ascii", "replace"))
         return None if stored is None else release_of(name, stored)
 
-    def assignments(self, release: str, after: int, until: int) -> Iterator[Assignment]:
-        """Yield the assignments of a release after one number and up to another."""
-        return (one for one, _ in assignments(self._view, release, after, until))
+    def assignments(
+        self, release: str, after: int, until: int
+    ) -> Iterator[tuple[Assignment, AssignmentEvidence | None]]:
+        """Yield the assignments after one number and up to another, each with its outcome, None while that is not
+        counted."""
+        return assignments(self._view, release, after, until)
 
     def members(self, release: str, assignment: Assignment) -> list[UnitMember]:
         """Return the counted rollouts of an assignment, in their order."""
@@ -157,8 +160,8 @@ class ReleaseReader:
         self, release: str, after: int = 0, limit: int = 1000
     ) -> tuple[list[Assignment], list[AssignmentEvidence]]:
         """Return up to `limit` assignments after this number, and the outcomes of those that were counted."""
-        with self._tape.view() as view:
-            found = list(assignments(view, release, after, after + limit))
+        with self.canary() as tape:
+            found = list(tape.assignments(release, after, after + limit))
         return [one for one, _ in found], [seen for _, seen in found if seen is not None]
 
     def members(self, release: str, assignment: Assignment) -> list[UnitMember]:
