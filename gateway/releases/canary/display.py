@@ -1,4 +1,4 @@
-"""What people see beside the figures of a release: an interval, and warnings. Pure; no decision reads them.
+"""An interval and warnings, which people see beside the figures of a release. Pure; no decision reads them.
 
 *Interval.* For the difference between the arms, an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy
 & Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences", 2021) over the scores psi of

@@ -1,5 +1,5 @@
-"""What is seen of the rollouts that take part in a release: early, when their outcome is known, and of a unit together.
-Pure.
+"""Reads the outcome of each rollout that takes part in a release, an early look at it before, and that of a unit of
+rollouts. Pure.
 
 *Outcome.* It is read from the tape once, when a rollout's turn has come. Its turn comes when its reward is there (and,
 if it came from the queue, its end), when it failed, or when its deadline has passed. A rollout that failed without a
