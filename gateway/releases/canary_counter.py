@@ -81,7 +81,6 @@ class OutcomeCounter:
         changed: Callable[[], Awaitable[None]],
     ) -> None:
         """`changed` is called after every decision, when it is durable."""
-        self._tape = tape
         self._reader = ReleaseReader(tape)
         self._recorder = recorder
         self._feed = feed
