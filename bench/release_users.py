@@ -17,7 +17,7 @@ from typing import Final, Literal, NamedTuple
 from penstock.gateway.model.release_policy import EARLY, RampStep, ReleasePolicy
 from penstock.gateway.releases.canary.decision import Canary
 from penstock.gateway.releases.canary.evidence import CanaryObservation
-from penstock.gateway.releases.canary.unit import MOST
+from penstock.gateway.releases.canary.outcomes import MOST
 
 ALIKE: Final = 0.3
 ACTIVE: Final = 50

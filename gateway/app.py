@@ -51,8 +51,7 @@ from penstock.gateway.process.workers import ParentChannel
 from penstock.gateway.reading.policy.policy import ToolPolicy
 from penstock.gateway.reading.policy.questions import QuestionQueue
 from penstock.gateway.releases.coverage.monitor import CoverageMonitor
-from penstock.gateway.releases.driver import Driver, DriverCallbacks
-from penstock.gateway.releases.jobs import StageJobs
+from penstock.gateway.releases.driver import Driver, DriverCallbacks, StageJobs
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.retention.service import RetentionService
 from penstock.gateway.tape.store.audit_log import AuditLog

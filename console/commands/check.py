@@ -15,12 +15,11 @@ from penstock.console.commands.check_runs import block, run, run_event, run_json
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.definitions import ServerDefinitions
 from penstock.gateway.model.lifecycle import LIVE, WAITING, is_claimed
-from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, content_hash
+from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, Unit, content_hash
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
 from penstock.gateway.model.rollout import RolloutStatus, Worker
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.model.unit import Unit
 from penstock.gateway.model.webhook import Delivery
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.releases.reader import ReleaseReader

@@ -224,7 +224,7 @@ def verify(release: Name, /, *, anchor: File = None, json: Json = False, gateway
     from penstock.console.commands.verify import verify_release
     from penstock.console.views.text import plain
     from penstock.gateway.config import ConfigError, audit_key
-    from penstock.gateway.releases.canary.chain_integrity import parse_anchors
+    from penstock.gateway.releases.canary.verification import parse_anchors
 
     try:
         kept, key = None if anchor is None else parse_anchors(text_of(anchor)), audit_key()
@@ -250,7 +250,7 @@ def anchor(*releases: str, json: Json = False, gateway: Url = LOCAL) -> None:
     releases
         Releases, or resources for the newest release of each; all releases if not given.
     """
-    from penstock.gateway.releases.canary.chain_integrity import anchor_of
+    from penstock.gateway.releases.canary.verification import anchor_of
 
     async def ask(client: Client) -> None:
         every = await client.releases()

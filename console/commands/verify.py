@@ -21,10 +21,15 @@ from penstock.gateway.model.release import Assignment, AuditTrailEntry, Pin, Rel
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.validation_messages import pluralized
-from penstock.gateway.releases.canary.chain_integrity import Anchor, anchor_problems, signature_problems
-from penstock.gateway.releases.canary.served_versions import content_problems, serving_problems
-from penstock.gateway.releases.canary.unit import member_outcomes
-from penstock.gateway.releases.canary.verification import verify
+from penstock.gateway.releases.canary.outcomes import member_outcomes
+from penstock.gateway.releases.canary.verification import (
+    Anchor,
+    anchor_problems,
+    content_problems,
+    serving_problems,
+    signature_problems,
+    verify,
+)
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

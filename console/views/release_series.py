@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release
-from penstock.gateway.releases.canary.decision import Canary, figures
-from penstock.gateway.releases.canary.early_errors import as_of
-from penstock.gateway.releases.canary.interval import interval
-from penstock.gateway.releases.canary.verification import replay_steps
+from penstock.gateway.releases.canary.decision import Canary, figures, replay_steps
+from penstock.gateway.releases.canary.display import interval
+from penstock.gateway.releases.canary.outcomes import as_of
 
 MOST = 300
 """Maximum number of points of a series: more cannot be told apart on a page."""

@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, cast, get_args
 
@@ -46,7 +47,7 @@ _SEQUENCE = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
 _ID = {"type": "string", "pattern": ID_PATTERN}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ApiRoute:
     """One endpoint."""
 
@@ -78,17 +79,17 @@ class ApiRoute:
     waits: bool = False
     """True for a POST that waits for something to be there, which its client may give up."""
 
-    @property
+    @cached_property
     def operation(self) -> bool:
         """True if it is answered where it was parsed (`gateway.api.operations`)."""
         return self.often or self.body is not None
 
-    @property
+    @cached_property
     def changes(self) -> bool:
         """True if it is an operation that is finished even if its client leaves."""
         return self.body is not None and not (self.reads or self.waits)
 
-    @property
+    @cached_property
     def required_role(self) -> Role:
         """The least role of a key that opens it. Claiming runs of a rehearsal needs the same as claiming work."""
         if self.reads or self.method in ("GET", "HEAD"):

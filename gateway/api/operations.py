@@ -88,7 +88,7 @@ class Operations:
     async def _answer(
         self, client: ClientConnection, request: HttpRequest, route: ApiRoute, ids: dict[str, str], trusted: bool
     ) -> None:
-        headers = CIMultiDict[str]((name.decode(), value.decode("latin-1")) for name, _, value in request.headers)
+        headers = CIMultiDict[str]([(name.decode(), value.decode("latin-1")) for name, _, value in request.headers])
         key = ""
         try:
             if not trusted:
@@ -102,8 +102,10 @@ class Operations:
             if isinstance(found, DeferredAnswer):
                 await self._control.heavy.send_result(partial(_made, found, headers), partial(_send, client, request))
                 return
-            body, more = await compression.compress_body_async(headers, guard.json_of(found))
-            head = _GOOD + _lines(more)
+            body, head = guard.json_of(found), _GOOD
+            if len(body) > compression.LEAST:
+                body, more = await compression.compress_body_async(headers, body)
+                head += _lines(more)
         except Exception as error:
             status, reason, more, body = guard.refusal(guard.classify(error, request.method, route.path))
             head = b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason.encode(), _HEADERS, _lines(more))

@@ -18,8 +18,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from penstock.gateway.model.audit import AuthenticatedRequest
 from penstock.gateway.model.base import Id, Noun
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.frozen_policy import freeze_policy, thaw_policy
-from penstock.gateway.model.release_policy import ReleasePolicy
+from penstock.gateway.model.release_policy import ReleasePolicy, freeze_policy, thaw_policy
 from penstock.gateway.model.resource import Audience, Person, ResourceKind, Version
 
 ReleaseStage = Literal[
@@ -96,6 +95,24 @@ class Assignment(Noun):
     """When."""
     early: EarlyEvidence | None = None
     """What was seen of it early; None while that is awaited, and where the policy has no early guard."""
+
+
+class UnitMember(Noun):
+    """A rollout of a unit."""
+
+    rollout: Id
+    """The rollout."""
+    assigned_ns: int
+    """When it was given the unit's arm."""
+
+
+class Unit(Noun):
+    """A user, a tenant or whatever a release assigns together, with all of its rollouts."""
+
+    number: int
+    """Place of its assignment."""
+    members: list[UnitMember]
+    """The rollouts that are counted, in their order."""
 
 
 class RolloutEvidence(Noun):

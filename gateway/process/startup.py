@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.gateway.config import ConfigError, GatewayConfig, admin_key, audit_key, read_key
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
 from penstock.gateway.process.other_writers import ReleaseChangeFollower
-from penstock.gateway.releases.live_releases import LiveReleases
+from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.tape.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.traffic.calls.auth import Auth, Holder
 from penstock.gateway.work.queue.attempts import record_sign_of_life

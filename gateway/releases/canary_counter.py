@@ -11,19 +11,15 @@ and makes a decision that follows and was not made yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, Release
 from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.releases.canary.decision import Canary
-from penstock.gateway.releases.canary.early_errors import as_of, early_deadline, early_outcome, has_early_guard
-from penstock.gateway.releases.canary.evidence import CanaryEvidence
-from penstock.gateway.releases.canary.outcomes import observation
-from penstock.gateway.releases.canary.unit import PinnedMember, assignment_outcome, outcome_due
-from penstock.gateway.releases.canary.verification import (
+from penstock.gateway.releases.canary.decision import (
+    Canary,
     CanaryDecision,
     add_early_looks,
     add_outcomes,
@@ -32,17 +28,25 @@ from penstock.gateway.releases.canary.verification import (
     empty_evidence,
     replay_decisions,
 )
-from penstock.gateway.releases.count_operations import CountOperations
-from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.releases.canary.evidence import CanaryEvidence
+from penstock.gateway.releases.canary.outcomes import (
+    as_of,
+    assignment_outcome,
+    early_deadline,
+    early_outcome,
+    has_early_guard,
+    observation,
+    outcome_due,
+)
+from penstock.gateway.releases.operations import ReleaseChange, ReleaseOperations
+from penstock.gateway.releases.reader import CanaryReader, ReleaseReader
 from penstock.gateway.releases.transitions import RULE_CHANGES, entry
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.tape.store.transaction import Transaction
 
-BATCH: Final = 64
-"""Assignments that are examined together."""
+BATCH: Final = 16
+"""Assignments that are examined in one transaction, twice this if some are examined early."""
 BETWEEN_S: Final = 0.02
 """Seconds between two rounds: while calls are recorded there is a commit every few milliseconds."""
 
@@ -77,7 +81,6 @@ class OutcomeCounter:
         changed: Callable[[], Awaitable[None]],
     ) -> None:
         """`changed` is called after every decision, when it is durable."""
-        self._tape = tape
         self._reader = ReleaseReader(tape)
         self._recorder = recorder
         self._feed = feed
@@ -92,11 +95,9 @@ class OutcomeCounter:
             await self._act(release, CountRound(found=left))
             return
         cursor = self._feed.cursor
-        while (now := self._reader.release(release.id)) is not None and now.revision == release.revision:
-            release = now
-            done = await asyncio.to_thread(self._round, release, canary)
+        while (done := await asyncio.to_thread(self._round, release, canary)) is not None:
             if done.looked or done.seen:
-                release = await self._act(release, done)
+                await self._act(release, done)
             if done.found is not None:
                 return
             if not done.full:
@@ -127,22 +128,28 @@ class OutcomeCounter:
             seen += page[1]
         return as_of(release, assigned[:until]), seen[: release.counted]
 
-    def _round(self, release: Release, canary: Canary) -> CountRound:
-        early = self._early(release, canary) if has_early_guard(release) else CountRound()
-        if early.found is not None:
-            return early
-        ahead = release.early + len(early.looked) if has_early_guard(release) else release.assigned
-        late = self._count(release, canary, ahead)
-        found = None if late.found is None else late.found._replace(early=release.early + len(early.looked))
+    def _round(self, begun: Release, canary: Canary) -> CountRound | None:
+        """Examine the next assignments, in one transaction; None if somebody else has changed the release."""
+        with self._reader.canary() as tape:
+            release = tape.release(begun.id)
+            if release is None or release.revision != begun.revision:
+                return None
+            if not has_early_guard(release):
+                return self._count(tape, release, canary, release.assigned)
+            early = self._early(tape, release, canary)
+            if early.found is not None:
+                return early
+            looked = release.early + len(early.looked)
+            late = self._count(tape, release, canary, looked)
+        found = None if late.found is None else late.found._replace(early=looked)
         dues = [one.due for one in (early, late) if one.due is not None]
         return CountRound(early.looked, late.seen, found, min(dues, default=None))
 
-    def _early(self, release: Release, canary: Canary) -> CountRound:
+    def _early(self, tape: CanaryReader, release: Release, canary: Canary) -> CountRound:
         """Examine the next assignments early."""
         looked: list[Assignment] = []
-        for assignment in self._reader.assignments(release.id, release.early, BATCH)[0]:
-            pins, now = self._reader.pins(assignment.rollout), self._now_ns()
-            seen = early_outcome(self._tape, pins, release, assignment, now)
+        for assignment, _ in tape.assignments(release.id, release.early, min(release.assigned, release.early + BATCH)):
+            seen = early_outcome(tape, release, assignment, self._now_ns())
             if seen is None:
                 return CountRound(looked, due=early_deadline(release, assignment))
             looked.append(assignment.model_copy(update={"early": seen}))
@@ -150,14 +157,13 @@ class OutcomeCounter:
                 return CountRound(looked, found=decision_of(verdict, release.counted, assignment.number))
         return CountRound(looked)
 
-    def _count(self, release: Release, canary: Canary, ahead: int) -> CountRound:
+    def _count(self, tape: CanaryReader, release: Release, canary: Canary, ahead: int) -> CountRound:
         """Count the outcomes of the next assignments, up to `ahead`, the last one that was examined early."""
         seen: list[AssignmentEvidence] = []
-        for assignment in self._reader.assignments(release.id, release.counted, BATCH)[0]:
-            if assignment.number > ahead:
-                break
+        for assignment, _ in tape.assignments(release.id, release.counted, min(ahead, release.counted + BATCH)):
             now = self._now_ns()
-            one = assignment_outcome(self._tape, self._members(release, assignment), release, assignment, now)
+            members = () if assignment.unit is None else tape.members(release.id, assignment)
+            one = assignment_outcome(tape, members, release, assignment, now)
             if one is None:
                 return CountRound(seen=seen, due=outcome_due(release, assignment, now))
             seen.append(one)
@@ -167,33 +173,20 @@ class OutcomeCounter:
                     return CountRound(seen=seen, found=found)
         return CountRound(seen=seen)
 
-    def _members(self, release: Release, assignment: Assignment) -> Iterator[PinnedMember]:
-        """Yield the rollouts of an assignment; each is read in its turn."""
-        for member in self._reader.members(release.id, assignment):
-            yield PinnedMember(member, self._reader.pins(member.rollout))
-
-    async def _act(self, release: Release, done: CountRound) -> Release:
+    async def _act(self, release: Release, done: CountRound) -> None:
         """Write the counts and the decision that follows, in one transaction."""
-        now, found = self._now_ns(), done.found
-
-        def counted(transaction: Transaction) -> Release:
-            operations = CountOperations(transaction)
-            operations.record_early_looks(release.id, release.revision, done.looked)
-            return operations.count(release.id, release.revision, done.seen)
-
-        if found is None:
-            return await self._recorder.submit(counted)
-        update = RULE_CHANGES[found.action](release)
-        link = entry(found.action, GATEWAY, found.verdict.reason, found.counted, found.early)
-        link.evidence = dict(found.verdict.figures)
-
-        def operation(transaction: Transaction) -> Release:
-            counted(transaction)
-            return ReleaseOperations(transaction).change(release.id, release.revision, update, link, now)
-
-        made = await self._recorder.submit(operation)
-        await self._changed()
-        return made
+        found, decided = done.found, None
+        if found is not None:
+            link = entry(found.action, GATEWAY, found.verdict.reason, found.counted, found.early)
+            link.evidence = dict(found.verdict.figures)
+            decided = ReleaseChange(RULE_CHANGES[found.action](release), link, self._now_ns())
+        await self._recorder.submit(
+            lambda transaction: ReleaseOperations(transaction).count(
+                release.id, release.revision, done.looked, done.seen, decided
+            )
+        )
+        if decided is not None:
+            await self._changed()
 
     async def _wait(self, cursor: int, due: int | None) -> int:
         """Wait for the next commit, or the deadline of the next assignment; return the cursor of the feed."""

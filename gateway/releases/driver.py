@@ -1,8 +1,8 @@
 """Drives releases: does the work of a stage, and carries out people's decisions.
 
-Each live release has one task. Before the canary the task runs the stage's job (`jobs`) and moves on, or rolls back; in
-the canary it counts and decides (`canary_counter`). When the release's revision shows that somebody else has changed
-it, the task begins again with the new state.
+Each live release has one task. Before the canary the task runs the stage's job (`StageJobs`) and moves on, or rolls
+back; in the canary it counts and decides (`canary_counter`). When the release's revision shows that somebody else has
+changed it, the task begins again with the new state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -23,27 +23,22 @@ from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.canary.baseline import Baseline, BaselineReader
-from penstock.gateway.releases.canary.decision import Canary, figures, hard_stop, stage_progress
-from penstock.gateway.releases.canary.early_errors import has_early_guard
-from penstock.gateway.releases.canary.forecast import forecast
-from penstock.gateway.releases.canary.interval import interval
-from penstock.gateway.releases.canary.outcomes import is_hard
-from penstock.gateway.releases.canary.stages import NEXT
-from penstock.gateway.releases.canary.verification import (
-    OUT_OF_TURN,
-    UNCOVERED,
+from penstock.gateway.releases.canary.decision import (
+    Canary,
     add_early_looks,
     add_outcomes,
-    circumstances,
-    coverage_figures,
+    figures,
+    hard_stop,
+    stage_progress,
 )
-from penstock.gateway.releases.canary.warnings import warnings
+from penstock.gateway.releases.canary.display import interval, warnings
+from penstock.gateway.releases.canary.forecast import forecast
+from penstock.gateway.releases.canary.outcomes import has_early_guard, is_hard
+from penstock.gateway.releases.canary.stages import NEXT
+from penstock.gateway.releases.canary.verification import OUT_OF_TURN, UNCOVERED, circumstances, coverage_figures
 from penstock.gateway.releases.canary_counter import OutcomeCounter
-from penstock.gateway.releases.count_operations import CountOperations
-from penstock.gateway.releases.jobs import JobProgress, JobReport, StageJob, StageJobs
-from penstock.gateway.releases.needs import needs
-from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.releases.operations import ReleaseOperations, assignments
+from penstock.gateway.releases.reader import ReleaseReader, needs
 from penstock.gateway.releases.release_metrics import ReleaseMetrics
 from penstock.gateway.releases.transitions import PERSON_CHANGES, ROLLED_BACK, entry
 from penstock.gateway.tape.store import Store
@@ -58,6 +53,38 @@ RETRY_S: Final = 1.0
 HISTORY: Final = 2_000
 """Rollouts before the start from which margins are taken."""
 _log = logging.getLogger("penstock.releases")
+
+
+@dataclass(slots=True)
+class JobReport:
+    """The result of a job."""
+
+    ok: bool
+    why: str
+    """The reason, in a sentence."""
+    evidence: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """The progress of a job."""
+
+    doing: str
+    done: int = 0
+    total: int = 0
+
+
+StageJob = Callable[[Release, JobProgress], Awaitable[JobReport]]
+"""The work of a stage before the canary: done when it is known whether the candidate passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageJobs:
+    """The jobs of the stages before the canary."""
+
+    check: StageJob
+    replay: StageJob
+    shadow: StageJob
 
 
 @dataclass(slots=True)
@@ -212,7 +239,7 @@ class Driver:
         """Return the results of the stable version in the newest rollouts, or in the newest before a time."""
         every = (one for _, one in self.tape.rollouts() if before_ns is None or one.created_ns < before_ns)
         newest = islice(every, HISTORY)
-        return BaselineReader(self.tape, self.reader.pins, policy, resource, version, self._now_ns()).read(newest)
+        return BaselineReader(self.reader, policy, resource, version, self._now_ns()).read(newest)
 
     async def decide(self, name: str, action: str, said: ActionRequest) -> Release:
         """Carry out a person's decision; raises `OperationRefusedError`."""
@@ -226,8 +253,10 @@ class Driver:
             link = entry(action, who, why, release.counted, release.early)
             link.key = said.key
             if evidence is not None and release.assigned:
-                add_outcomes(evidence, CountOperations(transaction).outcomes(release, evidence.number))
-                add_early_looks(evidence, CountOperations(transaction).early_looks(release, evidence.early))
+                counted = assignments(transaction, name, evidence.number, release.counted)
+                add_outcomes(evidence, ((one, seen) for one, seen in counted if seen is not None))
+                looked = assignments(transaction, name, evidence.early, release.early)
+                add_early_looks(evidence, (one for one, _ in looked))
                 link.evidence = circumstances(evidence, release.split)
             return ReleaseOperations(transaction).change(name, None, PERSON_CHANGES[action](release), link, now)
 
@@ -277,7 +306,7 @@ class Driver:
         """Count the hard violations on the candidate, of this rollout and of all that are counted."""
         arm = (one for one in self._assigned(release.id) if one.arm == "candidate")
         rollouts = {member.rollout for one in arm for member in self.reader.members(release.id, one)}
-        spans = (span for name in rollouts | {rollout} for span in self.tape.spans(name))
+        spans = (span for name in rollouts | {rollout} for span in self.reader.spans(name))
         return sum(is_hard(span.kind, span.name, span.attributes) for span in spans)
 
     def _assigned(self, name: str) -> list[Assignment]:

@@ -3,19 +3,36 @@
 Every change of a release is one operation. It names the revision that it was made from, and writes the release, the
 next link of its audit chain and, at a promotion, the stable version. Rollouts are pinned here too. The pin is decided
 by the release as this transaction sees it; that decides the arm, once, and is durable before the rollout's first
-affected call goes out.
+affected call goes out. Counts go over the assignments in their order and leave none out: the early look is kept with
+the assignment, the outcome in a record of its own. Neither is ever written twice.
+
+A unit of rollouts is assigned once, with its first rollout; every later one gets that assignment, whatever the split is
+by then. Its record holds the rollouts that are counted, so it is bounded.
+
+A release whose record is damaged is left out wherever releases are listed, so that it stops no other and no gateway.
+Nobody drives it; rollouts keep the versions that it has given them, and others get the stable ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import logging
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
-
-from pydantic import BaseModel
+from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.gateway.model.base import parse_record
-from penstock.gateway.model.release import Assignment, AuditTrailEntry, Pin, PinList, Release, content_hash
+from penstock.gateway.model.release import (
+    Assignment,
+    AssignmentEvidence,
+    AuditTrailEntry,
+    Pin,
+    PinList,
+    Release,
+    Unit,
+    UnitMember,
+    content_hash,
+)
 from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, StableRule, StableVersion
 from penstock.gateway.model.template import TemplateError, check_candidate
 from penstock.gateway.model.weights import ModelVersion
@@ -28,16 +45,89 @@ from penstock.gateway.releases.canary.assignment import (
     share,
     stable_version,
 )
+from penstock.gateway.releases.canary.outcomes import counts_member, unit_of
 from penstock.gateway.releases.canary.stages import MoveError, check_move
-from penstock.gateway.releases.canary.unit import unit_of
 from penstock.gateway.releases.coverage.operations import forget
-from penstock.gateway.releases.live_releases import LiveReleases, release_of
-from penstock.gateway.releases.unit_operations import UnitOperations
 from penstock.gateway.tape.store import audit_log, keys
 from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.view import TapeView
 
-M = TypeVar("M", bound=BaseModel)
+UNITS: Final = "units"
+_log: Final = logging.getLogger("penstock.releases")
+
+
+class Records(Protocol):
+    """A transaction that reads or writes."""
+
+    def get(self, database: str, key: bytes) -> bytes | None: ...
+
+
+PARSED: Final = 256
+_parsed: Final = OrderedDict[bytes, Release]()
+"""The newest `PARSED` releases by their records: a record is read again and again. Nobody changes these objects."""
+
+
+def parse_release(record: bytes) -> Release | None:
+    """Return a release from its record; None where the record is damaged. Whoever changes it changes a copy."""
+    found = _parsed.get(record)
+    if found is None and (found := parse_record(Release, record)) is not None:
+        _keep(record, found)
+    return found
+
+
+def _keep(record: bytes, release: Release) -> None:
+    _parsed[record] = release
+    if len(_parsed) > PARSED:
+        _parsed.popitem(last=False)
+
+
+def release_of(name: str, record: bytes) -> Release:
+    """Return a release from its record; raises `OperationRefusedError` where the record is damaged."""
+    if (release := parse_release(record)) is None:
+        raise OperationRefusedError(
+            "conflict", f"release {name}: its record cannot be read; run `penstock check`", "release", name
+        )
+    return release
+
+
+class LiveReleases:
+    """The live releases by name, in memory (a `store.follower`): every call that is pinned asks for them."""
+
+    def __init__(self, audit_key: str | None = None) -> None:
+        """`audit_key`: the key that signs entries of audit chains."""
+        self.releases: dict[str, Release] = {}
+        self.audit_key = audit_key
+        self._records: dict[str, bytes] = {}
+
+    def recall(self, view: TapeView) -> None:
+        self.releases.clear()
+        self._records.clear()
+        for name, record in view.scan("releases"):
+            self._read(name, record)
+
+    def follow(self, view: TapeView, changes: Sequence[bytes]) -> None:
+        """Read changed releases. The log tells of releases that begin and end, but not of counts of live ones: each is
+        read."""
+        told = {record[1:-1].decode("ascii") for record in changes if record.startswith(b"e")}
+        for name in told | self.releases.keys():
+            record = view.get("releases", name.encode())
+            if record is not None and record != self._records.get(name):
+                self._read(name.encode(), record)
+
+    def _read(self, name: bytes, record: bytes) -> None:
+        release = parse_release(record)
+        if release is not None:
+            self.put(release, record)
+        else:
+            _log.error("release %s is left alone, its record cannot be read; run `penstock check`", name.decode())
+
+    def put(self, release: Release, record: bytes) -> None:
+        """Store a changed release; one that has ended is dropped."""
+        self.releases.pop(release.id, None)
+        self._records.pop(release.id, None)
+        if release.live:
+            self.releases[release.id], self._records[release.id] = release, record
 
 
 class PinRequest(NamedTuple):
@@ -48,6 +138,14 @@ class PinRequest(NamedTuple):
     resources: Sequence[str]
     given: Sequence[Pin] = ()
     """Its pins in memory: more than the tape has, if the tape took no pin for a while."""
+
+
+class ReleaseChange(NamedTuple):
+    """A change of a release: its new values, and the link of its audit chain as far as it is known."""
+
+    update: Mapping[str, Any]
+    entry: AuditTrailEntry
+    now: int
 
 
 class ReleaseOperations:
@@ -194,9 +292,42 @@ class ReleaseOperations:
     ) -> Release:
         """Change a release, with the next link of its chain. `revision`: the one on which the decision was based; None
         for a person, whose decision holds whatever happened in between. Promotion makes the candidate stable."""
+        return self._changed(self._at(name, revision), ReleaseChange(update, entry, now))
+
+    def count(
+        self,
+        name: str,
+        revision: int,
+        looked: Sequence[Assignment],
+        seen: Sequence[AssignmentEvidence],
+        decided: ReleaseChange | None = None,
+    ) -> Release:
+        """Keep the early looks at the next assignments and the outcomes of the next ones, both in order, and make the
+        change that follows from them."""
+        release = self._at(name, revision).model_copy()
+        for database, counted, found in (("assigned", "early", looked), ("seen", "counted", seen)):
+            last, numbers = getattr(release, counted), [one.number for one in found]
+            if numbers != list(range(last + 1, last + 1 + len(numbers))):
+                message = f"release {name}: assignments {numbers} cannot be counted after {last}"
+                raise OperationRefusedError("conflict", message, "number")
+            for one in found:
+                self._tape.put(database, keys.numbered_key(name, one.number), one.model_dump_json().encode())
+            setattr(release, counted, last + len(numbers))
+        if decided is not None:
+            return self._changed(release, decided)
+        self._put_release(release)
+        return release
+
+    def _at(self, name: str, revision: int | None) -> Release:
+        """Return a release, if this is its revision."""
         release = self.stored(name)
         if revision is not None and release.revision != revision:
-            raise outdated(release, revision)
+            message = f"release {name} has changed since (revision {release.revision}, not {revision})"
+            raise OperationRefusedError("conflict", message, "revision", str(revision))
+        return release
+
+    def _changed(self, release: Release, change: ReleaseChange) -> Release:
+        name, update, entry = release.id, change.update, change.entry
         after = update.get("stage", release.stage)
         try:
             if "stage" in update:
@@ -209,7 +340,8 @@ class ReleaseOperations:
         made = release.model_copy(update=dict(update))
         if after == "promoted":
             self._promote(made)
-        return self._write(made, entry.model_copy(update={"before": release.stage, "config": made.config()}), now)
+        link = entry.model_copy(update={"before": release.stage, "config": made.config()})
+        return self._write(made, link, change.now)
 
     def _promote(self, release: Release) -> None:
         for resource, version in release.arm_versions("candidate").items():
@@ -241,15 +373,16 @@ class ReleaseOperations:
         self._tape.put("audit", keys.numbered_key(release.id, link.number), link.model_dump_json().encode())
         if link.who != GATEWAY:
             audit_log.write_reference(self._tape, release.id, link.number)
-        self.put_release(release)
+        self._put_release(release)
         self._tape.append(b"e" + keys.rollout_key(release.id))
-        return release.model_copy()
+        return release
 
-    def put_release(self, release: Release) -> None:
-        """Write a release without a link of its chain."""
+    def _put_release(self, release: Release) -> None:
+        """Write a release without a link of its chain; nobody changes it from now on."""
         record = release.model_dump_json().encode()
+        _keep(record, release)
         self._tape.put("releases", release.id.encode(), record)
-        self._live.put(release.model_copy(), record)
+        self._live.put(release, record)
 
     def stored(self, name: str) -> Release:
         """Return the release as of this transaction; raises `OperationRefusedError`."""
@@ -309,25 +442,38 @@ class ReleaseOperations:
         """Return the pin of a resource, and those of its companions in the release. `pins`: all that the rollout has;
         `fixed`: resources whose versions it names itself."""
         asker = wanted.asker
-        made = Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))
-        live = next((one for one in self._live_releases(resource) if audience_includes(one.only, asker)), None)
         for other in pins:
             # Another agent of the rollout is on an arm of a release that also includes this one: it gets the same arm.
             if other.resource == resource and self._covers(other, asker):
                 return [self._fall_back(other.model_copy(update={"agent": asker.agent}))]
-        if live is None or began_before(live, asker, pins, fixed):
-            return [made]
-        assignment = self._assigned(live, wanted, now)
-        return [made] if assignment is None else pins_on(live, assignment, asker.agent)
+        live = next((one for one in self._live_releases(resource) if audience_includes(one.only, asker)), None)
+        joins = live is not None and not began_before(live, asker, pins, fixed)
+        if live is not None and joins and (assignment := self._assigned(live, wanted, now)) is not None:
+            return pins_on(live, assignment, asker.agent)
+        return [Pin(resource=resource, agent=asker.agent, version=stable_version(self.stable(resource), asker))]
 
     def _assigned(self, live: Release, wanted: PinRequest, now: int) -> Assignment | None:
         """Assign a rollout to an arm of a release; None where the release takes no more. A unit that has an arm keeps
         it in new rollouts, also while the release is held."""
-        unit, units = unit_of(live, wanted.asker), UnitOperations(self._tape)
-        if unit is not None and (known := units.join(live, unit, wanted.rollout, now)) is not None:
-            self.put_release(live.model_copy(update={"joined": live.joined + 1}))
+        unit = unit_of(live, wanted.asker)
+        if unit is not None and (known := self._join(live, unit, wanted.rollout, now)) is not None:
+            self._put_release(live.model_copy(update={"joined": live.joined + 1}))
             return known
         return self._assign(live, wanted.rollout, unit, now) if live.stage == "canary" else None
+
+    def _join(self, live: Release, unit: str, rollout: str, now: int) -> Assignment | None:
+        """Return the assignment of an existing unit, and add a rollout to it; None if the unit is new."""
+        stored = self._tape.get(UNITS, unit_key(live.id, unit))
+        if stored is None:
+            return None
+        found = Unit.model_validate_json(stored)
+        assigned = self._tape.get("assigned", keys.numbered_key(live.id, found.number))
+        assert assigned is not None
+        assignment = Assignment.model_validate_json(assigned)
+        if counts_member(live, assignment, len(found.members), now):
+            found.members.append(UnitMember(rollout=rollout, assigned_ns=now))
+            self._tape.put(UNITS, unit_key(live.id, unit), found.model_dump_json().encode())
+        return assignment
 
     def _assign(self, live: Release, rollout: str, unit: str | None, now: int) -> Assignment:
         assignment = Assignment(
@@ -340,9 +486,11 @@ class ReleaseOperations:
             assigned_ns=now,
         )
         self._tape.put("assigned", keys.numbered_key(live.id, assignment.number), assignment.model_dump_json().encode())
-        UnitOperations(self._tape).begin(live, assignment)
+        if unit is not None:
+            made = Unit(number=assignment.number, members=[UnitMember(rollout=rollout, assigned_ns=now)])
+            self._tape.put(UNITS, unit_key(live.id, unit), made.model_dump_json().encode())
         unnamed = live.unnamed + (live.policy.by_unit and unit is None)
-        self.put_release(live.model_copy(update={"assigned": assignment.number, "unnamed": unnamed}))
+        self._put_release(live.model_copy(update={"assigned": assignment.number, "unnamed": unnamed}))
         return assignment
 
     def _covers(self, pin: Pin, asker: Requester) -> bool:
@@ -351,7 +499,8 @@ class ReleaseOperations:
 
     def _release_of(self, pin: Pin) -> Release | None:
         """Return the release of a pin; None where it has none, or one whose record is damaged: its versions stay."""
-        return None if pin.release is None else parse_record(Release, self._tape.get("releases", pin.release.encode()))
+        record = None if pin.release is None else self._tape.get("releases", pin.release.encode())
+        return None if record is None else parse_release(record)
 
 
 def pins_of(record: bytes) -> list[Pin]:
@@ -364,10 +513,23 @@ def pins_record(pins: Sequence[Pin]) -> bytes:
     return PinList(pins=list(pins)).model_dump_json(exclude_defaults=True).encode()
 
 
-def outdated(release: Release, revision: int) -> OperationRefusedError:
-    """Return the refusal of a decision that was based on an earlier revision."""
-    message = f"release {release.id} has changed since (revision {release.revision}, not {revision})"
-    return OperationRefusedError("conflict", message, "revision", str(revision))
+def assignments(
+    tape: Records, release: str, after: int, until: int
+) -> Iterator[tuple[Assignment, AssignmentEvidence | None]]:
+    """Yield the assignments of a release after one number and up to another, each with its outcome, None while that is
+    not counted."""
+    for number in range(max(0, after) + 1, until + 1):
+        key = keys.numbered_key(release, number)
+        if (assigned := tape.get("assigned", key)) is None:
+            return
+        seen = tape.get("seen", key)
+        outcome = None if seen is None else AssignmentEvidence.model_validate_json(seen)
+        yield Assignment.model_validate_json(assigned), outcome
+
+
+def unit_key(release: str, unit: str) -> bytes:
+    """Return the key of a unit of a release."""
+    return keys.attempt_key(release, unit)
 
 
 def _named(name: str, version: str) -> bytes:

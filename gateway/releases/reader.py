@@ -1,27 +1,84 @@
-"""Reading resources, releases and pins: each read is one short transaction."""
+"""Reading resources, releases and pins: each read is one short transaction. And the needs for versions.
+
+Nobody may remove a version from a server or a disk while a call may still ask for it. New rollouts need the stable
+versions and those of live releases; a rollout that is under way needs its own versions. Whoever keeps weights asks
+before removing any: the gateway itself for adapters (`adapter_keeper`), a trainer for its own servers and directories.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from typing import Final
 
-from penstock.gateway.model.base import parse_record
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Pin, Release
-from penstock.gateway.model.resource import Resource, StableVersion
-from penstock.gateway.model.rollout import Rollout
-from penstock.gateway.model.unit import Unit, UnitMember
+from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.release import (
+    ARMS,
+    Assignment,
+    AssignmentEvidence,
+    AuditTrailEntry,
+    Pin,
+    Release,
+    Unit,
+    UnitMember,
+)
+from penstock.gateway.model.resource import Audience, Need, Resource, StableVersion
+from penstock.gateway.model.rollout import Attempt, Rollout
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.summaries import last_seen_ns
 from penstock.gateway.releases.coverage.operations import DATABASE
-from penstock.gateway.releases.live_releases import release_of
-from penstock.gateway.releases.operations import pins_of
-from penstock.gateway.releases.unit_operations import DATABASE as UNITS
-from penstock.gateway.releases.unit_operations import unit_key
+from penstock.gateway.releases.operations import UNITS, assignments, parse_release, pins_of, release_of, unit_key
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.view import TapeView
 
+QUIET_NS: Final = 3600 * 10**9
+"""A rollout that did not come from the queue may be silent for this long and still work: its end is only a guess."""
+NAMED: Final = 10
+"""Rollouts that are named per version."""
 _log: Final = logging.getLogger("penstock.releases")
+
+
+class CanaryReader:
+    """A canary in one transaction. What is read twice is the same object: an early look and an outcome are often of the
+    same rollout."""
+
+    def __init__(self, view: TapeView) -> None:
+        self._view = view
+        self.rollout, self.pins = cache(view.rollout), cache(self._pins)
+        self._attempts_and_spans = cache(view.attempts_and_spans)
+
+    def attempts(self, rollout: str, /) -> list[Attempt]:
+        return self._attempts_and_spans(rollout)[0]
+
+    def spans(self, rollout: str, /) -> list[Span]:
+        return self._attempts_and_spans(rollout)[1]
+
+    def _pins(self, rollout: str, /) -> list[Pin]:
+        stored = self._view.get("pins", keys.rollout_key(rollout))
+        return [] if stored is None else [pin for pin in pins_of(stored) if not pin.forgotten]
+
+    def release(self, name: str) -> Release | None:
+        """Return a release, None when there is none; raises `OperationRefusedError` where its record is damaged."""
+        stored = self._view.get("releases", name.encode("ascii", "replace"))
+        return None if stored is None else release_of(name, stored)
+
+    def assignments(
+        self, release: str, after: int, until: int
+    ) -> Iterator[tuple[Assignment, AssignmentEvidence | None]]:
+        """Yield the assignments after one number and up to another, each with its outcome, None while that is not
+        counted."""
+        return assignments(self._view, release, after, until)
+
+    def members(self, release: str, assignment: Assignment) -> list[UnitMember]:
+        """Return the counted rollouts of an assignment, in their order."""
+        if assignment.unit is None:
+            return [UnitMember(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)]
+        stored = self._view.get(UNITS, unit_key(release, assignment.unit))
+        return [] if stored is None else Unit.model_validate_json(stored).members
 
 
 class ReleaseReader:
@@ -29,6 +86,12 @@ class ReleaseReader:
 
     def __init__(self, tape: StoreReader) -> None:
         self._tape = tape
+
+    @contextmanager
+    def canary(self) -> Generator[CanaryReader]:
+        """Open a short transaction that reads a canary."""
+        with self._tape.view() as view:
+            yield CanaryReader(view)
 
     def resources(self) -> dict[str, tuple[StableVersion, list[Resource]]]:
         """Return every resource by name: its stable version, and all versions, oldest first. One with a damaged record
@@ -67,18 +130,25 @@ class ReleaseReader:
     def releases(self) -> list[Release]:
         """Return all readable releases, newest first."""
         with self._tape.view() as view:
-            found = [release for _, it in view.scan("releases") if (release := parse_record(Release, it)) is not None]
+            found = [release for _, it in view.scan("releases") if (release := parse_release(it)) is not None]
         return sorted(found, key=lambda release: (-release.created_ns, release.id))
 
     def rollout(self, rollout: str) -> Rollout | None:
         """Return a rollout, which may name versions of its own; None when there is none."""
         return self._tape.rollout(rollout)
 
+    def attempts(self, rollout: str) -> list[Attempt]:
+        """Return the attempts of a rollout, oldest first."""
+        return self._tape.attempts(rollout)
+
+    def spans(self, rollout: str) -> Iterator[Span]:
+        """Yield the spans of a rollout by attempt and sequence."""
+        return self._tape.spans(rollout)
+
     def release(self, name: str) -> Release | None:
         """Return a release, None when there is none; raises `OperationRefusedError` where its record is damaged."""
-        with self._tape.view() as view:
-            stored = view.get("releases", name.encode("ascii", "replace"))
-        return None if stored is None else release_of(name, stored)
+        with self.canary() as tape:
+            return tape.release(name)
 
     def audit(self, release: str) -> list[AuditTrailEntry]:
         """Return the audit chain of a release, oldest first."""
@@ -90,23 +160,14 @@ class ReleaseReader:
         self, release: str, after: int = 0, limit: int = 1000
     ) -> tuple[list[Assignment], list[AssignmentEvidence]]:
         """Return up to `limit` assignments after this number, and the outcomes of those that were counted."""
-        numbers = [keys.numbered_key(release, after + 1 + at) for at in range(limit)]
-        with self._tape.view() as view:
-            assigned = [Assignment.model_validate_json(it) for key in numbers if (it := view.get("assigned", key))]
-            seen = [
-                AssignmentEvidence.model_validate_json(it)
-                for key in numbers[: len(assigned)]
-                if (it := view.get("seen", key))
-            ]
-        return assigned, seen
+        with self.canary() as tape:
+            found = list(tape.assignments(release, after, after + limit))
+        return [one for one, _ in found], [seen for _, seen in found if seen is not None]
 
     def members(self, release: str, assignment: Assignment) -> list[UnitMember]:
         """Return the counted rollouts of an assignment, in their order."""
-        if assignment.unit is None:
-            return [UnitMember(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)]
-        with self._tape.view() as view:
-            stored = view.get(UNITS, unit_key(release, assignment.unit))
-        return [] if stored is None else Unit.model_validate_json(stored).members
+        with self.canary() as tape:
+            return tape.members(release, assignment)
 
     def unit(self, release: str, unit: str) -> Assignment | None:
         """Return the assignment of a unit in a release; None where it has met none of its rollouts."""
@@ -130,3 +191,48 @@ class ReleaseReader:
         with self._tape.view() as view:
             stored = view.get("pins", keys.rollout_key(name))
         return [] if stored is None else pins_of(stored)
+
+
+def needs(tape: StoreReader, resource: str, now_ns: int) -> list[Need]:
+    """Return the needs for each version of a resource; versions that nobody needs are left out."""
+    reader, found = ReleaseReader(tape), dict[str, Need]()
+    if (one := reader.resource(resource)) is not None:
+        _of(found, one[0].version).audiences.append(Audience())
+        for rule in one[0].rules:
+            _of(found, rule.version).audiences.append(rule.only)
+    for release in reader.releases():
+        if resource in release.resources and release.live:
+            for arm in ARMS:
+                _of(found, release.arm_versions(arm)[resource]).releases.append(release.id)
+    for place, rollouts in pinned_versions(tape, now_ns, NAMED).items():
+        name, _, version = place.partition("@")
+        if name == resource:
+            _of(found, version).rollouts.extend(rollouts)
+    return list(found.values())
+
+
+def _of(found: dict[str, Need], version: str) -> Need:
+    return found.setdefault(version, Need(version=version))
+
+
+def pinned_versions(tape: StoreReader, now_ns: int, most: int = 1) -> Mapping[str, list[str]]:
+    """Return NAME@VERSION of every version that an unfinished rollout is pinned to, with up to `most` of these
+    rollouts."""
+    found: dict[str, list[str]] = {}
+    for rollout, pins in ReleaseReader(tape).all_pins():
+        places = {f"{pin.resource}@{pin.version}" for pin in pins}
+        new = [place for place in places if len(found.get(place, ())) < most]
+        if new and _unfinished(tape, rollout, now_ns):
+            for place in new:
+                found.setdefault(place, []).append(rollout)
+    return found
+
+
+def _unfinished(tape: StoreReader, rollout: str, now_ns: int) -> bool:
+    found = tape.rollout(rollout)
+    if found is None:
+        # The first call of the rollout is under way.
+        return True
+    if found.origin == "queued":
+        return found.status not in FINAL
+    return now_ns - last_seen_ns(found, tape.attempts(rollout)) < QUIET_NS

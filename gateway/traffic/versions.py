@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 from penstock.gateway.model.metrics import Metrics
@@ -20,17 +22,17 @@ from penstock.gateway.model.release import Assignment, Pin, Release
 from penstock.gateway.model.resource import Audience, Resource, StableVersion
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes, pins_on, stable_version
-from penstock.gateway.releases.canary.unit import unit_of
+from penstock.gateway.releases.canary.outcomes import unit_of
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.notes import CallNotes
+from penstock.gateway.releases.coverage.monitor import CallNotes
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
-from penstock.gateway.releases.pending_pins import PendingPins
 from penstock.gateway.releases.prompts.rewrite import (
     TextFindings,
     TextMiss,
     find_resources,
 )
-from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
+from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
@@ -39,6 +41,12 @@ from penstock.gateway.wire.http.redaction import Redactor
 
 REMEMBERED: Final = 16_384
 """Rollouts whose pins are remembered."""
+_MOST: Final = 16_384
+"""Rollouts whose pins are kept."""
+_NOBODY: Final = Requester("", "", "online", {})
+"""An asker for pins that are all given: nothing is assigned."""
+_AT_ONCE, _RETRY_S = 100, 1.0
+"""Rollouts whose pins one transaction writes, and seconds until the next try after a tape that took none."""
 K = TypeVar("K")
 _log = logging.getLogger("penstock.releases")
 
@@ -78,6 +86,84 @@ class VersionedRequest:
     """RELEASE:ARM of each release that the rollout takes part in, separated by commas."""
     texts: dict[str, str]
     """SHA-256 of each prompt as the agent sent it, by resource."""
+
+
+class PendingPins:
+    """Pins that were given while the tape took none, by rollout: kept in memory until it does. For the event loop, but
+    for the function that `pin_writer` returns.
+
+    They are written with the next span of their rollout, in one transaction: a killed gateway must leave no span on the
+    tape with a version that the rollout's pins do not name. A rollout may make no other call, and one that has seen two
+    versions must be marked: so all pins are also written a moment later.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._pins: dict[str, Sequence[Pin]] = {}
+        self._writing = False
+        self._most = _AT_ONCE
+
+    def add(self, rollout: str, pins: Sequence[Pin]) -> None:
+        """Replace the pending pins of a rollout: all that it has now."""
+        if len(self._pins) < _MOST or rollout in self._pins:
+            self._pins[rollout] = pins
+        if not self._writing:
+            self._writing = True
+            self._write_later()
+
+    def forget(self, rollout: str) -> None:
+        """Drop the pending pins of a forgotten rollout."""
+        self._pins.pop(rollout, None)
+
+    def pin_writer(self, rollout: str) -> Callable[[Transaction, SpanEntry], None] | None:
+        """Return the function that writes the pins in the transaction of the rollout's next span; None for no pins."""
+        pins = self._pins.get(rollout)
+        return None if pins is None else partial(_with_span, pins)
+
+    def _write_later(self) -> None:
+        _ = asyncio.get_running_loop().call_later(_RETRY_S, self._write)
+
+    def _write(self) -> None:
+        some = list(islice(self._pins.items(), self._most))
+
+        def pin(transaction: Transaction) -> None:
+            for rollout, pins in some:
+                _pin(transaction, rollout, pins)
+
+        self._recorder.submit(pin).add_done_callback(partial(self._written, some))
+
+    def _written(self, some: list[tuple[str, Sequence[Pin]]], done: asyncio.Future[None]) -> None:
+        error = done.exception()
+        if isinstance(error, TapeError) and not isinstance(error, DamagedRecordError):
+            self._write_later()
+            return
+        if error is not None and len(some) > 1:
+            # One of them fails: written one by one, they show which.
+            self._most = 1
+            self._write()
+            return
+        for rollout, pins in some:
+            if error is not None:
+                _log.error("the versions of rollout %s are not on the tape", rollout, exc_info=error)
+            if self._pins.get(rollout) is pins:
+                del self._pins[rollout]
+        self._writing = bool(self._pins)
+        if error is not None or not self._writing:
+            self._most = _AT_ONCE
+        if self._writing:
+            self._write()
+
+
+def _pin(transaction: Transaction, rollout: str, pins: Sequence[Pin]) -> None:
+    _ = ReleaseOperations(transaction).pin(PinRequest(rollout, _NOBODY, (), pins), 0)
+
+
+def _with_span(pins: Sequence[Pin], transaction: Transaction, entry: SpanEntry) -> None:
+    try:
+        _pin(transaction, entry.rollout, pins)
+    except (DamagedRecordError, OperationRefusedError, ValueError) as error:
+        # The span is written all the same; `PendingPins` logs the error.
+        _log.debug("the versions of rollout %s are not on the tape with its span", entry.rollout, exc_info=error)
 
 
 class PinTable:
@@ -243,7 +329,7 @@ class PinTable:
         self._unwritten.add(rollout, given)
 
     def pin_writer(self, rollout: str) -> Callable[[Transaction, SpanEntry], None] | None:
-        """Return the function that writes pending pins with the next span of a rollout (`releases.pending_pins`); None
+        """Return the function that writes pending pins with the next span of a rollout (`PendingPins`); None
         for none."""
         return self._unwritten.pin_writer(rollout)
 

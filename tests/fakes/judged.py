@@ -26,7 +26,7 @@ class FakeTape:
     def attempts(self, rollout: str, /) -> list[Attempt]:
         return [one for one in self.tries if one.rollout == rollout]
 
-    def spans(self, rollout: str, attempt: str | None = None, /) -> Iterator[Span]:
+    def spans(self, rollout: str, /) -> Iterator[Span]:
         yield from self.said.get(rollout, [])
 
     def pins(self, rollout: str, /) -> list[Pin]:

@@ -32,7 +32,7 @@ from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.codec import StoredBody

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.releases.live_releases import LiveReleases
+from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.tape.store import keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, WriterCache
 from penstock.gateway.tape.store.codec import DeltaBase

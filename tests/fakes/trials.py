@@ -21,14 +21,17 @@ from penstock.gateway.model.release import (
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.releases.canary.assignment import share
-from penstock.gateway.releases.canary.decision import Canary, figures, stage_progress
-from penstock.gateway.releases.canary.early_errors import has_early_guard
-from penstock.gateway.releases.canary.interval import interval
-from penstock.gateway.releases.canary.outcomes import observation
+from penstock.gateway.releases.canary.decision import (
+    Canary,
+    apply_action,
+    apply_early_look,
+    decision_of,
+    figures,
+    stage_progress,
+)
+from penstock.gateway.releases.canary.display import interval, warnings
+from penstock.gateway.releases.canary.outcomes import has_early_guard, observation, unit_hash, unit_outcome
 from penstock.gateway.releases.canary.stages import NEXT
-from penstock.gateway.releases.canary.unit import unit_hash, unit_outcome
-from penstock.gateway.releases.canary.verification import apply_action, apply_early_look, decision_of
-from penstock.gateway.releases.canary.warnings import warnings
 
 START = 1_790_000_000 * 10**9
 EVERY = 10 * 10**9

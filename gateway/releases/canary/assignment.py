@@ -1,9 +1,9 @@
 """Assigns rollouts to the arms of a release, and tells which calls a release applies to. Pure.
 
 A rollout's *share* is a number in [0, 1) that follows from the release's salt and the rollout's name alone; that of a
-unit of rollouts (`gateway.releases.canary.unit`) from the salt and the unit's hash. The rollout is on the candidate's
-arm when the number is below the split. So no state is needed, two releases are independent of each other, and a rising
-split takes no rollout from the candidate.
+unit of rollouts (`gateway.releases.canary.outcomes`) from the salt and the unit's hash. The rollout is on the
+candidate's arm when the number is below the split. So no state is needed, two releases are independent of each other,
+and a rising split takes no rollout from the candidate.
 """
 
 from __future__ import annotations

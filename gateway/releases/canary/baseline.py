@@ -14,7 +14,7 @@ from penstock.gateway.model.release import AssignmentEvidence
 from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.release_policy import EARLY, MISSING, ReleasePolicy
 from penstock.gateway.model.rollout import Rollout, RolloutStatus
-from penstock.gateway.releases.canary.outcomes import PinsOf, RolloutReader, fill_outcome
+from penstock.gateway.releases.canary.outcomes import RolloutReader, fill_outcome
 
 DAY_NS = 86_400 * 10**9
 
@@ -71,7 +71,6 @@ class BaselineReader(NamedTuple):
     """Reads the past of a version from the tape."""
 
     tape: RolloutReader
-    pins_of: PinsOf
     policy: ReleasePolicy
     resource: str
     version: str
@@ -82,10 +81,12 @@ class BaselineReader(NamedTuple):
         given, others = list[BaselineRollout](), list[BaselineRollout]()
         for rollout in rollouts:
             one = self._judged(rollout)
-            pins = [pin for pin in self.pins_of(rollout.id) if pin.resource == self.resource] if one is not None else []
-            if one is not None and not pins:
+            if one is None:
+                continue
+            pins = [pin for pin in self.tape.pins(rollout.id) if pin.resource == self.resource]
+            if not pins:
                 others.append(one)
-            elif one is not None and all(pin.version == self.version and not pin.mixed for pin in pins):
+            elif all(pin.version == self.version and not pin.mixed for pin in pins):
                 given.append(one)
         return Baseline(given or others, self.policy.missing == "worst")
 

@@ -36,7 +36,7 @@ def baseline_rate(coverage: Coverage) -> float:
 
 def likelihood(matched: int, rollouts: int, before: float) -> float:
     """The probability that `matched` or fewer of `rollouts` match, if each does with the probability `before`."""
-    return sum(comb(rollouts, k) * before**k * (1 - before) ** (rollouts - k) for k in range(matched + 1))
+    return sum([comb(rollouts, k) * before**k * (1 - before) ** (rollouts - k) for k in range(matched + 1)])
 
 
 def observe(coverage: Coverage, matched: bool) -> None:

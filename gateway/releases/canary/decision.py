@@ -14,19 +14,25 @@ while its rewards are still awaited.
 A verdict other than `continue` and `advance` ends the stepping until a person acts: `approve` where a stage asks for
 it, or `resume` after a hold, which sets that cause of holding aside for good (the e-values need no correction: they
 allow any looking, stopping and going on). Both take effect at the rollout that was looked at last.
+
+A canary is replayed from the tape when a gateway starts, and to verify one that ran (`canary.verification`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from penstock.gateway.model.release import Release
+from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release
 from penstock.gateway.model.release_policy import EARLY, HOLDBACK, MISSING, SRM_ALPHA, CanaryStage, ReleasePolicy
+from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.releases.canary.evidence import CanaryEvidence, CanaryObservation, StageCount
+from penstock.gateway.releases.canary.outcomes import observation
 
 CanaryAction = Literal["continue", "advance", "promote", "roll_back", "hold"]
+BY_RULE = ("advance", "promote", "roll_back", "hold")
+"""Verdicts that move a release; the chain's actions have the same names."""
 FEW = 50
 """With fewer rollouts than this, missing rewards are no reason to hold."""
 
@@ -343,3 +349,124 @@ def _undecided(policy: ReleasePolicy, evidence: CanaryEvidence) -> str:
         f"horizon: undecided after {evidence.seen} {evidence.counts}: "
         f"harm e = {evidence.harm:.4g} of {1 / policy.alpha:.4g}, {found} of {limit:.4g}"
     )
+
+
+# -- a canary as the tape has it --------------------------------------------------------------------------------------
+
+
+class CanaryDecision(NamedTuple):
+    """A verdict that moves a release, or makes it wait for a person."""
+
+    counted: int
+    """Number of the assignment that was counted last."""
+    action: str
+    verdict: Verdict
+    early: int = 0
+    """Number of the assignment with the latest early look."""
+
+
+def decision_of(verdict: Verdict, counted: int, early: int = 0) -> CanaryDecision | None:
+    """The decision in a verdict; None while the release continues as it is."""
+    if verdict.action in BY_RULE:
+        return CanaryDecision(counted, verdict.action, verdict, early)
+    return CanaryDecision(counted, "wait", verdict, early) if verdict.cause == "approval" else None
+
+
+class ReplayStep(NamedTuple):
+    """A step of the replay."""
+
+    counted: int
+    """Number of the assignment that was counted last."""
+    early: int
+    """Number of the assignment with the latest early look."""
+    verdict: Verdict | None
+    """The verdict after the step; None for a rollout that is left out, or that the canary did not see because it had
+    ended."""
+    person: bool = False
+    """Whether a person's action caused the step."""
+
+
+def replay_decisions(
+    canary: Canary, assigned: Sequence[Assignment], seen: Sequence[AssignmentEvidence], audit: Sequence[AuditTrailEntry]
+) -> Iterator[CanaryDecision]:
+    """Steps a canary through everything that was counted and every action of a person; yields its decisions as they
+    come."""
+    waits = False
+    for counted, early, verdict, person in replay_steps(canary, assigned, seen, audit):
+        if verdict is None:
+            continue
+        found = decision_of(verdict, counted, early)
+        waiting = found is not None and found.action == "wait"
+        if found is not None and not (waiting and (waits or person)):
+            yield found
+        waits = waiting and not person
+
+
+def replay_steps(
+    canary: Canary, assigned: Sequence[Assignment], seen: Sequence[AssignmentEvidence], audit: Sequence[AuditTrailEntry]
+) -> Iterator[ReplayStep]:
+    """Yields every step of a canary in the order in which it was made. Each early look records how many outcomes had
+    been counted before it."""
+    people = [entry for entry in audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
+    looks = [one.early for one in assigned if one.early is not None]
+    counted = early = 0
+    yield from _persons(canary, people, counted, early)
+    while counted < len(seen) or early < len(looks):
+        if early < len(looks) and looks[early].counted <= counted:
+            early += 1
+            yield ReplayStep(counted, early, apply_early_look(canary, assigned[early - 1]))
+        elif counted < len(seen):
+            counted += 1
+            one = seen[counted - 1]
+            looked_at = one.left_out is None and not canary.ended
+            verdict = canary.step(observation(assigned[counted - 1], one)) if looked_at else None
+            yield ReplayStep(counted, early, verdict)
+        else:
+            return
+        yield from _persons(canary, people, counted, early)
+
+
+def apply_early_look(canary: Canary, assignment: Assignment) -> Verdict | None:
+    """Gives a canary the early look at an assignment; None when it has no effect on it."""
+    seen = assignment.early
+    if canary.ended or seen is None or seen.good is None:
+        return None
+    return canary.step_early(assignment.number, int(assignment.arm == "candidate"), assignment.probability, seen.good)
+
+
+def _persons(canary: Canary, people: Iterable[AuditTrailEntry], counted: int, early: int) -> Iterator[ReplayStep]:
+    for entry in people:
+        if (entry.assignment, entry.early) == (counted, early):
+            verdict = apply_action(canary, entry.action)
+            if verdict is not None:
+                yield ReplayStep(counted, early, verdict, person=True)
+
+
+def apply_action(canary: Canary, action: str) -> Verdict | None:
+    """Applies a person's action to a canary; None when it has no effect on it."""
+    if action == "approve" and not canary.ended:
+        return canary.approve()
+    if action == "resume" and canary.verdict.action == "hold":
+        return canary.resume()
+    return None
+
+
+def add_outcomes(evidence: CanaryEvidence, counted: Iterable[tuple[Assignment, AssignmentEvidence]]) -> CanaryEvidence:
+    """The same evidence, with the rollouts added that were counted since."""
+    for assignment, one in counted:
+        if one.left_out is None and one.number > evidence.number:
+            evidence.add(observation(assignment, one))
+    return evidence
+
+
+def add_early_looks(evidence: CanaryEvidence, assigned: Iterable[Assignment]) -> CanaryEvidence:
+    """The same evidence, with the early looks added that were made since."""
+    for one in assigned:
+        if one.early is not None and one.early.good is not None and one.number > evidence.early:
+            evidence.add_early(one.number, int(one.arm == "candidate"), one.probability, one.early.good)
+    return evidence
+
+
+def empty_evidence(release: Release) -> CanaryEvidence:
+    """The evidence on a release before anything was counted."""
+    return Canary.of(release).evidence

@@ -1,49 +1,79 @@
-"""The outcome of a rollout that takes part in a release: read from the tape once, when its turn has come.
+"""Reads the outcome of each rollout that takes part in a release, an early look at it before, and that of a unit of
+rollouts. Pure.
 
-Its turn comes when its reward is there (and, if it came from the queue, its end), when it failed, or when its deadline
-has passed. A rollout that failed without a reward counts as the worst; one that was cancelled, or that has seen
-both versions, is left out. The outcome is written down (`AssignmentEvidence`) and never read again: a reward that
-comes later changes no decision.
+*Outcome.* It is read from the tape once, when a rollout's turn has come. Its turn comes when its reward is there (and,
+if it came from the queue, its end), when it failed, or when its deadline has passed. A rollout that failed without a
+reward counts as the worst; one that was cancelled, or that has seen both versions, is left out. The outcome is written
+down (`AssignmentEvidence`) and never read again: a reward that comes later changes no decision.
 
 A *violation* is an event of that name, `hard` when its attribute of that name is true, or a tool call that a policy did
 not let run, `hard` when its rule is. A rollout's *cost* is the dimension `cost` of its newest reward that has one, else
 the tokens it has used.
+
+*Early look.* Whether a rollout began with an error is known long before its reward. A rollout's turn comes when one of
+its calls has failed, when it has ended or has a reward, or at the guard's deadline, whichever is first. Later events do
+not change it, so the answer is the same whenever it is looked at. Rollouts are counted in the order of their assignment
+here as well: the deadline is what bounds the wait for the slowest. It is at most the deadline of outcomes, so no
+outcome is counted before its early look.
+
+*Units.* Rollouts of one user or tenant share an arm, and are one observation. They are alike: if a unit has an arm, the
+arm of its second rollout is known beforehand, so a bet on it is not fair, because psi
+(`gateway.releases.canary.evidence`) does not have the mean zero. Units are observed in the order in which they were
+assigned. A unit's first `MOST` rollouts count that begin in its *window*: `outcome_deadline_s` from its first one. Each
+then has `outcome_deadline_s` of its own, from its own beginning: if all were looked at when the window ends, failures
+of the last ones would be seen, and their successes, which take longer, would not. So a unit counts when its window is
+over and each of these is known, at the latest after twice `outcome_deadline_s`. Later rollouts get the same arm and are
+not counted. Its early look is that of its first rollout. Its value is the mean of the goodness of those rollouts that
+have one, for the reward and for each guard; the guard `missing` is the share that has a reward. Each unit weighs the
+same, however many rollouts it has. Its name is personal data: only a hash of the release's salt and the name is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from penstock.gateway.model.attributes import POLICY_HARD
+from penstock.gateway.model.baggage import LONGEST, entry
 from penstock.gateway.model.lifecycle import FINAL
-from penstock.gateway.model.release import Assignment, AssignmentEvidence, Pin, Release
-from penstock.gateway.model.release_policy import ReleasePolicy
+from penstock.gateway.model.release import (
+    Assignment,
+    AssignmentEvidence,
+    EarlyEvidence,
+    Pin,
+    Release,
+    RolloutEvidence,
+    UnitMember,
+)
+from penstock.gateway.model.release_policy import EARLY, MISSING, ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus
-from penstock.gateway.model.span import POLICY_VIOLATION, Span
+from penstock.gateway.model.span import POLICY_VIOLATION, Span, SpanStatus
+from penstock.gateway.releases.canary.assignment import Requester, as_text
 from penstock.gateway.releases.canary.evidence import CanaryObservation
 
 VIOLATION = "violation"
+FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+MOST: Final = 100
+"""Maximum number of rollouts of a unit that are counted."""
+HASH_BYTES: Final = 16
 
 
 class RolloutReader(Protocol):
-    """The slice of the tape that is read."""
+    """The slice of the tape that is read. The pins are the versions that the rollout was given."""
 
     def rollout(self, rollout: str, /) -> Rollout | None: ...
-    def attempts(self, rollout: str, /) -> list[Attempt]: ...
-    def spans(self, rollout: str, attempt: str | None = None, /) -> Iterator[Span]: ...
-
-
-PinsOf: TypeAlias = Callable[[str], Sequence[Pin]]
-"""Returns the pins of a rollout: the versions that it was given."""
+    def attempts(self, rollout: str, /) -> Sequence[Attempt]: ...
+    def spans(self, rollout: str, /) -> Iterable[Span]: ...
+    def pins(self, rollout: str, /) -> Sequence[Pin]: ...
 
 
 def rollout_outcome(
-    tape: RolloutReader, pins: Iterable[Pin], release: Release, assignment: Assignment, now: int
+    tape: RolloutReader, release: Release, assignment: Assignment, now: int
 ) -> AssignmentEvidence | None:
-    """The outcome of an assignment now; None while it is awaited. `pins`: the versions that its rollout was given."""
+    """The outcome of an assignment's rollout now; None while it is awaited."""
     seen = AssignmentEvidence(number=assignment.number, rollout=assignment.rollout, seen_ns=now)
-    if any(pin.mixed and pin.release == release.id for pin in pins):
+    if _fell_back(tape, release, assignment):
         return seen.model_copy(update={"left_out": "it fell back to the stable version"})
     rollout, overdue = tape.rollout(assignment.rollout), now >= deadline(release, assignment)
     if rollout is None:
@@ -55,6 +85,11 @@ def rollout_outcome(
         return None
     fill_outcome(tape, release.policy, rollout, seen)
     return seen if seen.reward is not None or overdue else None
+
+
+def _fell_back(tape: RolloutReader, release: Release, assignment: Assignment) -> bool:
+    """True if a rollout has seen both versions."""
+    return bool([pin for pin in tape.pins(assignment.rollout) if pin.mixed and pin.release == release.id])
 
 
 def is_hard(kind: str, name: str | None, attributes: Mapping[str, Any] | None) -> bool:
@@ -130,3 +165,165 @@ def observation(assignment: Assignment, seen: AssignmentEvidence) -> CanaryObser
         assigned_ns=assignment.assigned_ns,
         violations=seen.violations,
     )
+
+
+# -- early looks ------------------------------------------------------------------------------------------------------
+
+
+def has_early_guard(release: Release) -> bool:
+    """True if the release's policy has the early guard."""
+    return EARLY in release.policy.guard_alphas
+
+
+def early_deadline(release: Release, assignment: Assignment) -> int:
+    """The time at which an assignment is judged by what is known by then; ns since the epoch."""
+    own = assignment.assigned_ns + int(release.policy.guards.early_error.deadline_s * 1e9)
+    return min(own, deadline(release, assignment))
+
+
+def early_outcome(tape: RolloutReader, release: Release, assignment: Assignment, now: int) -> EarlyEvidence | None:
+    """The early look at an assignment; None while it is awaited."""
+    due = early_deadline(release, assignment)
+    seen = EarlyEvidence(seen_ns=now, good=None, counted=release.counted)
+    rollout = tape.rollout(assignment.rollout)
+    if rollout is None:
+        return seen if now >= due else None
+    if rollout.status == RolloutStatus.CANCELLED or _fell_back(tape, release, assignment):
+        return seen
+    spans = list(tape.spans(rollout.id))
+    over = _end(rollout, spans, due)
+    if [span for span in spans if span.kind == "llm" and span.status in FAILED and _at(span) <= over]:
+        return seen.model_copy(update={"good": 0.0})
+    if over > now:
+        return None
+    failed = rollout.status == RolloutStatus.FAILED and rollout.ended_ns is not None and rollout.ended_ns <= over
+    return seen.model_copy(update={"good": 0.0 if failed else 1.0})
+
+
+def _end(rollout: Rollout, spans: Iterable[Span], due: int) -> int:
+    """The time at which the rollout was over: its end, or, if nobody reports the end of such a rollout, its first
+    trusted reward; `due` at the latest."""
+    ends = [due] if rollout.ended_ns is None else [due, rollout.ended_ns]
+    if rollout.origin != "queued":
+        ends += [_at(span) for span in spans if span.kind == "reward" and Reward.of(span).trusted]
+    return min(ends)
+
+
+def _at(span: Span) -> int:
+    return span.start_ns if span.end_ns is None else span.end_ns
+
+
+def as_of(release: Release, assigned: Iterable[Assignment]) -> list[Assignment]:
+    """The assignments as they were when the release had this state: without early looks that came later."""
+    return [
+        one.model_copy(update={"early": None}) if one.early is not None and one.number > release.early else one
+        for one in assigned
+    ]
+
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+
+def unit_of(release: Release, asker: Requester) -> str | None:
+    """Hash of the unit that a call belongs to; None where it names none. The rollout's metadata, which is the same for
+    all of its calls, comes before the baggage of the call."""
+    name = release.policy.unit
+    if not release.policy.by_unit:
+        return None
+    own = asker.metadata.get(name)
+    value = entry(asker.baggage, name) if own is None else as_text(own)
+    return None if value is None or not 0 < len(value) <= LONGEST else unit_hash(release.salt, value)
+
+
+def unit_hash(salt: str, value: str) -> str:
+    """The first half of SHA-256 of salt and name; hex. Another release has another salt, so another hash of the same
+    name."""
+    return hashlib.sha256(f"unit\0{salt}\0{value}".encode("utf-8", "surrogatepass")).digest()[:HASH_BYTES].hex()
+
+
+def counts_member(release: Release, assignment: Assignment, members: int, now_ns: int) -> bool:
+    """True if one more rollout of a unit, which begins now, is counted."""
+    return members < MOST and now_ns < deadline(release, assignment)
+
+
+def outcome_due(release: Release, assignment: Assignment, now_ns: int) -> int:
+    """The latest time at which an assignment is next to be looked at; ns since the epoch."""
+    ends = deadline(release, assignment)
+    return ends if assignment.unit is None or now_ns < ends else 2 * ends - assignment.assigned_ns
+
+
+def assignment_outcome(
+    tape: RolloutReader, members: Iterable[UnitMember], release: Release, assignment: Assignment, now: int
+) -> AssignmentEvidence | None:
+    """The outcome of an assignment; None while it is awaited. `members`: the rollouts of its unit, if it is of one."""
+    if assignment.unit is None:
+        return rollout_outcome(tape, release, assignment, now)
+    if now < deadline(release, assignment):
+        return None
+    parts: list[RolloutEvidence] = []
+    for member in members:
+        alone = assignment.model_copy(update=member.model_dump())
+        one = rollout_outcome(tape, release, alone, now)
+        if one is None:
+            return None
+        parts.append(RolloutEvidence.model_validate(one.model_dump(include=set(RolloutEvidence.model_fields))))
+    return unit_outcome(release.policy, assignment, parts, now)
+
+
+def unit_outcome(
+    policy: ReleasePolicy, assignment: Assignment, parts: Sequence[RolloutEvidence], now: int
+) -> AssignmentEvidence:
+    """The outcome of a unit, from the outcomes of its rollouts."""
+    seen = AssignmentEvidence(number=assignment.number, rollout=assignment.rollout, seen_ns=now, parts=list(parts))
+    judged = [one for one in parts if one.left_out is None]
+    if not judged:
+        seen.left_out = parts[0].left_out if parts else "it has no rollout"
+        return seen
+    rewards = [one.reward for one in judged if one.reward is not None]
+    came = len(rewards) / len(judged)
+    if rewards and policy.missing == "worst":
+        rewards += [0.0] * (len(judged) - len(rewards))
+    seen.reward = _mean(rewards) if rewards else None
+    for name in policy.guard_alphas:
+        values = [value for one in judged if (value := one.guards.get(name)) is not None]
+        if name == MISSING or values:
+            seen.guards[name] = came if name == MISSING else _mean(values)
+    seen.violations = sum(one.violations for one in judged)
+    return seen
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def unit_problems(
+    release: Release, assigned: Sequence[Assignment], seen: Sequence[AssignmentEvidence]
+) -> Iterator[str]:
+    """A sentence for each unit that was assigned twice, and for each whose figures do not follow from its rollouts."""
+    places: dict[str, int] = {}
+    for one in assigned:
+        if one.unit is None:
+            continue
+        if not release.policy.by_unit:
+            yield f"assignment {one.number} is of a unit, the release assigns each rollout by itself"
+        elif (other := places.setdefault(one.unit, one.number)) != one.number:
+            yield f"assignments {other} and {one.number} are of the same unit"
+    for one, found in zip(assigned, seen, strict=False):
+        yield from _disagreeing(release.policy, one, found)
+
+
+def _disagreeing(policy: ReleasePolicy, assignment: Assignment, seen: AssignmentEvidence) -> Iterator[str]:
+    if assignment.unit is None:
+        if seen.parts:
+            yield f"observation {seen.number} has rollouts of a unit, its assignment is of one rollout"
+        return
+    names = [part.rollout for part in seen.parts]
+    if not names or names[0] != assignment.rollout or len(set(names)) != len(names) or len(names) > MOST:
+        yield f"observation {seen.number}: its rollouts do not begin with {assignment.rollout}, or are over {MOST}"
+    elif unit_outcome(policy, assignment, seen.parts, seen.seen_ns) != seen:
+        yield f"observation {seen.number} is not the mean of the {len(names)} rollouts of its unit"
+
+
+def member_outcomes(seen: AssignmentEvidence) -> list[RolloutEvidence]:
+    """The outcome of each rollout by itself."""
+    return list(seen.parts) or [seen]

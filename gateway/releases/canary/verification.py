@@ -1,154 +1,58 @@
-"""Replays a canary from the tape: when a gateway starts, and to verify a canary that ran.
+"""Verifies a canary that ran. Pure.
 
-Both feed the same observations in the same order to the same `Canary`, together with the decisions of people. So each
-decision is made again with the same figures, bit for bit. `verify` reports everything that does not agree: the chain of
-hashes, the assignment by hash, the observations, the decisions, and the evidence on which people decided.
+`verify` feeds the same observations in the same order to the same `Canary`, together with the decisions of people, as
+the gateway did. So each decision is made again with the same figures, bit for bit. It reports everything that does not
+agree: the chain of hashes, the assignment by hash, the observations, the decisions, and the evidence on which people
+decided. Other checks compare what the versions of a release say with what they said when it began, and each call with
+its arm's version.
+
+Whoever can write the tape can make a whole chain anew, hashes included. But its entries then lack signatures, unless
+the forger has the key too, which is not on the tape; and a head that was printed before and kept elsewhere (an
+*anchor*) is not in the forged chain.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hmac import compare_digest
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release
-from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.releases.canary import unit
+from penstock.gateway.model.release import (
+    Assignment,
+    AssignmentEvidence,
+    AuditTrailEntry,
+    Pin,
+    Release,
+    content_hash,
+    signature,
+)
+from penstock.gateway.model.resource import GATEWAY, Resource
+from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.assignment import share
 from penstock.gateway.releases.canary.coverage import MOST, UNLIKELY, WINDOW, baseline_rate, likelihood
-from penstock.gateway.releases.canary.decision import Canary, Verdict, figures
-from penstock.gateway.releases.canary.early_errors import as_of
+from penstock.gateway.releases.canary.decision import (
+    BY_RULE,
+    Canary,
+    add_early_looks,
+    add_outcomes,
+    empty_evidence,
+    figures,
+    replay_decisions,
+)
 from penstock.gateway.releases.canary.evidence import CanaryEvidence
-from penstock.gateway.releases.canary.outcomes import observation
+from penstock.gateway.releases.canary.outcomes import as_of, unit_problems
 from penstock.gateway.releases.canary.stages import MoveError, check_move
 
-BY_RULE = ("advance", "promote", "roll_back", "hold")
-"""Verdicts that move a release; the chain's actions have the same names."""
 OUT_OF_TURN = "violations"
 """Key of the evidence of a rollback that did not wait for its turn."""
 UNCOVERED = "uncovered"
 """Key of the resource in the evidence of a hold because fewer rollouts matched it than before."""
 SPLIT = "split"
 """Key of the share of new rollouts that got the candidate when a person decided."""
-
-
-class CanaryDecision(NamedTuple):
-    """A verdict that moves a release, or makes it wait for a person."""
-
-    counted: int
-    """Number of the assignment that was counted last."""
-    action: str
-    verdict: Verdict
-    early: int = 0
-    """Number of the assignment with the latest early look."""
-
-
-def decision_of(verdict: Verdict, counted: int, early: int = 0) -> CanaryDecision | None:
-    """The decision in a verdict; None while the release continues as it is."""
-    if verdict.action in BY_RULE:
-        return CanaryDecision(counted, verdict.action, verdict, early)
-    return CanaryDecision(counted, "wait", verdict, early) if verdict.cause == "approval" else None
-
-
-class ReplayStep(NamedTuple):
-    """A step of the replay."""
-
-    counted: int
-    """Number of the assignment that was counted last."""
-    early: int
-    """Number of the assignment with the latest early look."""
-    verdict: Verdict | None
-    """The verdict after the step; None for a rollout that is left out, or that the canary did not see because it had
-    ended."""
-    person: bool = False
-    """Whether a person's action caused the step."""
-
-
-def replay_decisions(
-    canary: Canary, assigned: Sequence[Assignment], seen: Sequence[AssignmentEvidence], audit: Sequence[AuditTrailEntry]
-) -> Iterator[CanaryDecision]:
-    """Steps a canary through everything that was counted and every action of a person; yields its decisions as they
-    come."""
-    waits = False
-    for counted, early, verdict, person in replay_steps(canary, assigned, seen, audit):
-        if verdict is None:
-            continue
-        found = decision_of(verdict, counted, early)
-        waiting = found is not None and found.action == "wait"
-        if found is not None and not (waiting and (waits or person)):
-            yield found
-        waits = waiting and not person
-
-
-def replay_steps(
-    canary: Canary, assigned: Sequence[Assignment], seen: Sequence[AssignmentEvidence], audit: Sequence[AuditTrailEntry]
-) -> Iterator[ReplayStep]:
-    """Yields every step of a canary in the order in which it was made. Each early look records how many outcomes had
-    been counted before it."""
-    people = [entry for entry in audit if entry.who != GATEWAY and entry.action in ("approve", "resume")]
-    looks = [one.early for one in assigned if one.early is not None]
-    counted = early = 0
-    yield from _persons(canary, people, counted, early)
-    while counted < len(seen) or early < len(looks):
-        if early < len(looks) and looks[early].counted <= counted:
-            early += 1
-            yield ReplayStep(counted, early, apply_early_look(canary, assigned[early - 1]))
-        elif counted < len(seen):
-            counted += 1
-            one = seen[counted - 1]
-            looked_at = one.left_out is None and not canary.ended
-            verdict = canary.step(observation(assigned[counted - 1], one)) if looked_at else None
-            yield ReplayStep(counted, early, verdict)
-        else:
-            return
-        yield from _persons(canary, people, counted, early)
-
-
-def apply_early_look(canary: Canary, assignment: Assignment) -> Verdict | None:
-    """Gives a canary the early look at an assignment; None when it has no effect on it."""
-    seen = assignment.early
-    if canary.ended or seen is None or seen.good is None:
-        return None
-    return canary.step_early(assignment.number, int(assignment.arm == "candidate"), assignment.probability, seen.good)
-
-
-def _persons(canary: Canary, people: Iterable[AuditTrailEntry], counted: int, early: int) -> Iterator[ReplayStep]:
-    for entry in people:
-        if (entry.assignment, entry.early) == (counted, early):
-            verdict = apply_action(canary, entry.action)
-            if verdict is not None:
-                yield ReplayStep(counted, early, verdict, person=True)
-
-
-def apply_action(canary: Canary, action: str) -> Verdict | None:
-    """Applies a person's action to a canary; None when it has no effect on it."""
-    if action == "approve" and not canary.ended:
-        return canary.approve()
-    if action == "resume" and canary.verdict.action == "hold":
-        return canary.resume()
-    return None
-
-
-def add_outcomes(evidence: CanaryEvidence, counted: Iterable[tuple[Assignment, AssignmentEvidence]]) -> CanaryEvidence:
-    """The same evidence, with the rollouts added that were counted since."""
-    for assignment, one in counted:
-        if one.left_out is None and one.number > evidence.number:
-            evidence.add(observation(assignment, one))
-    return evidence
-
-
-def add_early_looks(evidence: CanaryEvidence, assigned: Iterable[Assignment]) -> CanaryEvidence:
-    """The same evidence, with the early looks added that were made since."""
-    for one in assigned:
-        if one.early is not None and one.early.good is not None and one.number > evidence.early:
-            evidence.add_early(one.number, int(one.arm == "candidate"), one.probability, one.early.good)
-    return evidence
-
-
-def empty_evidence(release: Release) -> CanaryEvidence:
-    """The evidence on a release before anything was counted."""
-    return Canary.of(release).evidence
+_LINE = re.compile(r"(\S+) ([1-9][0-9]{0,8}) ([0-9a-f]{64})")
 
 
 def coverage_figures(coverage: Coverage) -> dict[str, Any]:
@@ -187,7 +91,7 @@ def verify(
     for assignment, one in zip(assigned, seen, strict=False):
         if assignment.rollout != one.rollout:
             yield f"assignment {one.number} is {assignment.rollout}, what was seen is of {one.rollout}"
-    yield from unit.problems(release, assigned, seen)
+    yield from unit_problems(release, assigned, seen)
     yield from _decisions(release, assigned, seen, audit)
     yield from _people(release, assigned, seen, audit)
 
@@ -283,3 +187,106 @@ def _people(
             if circumstances(evidence, split) != entry.evidence:
                 yield f"entry {entry.number}: the evidence that {entry.who} had is not what follows from the tape"
         split = entry.split
+
+
+def content_problems(release: Release, versions: Iterable[Resource]) -> Iterator[str]:
+    """A sentence for each version whose content has changed since the release began. `versions`: the present versions
+    of the resources that it changes."""
+    now = {one.qualified_name: content_hash(one) for one in versions}
+    for place in sorted(release.qualified_versions):
+        if place not in now:
+            yield f"{place}, which it gave to rollouts, is missing"
+        elif now[place] != release.contents.get(place):
+            yield f"{place} says something else than when the release began: its content was edited"
+
+
+def serving_problems(
+    release: Release,
+    assignment: Assignment,
+    pins: Sequence[Pin],
+    spans: Iterable[Span],
+    audit: Sequence[AuditTrailEntry],
+) -> Iterator[str]:
+    """A sentence for each call of a rollout in the release that was served by another version than its arm's, or that
+    names another arm. After a rollback the stable version serves the candidate's arm."""
+    mine = {(pin.resource, pin.agent): pin for pin in pins if pin.release == release.id}
+    if any(pin.arm != assignment.arm for pin in mine.values()):
+        yield f"assignment {assignment.number}: rollout {assignment.rollout} is pinned to another arm"
+    if any(pin.unit != assignment.unit for pin in mine.values()) or (assignment.unit is not None and not mine):
+        yield f"assignment {assignment.number}: rollout {assignment.rollout} was not pinned as one of its unit"
+    back = next((entry.at_ns for entry in audit if entry.after == "rolled_back"), None)
+    for span in spans:
+        arms = dict(one.split(":", 1) for one in (span.arm or "").split(",") if ":" in one)
+        versions = {name: it for name, it in (span.versions or {}).items() if (name, span.agent or "") in mine}
+        who = f"call {span.attempt}#{span.sequence} of rollout {assignment.rollout}"
+        if versions and arms.get(release.id) != assignment.arm:
+            said = arms.get(release.id, "none")
+            yield f"{who} names the arm {said} of {release.id}, its rollout is on the arm {assignment.arm}"
+        yield from _others(release, assignment, versions, who, back is not None and (span.end_ns or back) >= back)
+
+
+def _others(
+    release: Release, assignment: Assignment, versions: Mapping[str, str], who: str, after: bool
+) -> Iterator[str]:
+    """A sentence for each version that does not belong to the arm. `after`: whether the call ended after a rollback."""
+    for name, version in versions.items():
+        mine = release.arm_versions(assignment.arm)[name]
+        if version != mine and not (after and version == release.arm_versions("stable")[name]):
+            yield f"{who} was served by {name}@{version}, its arm {assignment.arm} has {mine}"
+
+
+# -- the chain itself -------------------------------------------------------------------------------------------------
+
+
+class Anchor(NamedTuple):
+    """The end of a chain at a moment, to keep elsewhere."""
+
+    release: str
+    """Name of the release."""
+    number: int
+    """Number of the last entry at that moment."""
+    head: str
+    """The hash of that entry; hex."""
+
+    @property
+    def line(self) -> str:
+        """The anchor as it is printed and read: RELEASE NUMBER HASH."""
+        return " ".join(map(str, self))
+
+
+def anchor_of(release: Release) -> Anchor:
+    """The end of a release's chain now."""
+    return Anchor(release.id, release.revision, release.head)
+
+
+def parse_anchors(text: str) -> list[Anchor]:
+    """The anchors in a text, one a line. Raises `ValueError` naming a line that is none."""
+    found: list[Anchor] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        read = _LINE.fullmatch(line.strip())
+        if read is None and line.strip():
+            raise ValueError(f"line {number} is no anchor: {line.strip()[:80]!r}; one is RELEASE NUMBER HASH")
+        if read is not None:
+            found.append(Anchor(read[1], int(read[2]), read[3]))
+    return found
+
+
+def anchor_problems(name: str, audit: Sequence[AuditTrailEntry], kept: Iterable[Anchor]) -> Iterator[str]:
+    """A sentence for each anchor of a release that is not in its chain."""
+    hashes = {entry.number: entry.hash for entry in audit}
+    mine = [one for one in kept if one.release == name]
+    if not mine:
+        yield f"the anchors have none of {name}"
+    for one in mine:
+        if hashes.get(one.number) != one.head:
+            ended = "there is none" if one.number not in hashes else "it has another hash"
+            yield f"entry {one.number} is not the one that was anchored: {ended}"
+
+
+def signature_problems(audit: Iterable[AuditTrailEntry], key: str) -> Iterator[str]:
+    """A sentence for each entry that this key has not signed."""
+    for entry in audit:
+        if not entry.signature:
+            yield f"entry {entry.number} is not signed"
+        elif not compare_digest(entry.signature, signature(entry.hash, key)):
+            yield f"entry {entry.number} is signed by another key, or its signature was changed"

@@ -1,25 +1,187 @@
-"""Adds up the notes of calls, once a second, and reports when the coverage of a resource has fallen or is back."""
+"""Adds up the notes of calls, once a second, and reports when the coverage of a resource has fallen or is back.
+
+Notes of calls and their prompts are bounded, and cheap enough for every call. They are added up in a thread, because
+each new text is searched for many pieces.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
-from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.coverage import Coverage, LastMiss, MissReason, TextDifference, UnreadReason
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.counter import CoverageCounter
-from penstock.gateway.releases.coverage.notes import CallNotes
 from penstock.gateway.releases.coverage.operations import CoverageDelta, CoverageOperations, CoverageUpdates
+from penstock.gateway.releases.prompts.nearest_text import NearestTextFinder, difference
+from penstock.gateway.releases.prompts.rewrite import TextMiss, names_of
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.wire.dialects.text_spans import TextLocation
 
+HELD_BYTES: Final = 16 << 20
+"""Bytes of unrecognised texts that are held until they are searched; further ones are counted as no resource's miss."""
+MOST_CALLS: Final = 100_000
+"""Calls that wait to be added up, at most; the metrics alone count further ones."""
+REMEMBERED: Final = 16_384
+"""Rollouts whose first call was counted that are remembered."""
+TEXTS: Final = 1_024
+"""Texts whose nearest prompt is remembered."""
+NEW_TEXTS: Final = 50
+"""New texts that are searched at most: each takes about a millisecond of a process that serves calls. Further ones are
+counted as no resource's miss."""
 EVERY_S: Final = 1.0
 _log = logging.getLogger("penstock.releases")
+
+
+class MissNote(NamedTuple):
+    """A text, or a request, that passed unchanged."""
+
+    why: MissReason | UnreadReason
+    resource: str | None
+    """The resource that it should have been, where that is known."""
+    place: TextLocation | None = None
+    """The text, from which the resource can be found otherwise."""
+
+
+class CallNote(NamedTuple):
+    """A call and its registered prompts."""
+
+    rollout: str
+    matched: Collection[str]
+    """The resources whose text it had."""
+    missed: Collection[MissNote]
+    """Texts that passed unchanged."""
+
+
+@dataclass(slots=True)
+class CallNotes:
+    """Notes of calls since the last `take`."""
+
+    calls: list[CallNote] = field(default_factory=list[CallNote])
+    """The calls, in order."""
+    _held: dict[bytes, TextLocation] = field(default_factory=dict[bytes, TextLocation])
+    _bytes: int = 0
+
+    def add(self, rollout: str, matched: Collection[str], misses: Iterable[TextMiss]) -> None:
+        """Note a call with the resources that it matched and its misses."""
+        if len(self.calls) < MOST_CALLS:
+            missed = [one for miss in misses if (one := self._kept(miss)) is not None]
+            if matched or missed:
+                self.calls.append(CallNote(rollout, matched, missed))
+
+    def add_unread(self, rollout: str, why: UnreadReason, resources: Collection[str]) -> None:
+        """Note a call whose request could not be read, of a rollout that has pins of these resources."""
+        if resources and len(self.calls) < MOST_CALLS:
+            self.calls.append(CallNote(rollout, (), [MissNote(why, name) for name in resources]))
+
+    def _kept(self, miss: TextMiss) -> MissNote | None:
+        if miss.resource is not None or miss.why == "placeholder":
+            return None if miss.resource is None else MissNote(miss.why, miss.resource)
+        # Agents send the same text again and again: one of each is kept.
+        place = self._held.get(miss.place.literal)
+        if place is None or place.name != miss.place.name:
+            if self._bytes + len(miss.place.literal) > HELD_BYTES:
+                return None
+            self._bytes += len(miss.place.literal)
+            place = self._held[miss.place.literal] = miss.place
+        return MissNote(miss.why, None, place)
+
+    def take(self) -> list[CallNote]:
+        """Return the notes and drop them."""
+        calls, self.calls = self.calls, []
+        self._held, self._bytes = {}, 0
+        return calls
+
+
+class NearestResource(NamedTuple):
+    """The resource whose text another text nearly is."""
+
+    resource: str
+    difference: TextDifference | None
+    """The place where they differ; None also where the text has a secret."""
+
+
+class CoverageCounter:
+    """Adds calls to the coverage of resources, and remembers texts and rollouts from call to call."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        """`secrets` are removed from shown texts."""
+        self._secrets = secrets
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._near: OrderedDict[tuple[bytes, str | None], NearestResource | None] = OrderedDict()
+        self._new = NEW_TEXTS
+        self._catalog: Catalog | None = None
+        self._nearest: NearestTextFinder | None = None
+        """Made with the first text that was not recognised."""
+
+    def count(self, calls: Iterable[CallNote], catalog: Catalog, now: int) -> dict[str, CoverageDelta]:
+        """Return the additions of these calls, by the resource's name. A call in which a resource was recognised did
+        not miss it."""
+        if catalog is not self._catalog:
+            self._catalog, self._nearest = catalog, None
+            self._near.clear()
+        found: dict[str, CoverageDelta] = {}
+        self._new = NEW_TEXTS
+        for call in calls:
+            for name in set(call.matched):
+                added = found.setdefault(name, CoverageDelta())
+                added.matched += 1
+                self._first(added, call.rollout, name, True)
+            for name, last in self._missed(call, catalog, now).items():
+                added = found.setdefault(name, CoverageDelta())
+                added.missed[last.why] += 1
+                added.last = last
+                self._first(added, call.rollout, name, False)
+        return found
+
+    def _missed(self, call: CallNote, catalog: Catalog, now: int) -> Mapping[str, LastMiss]:
+        found: dict[str, LastMiss] = {}
+        for miss in call.missed:
+            near = self._near_of(miss, catalog)
+            if near is not None and near.resource not in call.matched:
+                found[near.resource] = LastMiss(
+                    rollout=call.rollout, at_ns=now, why=miss.why, difference=near.difference
+                )
+        return found
+
+    def _near_of(self, miss: MissNote, catalog: Catalog) -> NearestResource | None:
+        if miss.resource is not None or miss.place is None:
+            return None if miss.resource is None else NearestResource(miss.resource, None)
+        key = hashlib.sha256(miss.place.literal).digest(), miss.place.name
+        if key not in self._near:
+            if self._new == 0:
+                return None
+            self._new -= 1
+            self._nearest = self._nearest or NearestTextFinder(catalog.sent)
+            self._near[key] = self._looked_for(self._nearest, miss.place)
+            if len(self._near) > TEXTS:
+                self._near.popitem(last=False)
+        return self._near[key]
+
+    def _looked_for(self, nearest: NearestTextFinder, place: TextLocation) -> NearestResource | None:
+        text = place.text
+        sent = nearest.of(text, names_of(place))
+        if sent is None:
+            return None
+        # A piece of a text may end in the middle of a secret.
+        shown = not self._secrets.by_place and self._secrets.text(text) is text
+        return NearestResource(sent.resource, difference(sent, text) if shown else None)
+
+    def _first(self, added: CoverageDelta, rollout: str, name: str, matched: bool) -> None:
+        """Count the first call of a rollout, which stands for all of it."""
+        if (rollout, name) not in self._seen:
+            self._seen[rollout, name] = None
+            added.rollouts.append(matched)
+            if len(self._seen) > REMEMBERED:
+                self._seen.popitem(last=False)
 
 
 class CallPins(Protocol):

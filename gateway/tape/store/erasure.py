@@ -16,11 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.gateway.tape.store import codec, keys, records
-from penstock.gateway.tape.store.batch import WriteBatch
 from penstock.gateway.tape.store.directory import DamagedRecordError
 from penstock.gateway.tape.store.environment import ORDER, floor
 from penstock.gateway.tape.store.records import Origins
-from penstock.gateway.tape.store.tables import TapeTables
+from penstock.gateway.tape.store.tables import TapeTables, WriteBatch
 from penstock.gateway.tape.store.view import BLOCK, FORGOTTEN
 
 SPANS = 256

@@ -18,8 +18,11 @@ class ChangeFeed:
         self._watches: set[FeedSubscription] = set()
 
     def committed(self, cursor: int, records: Sequence[bytes] = ()) -> None:
-        """Wake the followers: everything up to `cursor` is durable. `records`: the records added to the log since."""
+        """Wake the followers: everything up to `cursor` is durable. `records`: the records added to the log since. A
+        commit of which the log does not tell wakes nobody."""
         before, self.cursor = self.cursor, cursor
+        if cursor == before:
+            return
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
         for watch in self._watches:

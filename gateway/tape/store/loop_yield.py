@@ -17,10 +17,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.tape.store.batch import no_op
+from penstock.gateway.tape.store.tables import no_op
 
 _QUEUED: Final = 2
 _QUEUED_BYTES: Final = 64 << 10
@@ -64,4 +65,4 @@ def _clock_of(thread: int) -> Callable[[], float]:
         clock = time.pthread_getcpuclockid(thread)
     except (AttributeError, OSError):
         return float
-    return lambda: time.clock_gettime(clock)
+    return partial(time.clock_gettime, clock)

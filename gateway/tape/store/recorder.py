@@ -294,7 +294,7 @@ class Recorder:
             self._tell_of(written, set(map(id, written)))
             return
         self._commit_seconds = time.perf_counter() - read
-        seconds, spans = time.perf_counter() - began, sum(isinstance(item, SpanEntry) for item in written)
+        seconds, spans = time.perf_counter() - began, sum([isinstance(item, SpanEntry) for item in written])
         gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost] if lost else []
         batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost] if lost else batch
         self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds, self._new_records(), gone)
@@ -417,7 +417,7 @@ class Recorder:
         if gone:
             self._after(list(gone), None, 0, 0.0)
         self._metrics.recorder_queue_calls -= len(batch)
-        self._metrics.recorder_queue_bytes -= sum(item.weight for item in batch)
+        self._metrics.recorder_queue_bytes -= sum([item.weight for item in batch])
         if cursor:
             self._metrics.committed(spans, seconds)
             self._committed(cursor, records)

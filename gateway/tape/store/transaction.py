@@ -13,7 +13,6 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.tape.store import keys
-from penstock.gateway.tape.store.batch import Packable, WriteBatch
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.tape.store.codec import StoredBody, process_of, unpack_open
 from penstock.gateway.tape.store.environment import ORDER
@@ -21,7 +20,7 @@ from penstock.gateway.tape.store.erasure import RolloutErasure
 from penstock.gateway.tape.store.follower import Follower
 from penstock.gateway.tape.store.processes import DEFERRED
 from penstock.gateway.tape.store.records import SpanEntry, span_from
-from penstock.gateway.tape.store.tables import TapeTables
+from penstock.gateway.tape.store.tables import Packable, TapeTables, WriteBatch
 
 F = TypeVar("F")
 

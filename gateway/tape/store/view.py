@@ -135,14 +135,28 @@ class TapeView:
     def attempts(self, rollout: str) -> list[Attempt]:
         """Return the attempts of a rollout, oldest first."""
         origins = self.origins(rollout)
+        return [] if origins is None else [attempt for attempt, _ in self._attempts(rollout, origins)]
+
+    def _attempts(self, rollout: str, origins: Origins) -> list[tuple[Attempt, list[int]]]:
+        """Return the attempts of a rollout, oldest first, each with the cursors of its last block."""
+        found: list[tuple[Attempt, list[int]]] = []
+        for key, record in scan(self.txn, self._dbs["attempts"], keys.number(origins.number)):
+            values, cursors = attempt_values(record, origins)
+            found.append((attempt_of(rollout, keys.attempt_of_record_key(key), values), cursors))
+        return sorted(found, key=lambda one: one[0].sequence)
+
+    def attempts_and_spans(self, rollout: str) -> tuple[list[Attempt], list[Span]]:
+        """Return the attempts of a rollout, oldest first, and all their spans in the same order. `spans` reads in
+        pages."""
+        origins = self.origins(rollout)
         if origins is None:
-            return []
-        records = scan(self.txn, self._dbs["attempts"], keys.number(origins.number))
-        found = [
-            attempt_of(rollout, keys.attempt_of_record_key(key), attempt_values(value, origins)[0])
-            for key, value in records
-        ]
-        return sorted(found, key=lambda attempt: attempt.sequence)
+            return [], []
+        found, spans = self._attempts(rollout, origins), list[Span]()
+        for attempt, last in found:
+            full = range(last_block(attempt.spans))
+            cursors = [cursor for block in full for cursor in self._block(origins.number, attempt.id, block)] + last
+            spans += [self.summary(rollout, attempt.id, at, cursor) for at, cursor in enumerate(cursors, 1)]
+        return [attempt for attempt, _ in found], spans
 
     def attempt_names(self, number: int) -> list[str]:
         """Return the names of the attempts of the rollout with this number, oldest first."""
@@ -174,9 +188,10 @@ class TapeView:
         origins, values, cursors = found
         if block == last_block(values[_SPANS]):
             return cursors
-        return keys.to_numbers(
-            self.get("index", keys.attempt_record_key(origins.number, attempt) + keys.u32(block)) or b""
-        )
+        return self._block(origins.number, attempt, block)
+
+    def _block(self, rollout: int, attempt: str, block: int) -> list[int]:
+        return keys.to_numbers(self.get("index", keys.attempt_record_key(rollout, attempt) + keys.u32(block)) or b"")
 
     def index(self, rollout: str, attempt: str, sequence: int) -> int | None:
         """Return the cursor of the summary of this sequence, 0 while it is open, None when it was never given out."""

@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
-from penstock.gateway.tape.store.batch import WriteBatch, no_op
 from penstock.gateway.tape.store.cache import CachedAttempt
 from penstock.gateway.tape.store.environment import Environment, Txn
 from penstock.gateway.tape.store.follower import Follower
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.tables import TapeTables
+from penstock.gateway.tape.store.tables import TapeTables, WriteBatch, no_op
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.tape.store.view import FORGOTTEN, TapeView
 

@@ -21,8 +21,7 @@ from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import Resource, StableVersion
 from penstock.gateway.model.weights import ModelVersion, Residency
 from penstock.gateway.releases.adapter_server import AdapterChanges, ServingError, VllmClient, settle
-from penstock.gateway.releases.needs import pinned_versions
-from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.releases.reader import ReleaseReader, pinned_versions
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.traffic.upstreams.transport import make_transport

@@ -18,7 +18,7 @@ from penstock.gateway.model.template import Template, TemplateError, check_candi
 from penstock.gateway.model.validation_messages import pluralized
 from penstock.gateway.model.weights import ModelVersion
 from penstock.gateway.releases.adapter_server import ServingError, VllmClient
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.upstreams.transport import make_transport
 from penstock.gateway.upstream_settings import UpstreamSettings
 

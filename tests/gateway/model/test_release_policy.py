@@ -6,7 +6,6 @@ import pytest
 from fakes.mistakes import tells
 
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.frozen_policy import freeze_policy, thaw_policy
 from penstock.gateway.model.release_policy import (
     HOLDBACK_ALPHA,
     CanaryStage,
@@ -14,6 +13,8 @@ from penstock.gateway.model.release_policy import (
     Guards,
     LatencyGuard,
     ReleasePolicy,
+    freeze_policy,
+    thaw_policy,
 )
 
 

@@ -29,9 +29,7 @@ from penstock.gateway.model.known_secrets import NO_SECRETS
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.counter import CoverageCounter
-from penstock.gateway.releases.coverage.monitor import CoverageMonitor
-from penstock.gateway.releases.coverage.notes import CallNote, MissNote
+from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, CoverageMonitor, MissNote
 from penstock.gateway.releases.coverage.operations import CoverageDelta, CoverageOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.retention.operations import RetentionOperations

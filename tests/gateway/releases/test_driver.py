@@ -25,12 +25,9 @@ from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.canary.verification import verify
-from penstock.gateway.releases.count_operations import CountOperations
-from penstock.gateway.releases.driver import Driver, DriverCallbacks
-from penstock.gateway.releases.jobs import JobProgress, JobReport, StageJobs
-from penstock.gateway.releases.needs import QUIET_NS
+from penstock.gateway.releases.driver import Driver, DriverCallbacks, JobProgress, JobReport, StageJobs
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
-from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.releases.reader import QUIET_NS, ReleaseReader
 from penstock.gateway.releases.transitions import entry
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.feed import ChangeFeed
@@ -125,11 +122,13 @@ async def test_what_was_counted_in_the_meantime_is_in_the_evidence(tmp_path: Pat
         seen = [
             AssignmentEvidence(number=at, rollout=f"r{at - 1}", seen_ns=6, reward=0.5, guards={}) for at in range(1, 9)
         ]
-        await made.do(lambda transaction: CountOperations(transaction).count(release.id, moved.revision, seen[:3]))
+        await made.do(
+            lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, (), seen[:3])
+        )
         recorder = Submitting(made.context.recorder)
         drives = driver(made, recorder)
         more = made.context.recorder.submit(
-            lambda transaction: CountOperations(transaction).count(release.id, moved.revision, seen[3:])
+            lambda transaction: ReleaseOperations(transaction).count(release.id, moved.revision, (), seen[3:])
         )
         aborting = asyncio.ensure_future(drives.decide(release.id, "abort", ANN))
         await recorder.handed.wait()

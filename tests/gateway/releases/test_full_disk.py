@@ -21,9 +21,9 @@ from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.release import NewRelease, Pin
 from penstock.gateway.model.rollout import RolloutConfig
-from penstock.gateway.releases.pending_pins import PendingPins
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store import keys
+from penstock.gateway.traffic.versions import PendingPins
 
 FULL = 16_384
 """The first pages of a tape: what is written comes after them."""

@@ -19,15 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
-from penstock.gateway.model.release import Pin, Release
+from penstock.gateway.model.release import Pin, Release, Unit
 from penstock.gateway.model.resource import Audience
-from penstock.gateway.model.unit import Unit
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes, share
+from penstock.gateway.releases.canary.outcomes import MOST, unit_hash
 from penstock.gateway.releases.canary.stages import NEXT
-from penstock.gateway.releases.canary.unit import MOST, unit_hash
-from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
+from penstock.gateway.releases.operations import UNITS, PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.releases.unit_operations import DATABASE
 from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.transaction import Transaction
 
@@ -307,7 +305,7 @@ def test_a_unit_counts_a_bounded_number_of_rollouts_and_pins_all() -> None:
         wanted = PinRequest(f"r{number}", asker, ("travel",))
         (pin,) = machine.do(lambda transaction, wanted=wanted: ReleaseOperations(transaction).pin(wanted, machine.now))
         assert (pin.number, pin.unit) == (1, unit_hash("s", "tenant-7"))
-    ((_, record),) = machine.store.records(DATABASE)
+    ((_, record),) = machine.store.records(UNITS)
     assert [one.rollout for one in Unit.model_validate_json(record).members] == [f"r{at}" for at in range(MOST)]
     assert (machine.release.assigned, machine.release.joined) == (1, MOST + 4)
     machine.teardown()

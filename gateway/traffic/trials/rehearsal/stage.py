@@ -32,7 +32,7 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.releases.canary.betting import PairedTest
 from penstock.gateway.releases.canary.pass_test import ReorderBuffer
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import (

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_policy import REPLAY_ALPHA
 from penstock.gateway.releases.canary.pass_test import PassTest
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.trials.replay.judges import AnswerJudge, JudgeError, make_judge
 from penstock.gateway.traffic.trials.replay.sender import ReleaseContext, ReleaseSender, background
 

@@ -24,7 +24,7 @@ from penstock.gateway.model.release_policy import REPLAY_ALPHA
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.releases.canary.pass_test import PassVerdict, ReorderBuffer
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.traffic.trials.replay.comparison import SHOWN, ArmComparison
 from penstock.gateway.traffic.trials.replay.outbound_requests import ARM_OF, CANDIDATE, INCUMBENT, call_name

@@ -27,7 +27,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes
 from penstock.gateway.releases.canary.betting import PairedTest
 from penstock.gateway.releases.canary.pass_test import ReorderBuffer
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.trials.replay.agreement import next_action
 from penstock.gateway.traffic.trials.replay.judges import AnswerJudge, JudgeError, make_judge

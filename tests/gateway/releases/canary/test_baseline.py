@@ -23,7 +23,7 @@ NOW = 10 * 3600 * 10**9
 
 def read(tape: FakeTape, version: str = "v1", names: list[str] | None = None, **policy: Any) -> Baseline:
     """As a release of x reads it."""
-    reader = BaselineReader(tape, tape.pins, ReleasePolicy.model_validate(policy), "x", version, NOW)
+    reader = BaselineReader(tape, ReleasePolicy.model_validate(policy), "x", version, NOW)
     return reader.read([one for name, one in tape.rollouts.items() if names is None or name in names])
 
 

@@ -24,8 +24,8 @@ from penstock.gateway.releases.canary.coverage import (
     observe,
 )
 from penstock.gateway.releases.canary.decision import Canary
+from penstock.gateway.releases.canary.display import warnings
 from penstock.gateway.releases.canary.evidence import CanaryObservation
-from penstock.gateway.releases.canary.warnings import warnings
 
 
 def told(rollouts: str, coverage: Coverage | None = None) -> tuple[Coverage, list[tuple[int, str]]]:

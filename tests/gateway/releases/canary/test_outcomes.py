@@ -16,8 +16,7 @@ from penstock.gateway.model.release import Assignment, AssignmentEvidence, Early
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus, Totals
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
-from penstock.gateway.releases.canary.early_errors import early_deadline, early_outcome
-from penstock.gateway.releases.canary.outcomes import deadline, rollout_outcome
+from penstock.gateway.releases.canary.outcomes import deadline, early_deadline, early_outcome, rollout_outcome
 
 S = 10**9
 BEGAN = 1_000 * S
@@ -47,7 +46,7 @@ ASSIGNED = Assignment(number=7, rollout="r1", arm="candidate", probability=0.5, 
 
 
 def seen(tape: FakeTape, now: int = NOW, **policy: Any) -> AssignmentEvidence | None:
-    return rollout_outcome(tape, tape.pins(ASSIGNED.rollout), release(**policy), ASSIGNED, now)
+    return rollout_outcome(tape, release(**policy), ASSIGNED, now)
 
 
 def test_its_reward_is_its_turn(tape: FakeTape) -> None:
@@ -195,10 +194,10 @@ def reward(after_s: float) -> Span:
     return Span(rollout="r1", attempt="a1", sequence=2, kind="reward", start_ns=at, end_ns=at, attributes=spoken)
 
 
-def early(tape: FakeTape, after_s: float, pins: tuple[Pin, ...] = (), **policy: Any) -> float | str | None:
+def early(tape: FakeTape, after_s: float, **policy: Any) -> float | str | None:
     """The early look so many seconds after the assignment; `awaited` where there is none yet."""
     release = made(**policy)
-    found = early_outcome(tape, pins, release, ASSIGNED, BEGAN + int(after_s * S))
+    found = early_outcome(tape, release, ASSIGNED, BEGAN + int(after_s * S))
     return "awaited" if found is None else found.good
 
 
@@ -237,11 +236,13 @@ def test_what_was_never_seen_was_cancelled_or_has_seen_both_versions_is_left_out
     assert [early(gone, after) for after in (4, 5)] == ["awaited", None]
     assert early(rolled([call(1, "error")], status=RolloutStatus.CANCELLED), 2) is None
     mixed = Pin(resource="x", version="v1", release="x-1", arm="candidate", mixed=True)
-    assert early(rolled([call(1, "error")]), 2, (mixed,)) is None
+    fallen = rolled([call(1, "error")])
+    fallen.given = [mixed]
+    assert early(fallen, 2) is None
 
 
 def test_it_says_how_many_outcomes_had_been_counted() -> None:
-    found = early_outcome(rolled([call(1, "error")]), (), made(), ASSIGNED, DUE)
+    found = early_outcome(rolled([call(1, "error")]), made(), ASSIGNED, DUE)
     assert found == EarlyEvidence(seen_ns=DUE, good=0.0, counted=3)
 
 

@@ -10,15 +10,18 @@ from fakes.mistakes import tells
 from fakes.some import some
 from fakes.trials import Trial, steady
 
-from penstock.gateway.model.release import Assignment, AssignmentEvidence, Release
+from penstock.gateway.model.release import Assignment, AssignmentEvidence, Release, UnitMember
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus, Totals
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.model.unit import UnitMember
 from penstock.gateway.releases.canary.assignment import Requester, share
 from penstock.gateway.releases.canary.decision import Canary
-from penstock.gateway.releases.canary.outcomes import observation
-from penstock.gateway.releases.canary.unit import PinnedMember, assignment_outcome, outcome_due, unit_of
+from penstock.gateway.releases.canary.outcomes import (
+    assignment_outcome,
+    observation,
+    outcome_due,
+    unit_of,
+)
 from penstock.gateway.releases.canary.verification import verify
 
 S = 10**9
@@ -77,12 +80,9 @@ def tape() -> FakeTape:
     return FakeTape({name: Rollout(id=name, group=f"task {name}") for name in names}, tries)
 
 
-def members(*begun: int) -> list[PinnedMember]:
+def members(*begun: int) -> list[UnitMember]:
     """Rollouts that have begun so many seconds after the first."""
-    return [
-        PinnedMember(UnitMember(rollout=f"r{at}", assigned_ns=BEGAN + after * S), ())
-        for at, after in enumerate(begun, 1)
-    ]
+    return [UnitMember(rollout=f"r{at}", assigned_ns=BEGAN + after * S) for at, after in enumerate(begun, 1)]
 
 
 def look(tape: FakeTape, seconds: int, *begun: int, **policy: Any) -> AssignmentEvidence | None:

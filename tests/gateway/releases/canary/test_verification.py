@@ -18,14 +18,9 @@ from penstock.gateway.model.release import Assignment, AuditTrailEntry, EarlyEvi
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.releases.canary.assignment import share
+from penstock.gateway.releases.canary.decision import add_early_looks, add_outcomes, empty_evidence
 from penstock.gateway.releases.canary.evidence import CanaryEvidence
-from penstock.gateway.releases.canary.verification import (
-    add_early_looks,
-    add_outcomes,
-    circumstances,
-    empty_evidence,
-    verify,
-)
+from penstock.gateway.releases.canary.verification import circumstances, verify
 
 SHORT = ReleasePolicy(
     stages=[CanaryStage(split=0.2, rollouts=5), CanaryStage(split=0.5, rollouts=5)], margin_absolute=0.1

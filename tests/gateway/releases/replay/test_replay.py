@@ -32,7 +32,7 @@ from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
 from penstock.gateway.reading.turns import read_exchange
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.trials.replay import sender, stage
 from penstock.gateway.traffic.trials.replay.comparison import HOPELESS

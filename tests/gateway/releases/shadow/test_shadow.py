@@ -29,7 +29,7 @@ from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, Release, ReleaseView
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
-from penstock.gateway.releases.jobs import JobProgress, JobReport
+from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.releases.prompts.rewrite import find_resources
 from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord

@@ -184,6 +184,9 @@ def test_spans_of_an_attempt_are_paged_by_place(store: Store) -> None:
         assert found == everything[min(max(after, 0), 520) :]
     assert [one.sequence for one in store.spans("r1", "b", after=("b", 518))] == [519, 520]
     assert list(store.spans("r1", "none")) == list(store.spans("none")) == []
+    with store.view() as view:
+        found = view.attempts_and_spans("r1"), view.attempts_and_spans("none")
+    assert found == ((store.attempts("r1"), list(store.spans("r1"))), ([], []))
 
 
 @pytest.mark.parametrize("name", ["", "ä", "a\0b", "r1/a1", "x" * 600])

@@ -25,8 +25,7 @@ from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig
 from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.canary.stages import NEXT
-from penstock.gateway.releases.live_releases import LiveReleases
-from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
+from penstock.gateway.releases.operations import LiveReleases, PinRequest, ReleaseOperations
 from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.environment import Environment
 from penstock.gateway.tape.store.erasure import WipePosition

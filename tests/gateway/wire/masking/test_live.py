@@ -31,8 +31,7 @@ from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import CandidateTree, NewRun, RunCandidate, RunChange, RunEnd, RunEvent
 from penstock.gateway.model.template import Template
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.counter import CoverageCounter
-from penstock.gateway.releases.coverage.notes import CallNote, MissNote
+from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, MissNote
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.prompts.nearest_text import SentVersion
 from penstock.gateway.tape.store.operation import QueuedOperation
