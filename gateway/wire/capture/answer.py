@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from penstock.gateway.wire.capture.json_ranges import LEAF, JsonRange, KeyTree, find, splice
 from penstock.gateway.wire.capture.request import LOGPROBS, CaptureRequest
+from penstock.gateway.wire.dialects.json_scan import LEAF, JsonRange, KeyTree, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
 from penstock.gateway.wire.dialects.token_ids import IDS
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.gateway.model.span import Usage
-from penstock.gateway.wire.dialects.json_scan import elements, members
+from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, elements, locate, members
 from penstock.gateway.wire.dialects.loose_json import Json, label, lenient, loads, obj, objs, text
 
 TIER: Final = "batch"
@@ -264,14 +264,14 @@ def _part(body: bytes, content_type: str) -> tuple[int, int]:
 
 def _exact(whole: bytes, read: msgspec.Raw, *path: str) -> bytes:
     """The bytes of a decoded value as they stand in the text. JSON that decoders refuse was decoded from a copy
-    (`json_scan`)."""
+    (`loose_json.repaired`)."""
     found = bytes(read)
     if found in whole:
         return found
-    at, end = 0, len(whole)
-    for wanted in path:
-        at, end = next(((a, b) for name, a, b in members(whole, at) if name == wanted), (0, 0))
-    return whole[at:end]
+    tree: KeyTree = LEAF
+    for name in reversed(path):
+        tree = {name: tree}
+    return whole[slice(*locate(whole, tree).get(path, (0, 0)))]
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ import orjson
 from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
 from penstock.gateway.model.known_secrets import BodyContext, Secrets, with_distinct_keys
 from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.wire.dialects.json_scan import BodyFormatError
 from penstock.gateway.wire.masking.bodies import mask_body, without_tokens
 from penstock.gateway.wire.masking.body_search import BodySearch, MaskingError, MaskingResult, RuleSet
-from penstock.gateway.wire.masking.json_walk import BodyFormatError
 from penstock.gateway.wire.masking.paths import MemberPaths
 from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern, PatternTimeout, join_patterns
 from penstock.gateway.wire.masking.rules import MaskingRule

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
-Path: TypeAlias = tuple[str | int, ...]
-"""Keys and indexes that lead to a value."""
+from penstock.gateway.wire.dialects.json_scan import Path
+
 _STEP: Final = re.compile(
     r"""(?P<dot>\.?)(?:(?P<deep>\*\*)|(?P<any>\*)|\[(?:(?P<each>\*)|(?P<index>\d{1,9})|"(?P<quoted>(?:[^"\\]|\\.)+)")\]"""
     r"""|(?P<name>[^.\[\]"*\\\s]+))"""

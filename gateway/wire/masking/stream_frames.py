@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from penstock.gateway.wire.dialects.event_stream import FIXED, LEAST, PRELUDE
-from penstock.gateway.wire.masking.json_walk import BodyFormatError, walk
+from penstock.gateway.wire.dialects.json_scan import BodyFormatError, walk
 from penstock.gateway.wire.masking.text import JoinedText, MaskableText, TextSlice, literal
 
 _LINE: Final = re.compile(rb"([^\r\n]*+)(?:\r\n|\r|\n|\Z)")

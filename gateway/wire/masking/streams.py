@@ -13,9 +13,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from penstock.gateway.wire.masking.json_walk import JsonNode
-from penstock.gateway.wire.masking.paths import Path
-from penstock.gateway.wire.masking.text import MaskableText, literal, plain
+from penstock.gateway.wire.dialects.json_scan import JsonNode, Path, plain
+from penstock.gateway.wire.masking.text import MaskableText, literal
 
 _AGAIN: Final = frozenset({
     "id", "object", "model", "type", "role", "event", "status", "system_fingerprint", "service_tier", "finish_reason",

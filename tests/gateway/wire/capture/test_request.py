@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.model.attributes import CAPTURED
 from penstock.gateway.wire.capture.answer import CaptureCleaner, EventStreamRewriter
-from penstock.gateway.wire.capture.json_ranges import LEAF, KeyTree, find, splice
 from penstock.gateway.wire.capture.request import CaptureRequest, accept_identity, add_capture_fields, original
 from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
 
 JSON = st.recursive(
