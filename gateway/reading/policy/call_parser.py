@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from penstock.gateway.reading.policy.pointer import UnreadableCall
+from penstock.gateway.reading.policy.path_values import UnreadableCall
 
 CALL: Final = "tools/call"
 _ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, Path, looks_like_json, plain, walk
-from penstock.gateway.wire.masking.paths import MemberPaths
+from penstock.gateway.wire.json_paths import JsonPaths
 from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern, PatternTimeout
 from penstock.gateway.wire.masking.streams import ChannelTable, may_continue
 from penstock.gateway.wire.masking.text import JoinedText, MaskableText, literal
@@ -31,7 +31,7 @@ class RuleSet:
     """Rules that may find something in a body."""
 
     patterns: Sequence[tuple[str, MaskingPattern]]
-    paths: Sequence[tuple[str, MemberPaths]]
+    paths: Sequence[tuple[str, JsonPaths]]
     any_pattern: MaskingPattern | None
     """One that finds something if any pattern does; None if they cannot be joined."""
 
