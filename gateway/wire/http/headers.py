@@ -15,6 +15,7 @@ from typing import Final
 
 from penstock.gateway.wire.dialects.credentials import KeyFilter, key_kind, query_parameter_kind
 from penstock.gateway.wire.dialects.family import Family
+from penstock.gateway.wire.http.chunks import chunk, last_chunk
 from penstock.gateway.wire.http.errors import Refusal
 from penstock.gateway.wire.http.redaction import MASK
 from penstock.gateway.wire.http.request import Headers, HttpRequest
@@ -221,13 +222,12 @@ def frame_body(request: HttpRequest, body: bytes) -> bytes:
     start = 0
     for end in ends:
         if end > start:
-            parts.append(b"%x\r\n%b\r\n" % (end - start, body[start:end]))
+            parts.append(chunk(body[start:end]))
         start = end
     kept = [
         it for it in request.trailers if it[0] not in _NO_TRAILERS and not _has_token(it) and not key_kind(it[0], it[2])
     ]
-    trailers = [b"%b: %b\r\n" % (name, value) for _, name, value in kept]
-    return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
+    return b"".join([*parts, last_chunk([it[1:] for it in kept])])
 
 
 def _has_token(header: tuple[bytes, bytes, bytes]) -> bool:
