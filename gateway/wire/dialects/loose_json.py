@@ -349,6 +349,44 @@ def error_message(answer: Json) -> str | None:
     return text(error) or text(fields.get("message")) or text(fields.get("detail")) or dumps(error)
 
 
+# -- what every reader takes alike ------------------------------------------------------------------------------------
+
+
+class AmbiguousJsonError(ValueError):
+    """Readers may take different values from a text, or none; the message says why."""
+
+
+def distinct_members(pairs: list[tuple[str, Any]]) -> Json:
+    """The object of these members (an `object_pairs_hook`); raises `AmbiguousJsonError` if a key stands twice."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise AmbiguousJsonError(f"the key {twice[:64]!r} stands twice in one object")
+    return made
+
+
+def _refuse(name: str) -> Any:
+    raise AmbiguousJsonError(f"{name} is no JSON")
+
+
+_unambiguous: Final = json.JSONDecoder(object_pairs_hook=distinct_members, parse_constant=_refuse).decode
+
+
+def unambiguous(body: bytes) -> Any:
+    """The JSON value that all readers take from a body; raises `AmbiguousJsonError`. Numbers keep their digits."""
+    try:
+        return _unambiguous(body.decode())
+    except AmbiguousJsonError:
+        raise
+    except RecursionError:
+        raise AmbiguousJsonError("it is nested too deep") from None
+    except UnicodeDecodeError as error:
+        raise AmbiguousJsonError(f"it is not UTF-8: byte {error.start + 1}") from None
+    except ValueError as error:
+        raise AmbiguousJsonError(f"it is not JSON ({error})") from None
+
+
 # -- what decoders refuse ---------------------------------------------------------------------------------------------
 
 
