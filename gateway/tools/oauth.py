@@ -111,7 +111,6 @@ class DocumentFraming(HeldFraming):
         self._changed = changed
 
     def finish(self, connection: UpstreamConnection, body: bytes) -> tuple[bytes, bytes] | None:
-        """Return the changed document."""
         made = self._changed(body)
         return None if made is body else (self._head, made)
 

@@ -28,16 +28,12 @@ Step: TypeAlias = tuple[str, str]
 
 
 class NextSteps(NamedTuple):
-    """What paths name next at a place."""
+    """The members and elements that paths may lead to next, from some place."""
 
     names: tuple[str, ...]
-    """Members."""
     indexes: tuple[int, ...]
-    """Elements."""
     any_member: bool
-    """True if any member may be meant."""
     any_element: bool
-    """True if any element may be meant."""
 
 
 class JsonPaths:
@@ -94,7 +90,7 @@ class JsonPaths:
         return self._skipping((bits & met) << 1 | bits & kinds["deep"])
 
     def next_steps(self, bits: int) -> NextSteps:
-        """What these steps name."""
+        """The members and elements that these steps name."""
         found = self._next.get(bits)
         if found is None:
             said = [name for name, there in self._said.items() if there & bits]
@@ -127,7 +123,7 @@ class JsonPaths:
 
 @lru_cache(maxsize=1024)
 def compiled_paths(*written: str) -> JsonPaths:
-    """Some paths, compiled once."""
+    """The `JsonPaths` of some paths, kept: redactions ask for the same ones again."""
     return JsonPaths(written)
 
 

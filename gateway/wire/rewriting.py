@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from penstock.gateway.wire.dialects.sse import begins_event_stream
-from penstock.gateway.wire.http.chunks import chunk, last_chunk
 from penstock.gateway.wire.http.errors import UpstreamFault
+from penstock.gateway.wire.http.headers import chunk, last_chunk
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 LIMIT: Final = 64 << 20
@@ -142,7 +142,7 @@ class EventStreamRewriter:
 
 
 class StreamFraming:
-    """A streamed answer."""
+    """A streamed answer, whose events pass as they become complete."""
 
     def __init__(self, rewriter: AnswerRewriter, chunked: bool, limit: int, refuses: bool = False) -> None:
         """`chunked`: the client gets it in chunks; `limit`: most bytes of an event, or of a plain answer, that are

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 from penstock.gateway.model.known_secrets import BodyContext, Secrets
 from penstock.gateway.reading.turns import CUT, LARGER, MEMBERS, IncompleteDecodeError, decode_body, decoded_pieces
 from penstock.gateway.wire.dialects.base import Dialect, Facts
-from penstock.gateway.wire.http.chunks import ChunkedBodyParser
 from penstock.gateway.wire.http.headers import client_head
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import IDENTITY, Framing, HeldFraming, client_bytes
@@ -111,6 +110,41 @@ class EncodedMaskingFraming(HeldFraming):
         """Return the answer without its encoding, if a key was found in it."""
         kept = mask_recorded_body(self._own, body, (connection.encoding or b"").decode("latin-1"), _DECODED)
         return (client_head(self._head, _ENCODING, close=False), kept.body) if kept.decoded else None
+
+
+class ChunkedBodyParser:
+    """Finds the payload in a chunked body that comes in reads."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        """Bytes of the chunk that have not come yet."""
+        self._line = b""
+        self.over = False
+        """True once only trailers can follow."""
+
+    def payload(self, raw: bytes) -> list[tuple[int, int]]:
+        """(start, end) of the payload's parts in a read."""
+        places: list[tuple[int, int]] = []
+        at = 0
+        while at < len(raw) and not self.over:
+            if self._left:
+                end = min(at + self._left, len(raw))
+                places.append((at, end))
+                self._left -= end - at
+            else:
+                end = raw.find(b"\n", at) + 1 or len(raw)
+                self._size(raw[at:end])
+            at = end
+        return places
+
+    def _size(self, part: bytes) -> None:
+        """Read the size in a chunk's head line; an empty line ends the chunk before."""
+        self._line += part
+        if self._line.endswith(b"\n"):
+            line, self._line = self._line.partition(b";")[0].strip(), b""
+            if line:
+                self._left = int(line, 16)
+                self.over = not self._left
 
 
 class MaskedBody(NamedTuple):

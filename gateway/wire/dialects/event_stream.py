@@ -49,15 +49,6 @@ class EventStreamFrame(NamedTuple):
         return next(filter(None, names), "")
 
 
-class FrameBounds(NamedTuple):
-    """Offsets of a frame, of its headers, of its payload, and of the payload's end."""
-
-    start: int
-    headers: int
-    payload: int
-    end: int
-
-
 class HeaderValue(NamedTuple):
     """A header of a frame, and the offsets of its value."""
 
@@ -77,8 +68,9 @@ def begins_frame(body: bytes) -> bool | None:
     return crc32(body[:8]) == checksum and size >= LEAST + headers
 
 
-def frame_bounds(body: bytes) -> Iterator[FrameBounds]:
-    """The places of the complete frames of a body; raises `ValueError` behind a place that begins no frame."""
+def frame_bounds(body: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """(start, start of the headers, of the payload, end of the payload) of each complete frame of a body; raises
+    `ValueError` behind a place that begins no frame."""
     at = 0
     while len(body) - at >= PRELUDE:
         size, headers, checksum = _prelude(body, at)
@@ -86,7 +78,7 @@ def frame_bounds(body: bytes) -> Iterator[FrameBounds]:
             raise ValueError(f"what stands at byte {at} is no frame of an event stream")
         if len(body) - at < size:
             return
-        yield FrameBounds(at, at + PRELUDE, at + PRELUDE + headers, at + size - 4)
+        yield at, at + PRELUDE, at + PRELUDE + headers, at + size - 4
         at += size
 
 

@@ -10,12 +10,11 @@ pass byte for byte. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.wire.dialects.credentials import KeyFilter, key_kind, query_parameter_kind
 from penstock.gateway.wire.dialects.family import Family
-from penstock.gateway.wire.http.chunks import chunk, last_chunk
 from penstock.gateway.wire.http.errors import Refusal
 from penstock.gateway.wire.http.redaction import MASK
 from penstock.gateway.wire.http.request import Headers, HttpRequest
@@ -59,6 +58,8 @@ form."""
 _KNOWN: Final = 4096
 _LONGEST: Final = 1024
 """Largest header value that is remembered, in bytes."""
+LAST_CHUNK: Final = b"0\r\n\r\n"
+"""The end of a body without trailers."""
 _PASS, _DROP, _KEY, _LENGTH, _FOREIGN = range(5)
 
 _REASONS: Final = {
@@ -211,6 +212,16 @@ class RequestHeads:
                 else:
                     left.append(name)
         return path + (b"?" + b"&".join(kept) if kept else b"")
+
+
+def chunk(piece: bytes) -> bytes:
+    """A piece of a body; nothing for an empty piece, which would end the body."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+
+
+def last_chunk(trailers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The end of a body."""
+    return b"0\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % field for field in trailers])
 
 
 def frame_body(request: HttpRequest, body: bytes) -> bytes:

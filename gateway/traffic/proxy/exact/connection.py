@@ -24,7 +24,7 @@ from penstock.gateway.traffic.proxy.exact.vllm import ExactEngineClient, VllmErr
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.loose_json import Json
 from penstock.gateway.wire.dialects.sse import SseParser
-from penstock.gateway.wire.http.chunks import LAST_CHUNK, chunk
+from penstock.gateway.wire.http.headers import LAST_CHUNK, chunk
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
 
