@@ -24,10 +24,11 @@ def values_at(value: Any, paths: JsonPaths) -> list[Any]:
     for name in paths.stem:
         if not isinstance(value, dict):
             return []
-        _refuse_twin(cast(dict[str, Any], value), name)
-        if name not in value:
+        outer = cast(dict[str, Any], value)
+        _refuse_twin(outer, name)
+        if name not in outer:
             return []
-        value = value[name]
+        value = outer[name]
     if paths.behind_stem == paths.end:
         return [value]
     found, waiting = list[Any](), [(value, paths.behind_stem)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes.process import ROOT
@@ -362,7 +362,8 @@ def test_policies_change_what_masking_rules_mask(value: Any, written: list[str])
 
     def compare(one: Any, made: Any, path: tuple[str | int, ...]) -> None:
         assert (made is gone) == paths.lead_to(path)
-        for key, inner in one.items() if isinstance(one, dict) else enumerate(one or ()):
+        inside: Any = cast("dict[str, Any]", one).items() if isinstance(one, dict) else enumerate(one or ())
+        for key, inner in inside:
             compare(inner, gone if made is gone else made[key], (*path, key))
 
     compare(value, change_at(value, paths, lambda _: gone), ())
