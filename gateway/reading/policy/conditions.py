@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from fnmatch import translate
-from typing import Any
+from typing import Any, cast
 
 from penstock.gateway.reading.policy.path_values import UnreadableCall, values_at
 from penstock.gateway.reading.policy.rules import Condition
@@ -39,10 +39,11 @@ class CallArguments:
         return values
 
     def _look(self, path: JsonPaths) -> list[Any] | UnreadableCall:
-        if not isinstance(self._arguments, dict):
+        arguments = self._arguments
+        if not isinstance(arguments, dict):
             return UnreadableCall("its arguments are no object")
         try:
-            return values_at(self._arguments, path)
+            return values_at(cast(dict[str, Any], arguments), path)
         except UnreadableCall as unreadable:
             return unreadable
 
