@@ -24,11 +24,11 @@ HINTS = {"readOnlyHint": False, "destructiveHint": False}
 def rules() -> list[PolicyRule]:
     """Return rules of every kind: six about other tools, the others about the arguments of this one."""
     texts: list[dict[str, Any]] = [{"tool": f"other_{number}*", "verdict": "deny"} for number in range(6)]
-    texts += [{"argument": [{"at": "/path", "glob": f"/etc/{number}/*"}], "verdict": "deny"} for number in range(5)]
-    texts += [{"argument": [{"at": "/path", "regex": rf"\.secret{number}$"}], "verdict": "deny"} for number in range(4)]
-    texts += [{"argument": [{"at": "/edits/*/line", "above": 1e9}], "verdict": "ask"}]
+    texts += [{"argument": [{"at": "path", "glob": f"/etc/{number}/*"}], "verdict": "deny"} for number in range(5)]
+    texts += [{"argument": [{"at": "path", "regex": rf"\.secret{number}$"}], "verdict": "deny"} for number in range(4)]
+    texts += [{"argument": [{"at": "edits[*].line", "above": 1e9}], "verdict": "ask"}]
     texts += [{"annotations": {"destructiveHint": True}, "verdict": "deny"}, {"mode": "train", "verdict": "deny"}]
-    texts += [{"argument": [{"at": "/force", "equals": True}], "verdict": "deny"}, {"tool": "write", "verdict": "dry"}]
+    texts += [{"argument": [{"at": "force", "equals": True}], "verdict": "deny"}, {"tool": "write", "verdict": "dry"}]
     return [PolicyRule.model_validate({"name": f"rule-{place}"} | text) for place, text in enumerate(texts)]
 
 
@@ -55,7 +55,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"read and decide, {len(body):,} bytes", whole
         if size == 1_000:
             yield "of that, to decide", lambda call=call: policy.decide("files", "online", call)
-    rule = Redaction(results=[""], pattern=r"[\w.+-]+@[\w.-]+")
+    rule = Redaction(results=["**"], pattern=r"[\w.+-]+@[\w.-]+")
     result = {"content": [{"type": "text", "text": "a line of text without any\n" * 40}]}
     yield "redact a result of 1 KB by a pattern", lambda: redacted(result, rule.results, rule)
 

@@ -65,7 +65,7 @@ on_change = "hold"
 name = "small-refunds"
 server = "orders"
 tool = "refund"
-argument = [{{ at = "/amount", above = 100 }}]
+argument = [{{ at = "amount", above = 100 }}]
 verdict = "deny"
 message = "Refunds above 100 are for people."
 

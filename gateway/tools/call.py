@@ -40,7 +40,6 @@ from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.state import CallState
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.wire.capture.framing import Framing
 from penstock.gateway.wire.capture.request import accept_identity
 from penstock.gateway.wire.dialects.mcp import (
     CALL,
@@ -57,6 +56,7 @@ from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.errors import ClientFault, Refusal
 from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.rewriting import Framing
 
 _SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -264,20 +264,19 @@ class McpCall(LimitedCall):
     def framing(self, connection: UpstreamConnection) -> Framing | None:
         """Replaces the path for messages that a stream names (HTTP with SSE), and the URLs in metadata, by the
         gateway's own. Answers of a server pass through a `ResponseRewriter` if a feature may change them."""
+        chunked = connection.chunked and not self.request.http10
         messages_come = self.request.method == "POST" or connection.events or connection.status >= 300
         if connection.status < 400 and messages_come and self._mcp.changes(self._server.name):
             self._changer = ResponseRewriter(
                 self._all_interests, self._renamed if self.request.method == "GET" else None
             )
-            if (
-                made := rewrite_framing(self._changer, connection, connection.chunked and not self.request.http10)
-            ) is not None:
+            if (made := rewrite_framing(self._changer, connection, chunked)) is not None:
                 return made
         if self.request.method == "GET" and connection.status == 200:
             if connection.events:
                 return EndpointFraming(self._named, self.request.http10)
             if is_rewritable(connection) and self._admitted.direct_pool is None:
-                return DocumentFraming(self._own.document, self.request.http10)
+                return DocumentFraming(self._own.document, chunked)
         return super().framing(connection)
 
     def _all_interests(self) -> Iterator[ResponseHandlers]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.rewriting import encode_chunk
 
 _FIRST: Final = re.compile(rb"\A(?:\xef\xbb\xbf)?event: ?endpoint(?:\r\n|\r|\n)data: ?([^\r\n]*)(?:\r\n|\r|\n){2}")
 _NAME: Final = (b"event: endpoint", b"event:endpoint", b"\xef\xbb\xbfevent: endpoint", b"\xef\xbb\xbfevent:endpoint")
@@ -63,10 +64,7 @@ class EndpointFraming:
         return self._framed(connection, held[: found.start(1)] + ours.encode() + held[found.end(1) :])
 
     def _framed(self, connection: UpstreamConnection, payload: bytes) -> bytes:
-        if self._plain or not connection.chunked:
-            return payload
-        chunk = b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b""
-        return chunk + (b"0\r\n\r\n" if connection.done else b"")
+        return payload if self._plain or not connection.chunked else encode_chunk(connection, payload)
 
     def broken(self) -> bytes:
         """Returns nothing: held bytes are an incomplete event."""

@@ -25,7 +25,6 @@ from penstock.gateway.tools.servers import OWN, WELL_KNOWN, ServerPool
 from penstock.gateway.traffic.calls.address import AddressError, CallAddress, from_path
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.calls.conversations import new_rollout
-from penstock.gateway.wire.capture.framing import LENGTH
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import loads, obj, text
 from penstock.gateway.wire.dialects.mcp import PREFIX
@@ -33,6 +32,7 @@ from penstock.gateway.wire.http.client_connection import ConnectionHints
 from penstock.gateway.wire.http.errors import ClientFault
 from penstock.gateway.wire.http.request import Headers, HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.rewriting import HeldFraming
 
 _NAMED: Final = re.compile(rb'(?im)^(www-authenticate:[^\r\n]*?resource_metadata=")([^"\r\n]*)(")')
 _FORWARDED: Final = re.compile(r'(?:^|[;,])\s*([A-Za-z]+)=(?:"([^"\\]*)"|([^;,"\s]*))')
@@ -103,50 +103,16 @@ class PublicUrls:
         return parts.path if f"{parts.scheme}://{parts.netloc}" == self._server.origin else None
 
 
-class DocumentFraming:
-    """The framing of an answer that is changed as a whole. Sans-I/O, as all framings."""
+class DocumentFraming(HeldFraming):
+    """Metadata of a server, changed as a whole."""
 
-    ids = False
+    def __init__(self, changed: Callable[[bytes], bytes], chunked: bool) -> None:
+        super().__init__(chunked, _LONGEST)
+        self._changed = changed
 
-    def __init__(self, changed: Callable[[bytes], bytes], plain: bool) -> None:
-        """`plain`: True if the client takes no chunks (HTTP/1.0)."""
-        self._changed, self._plain = changed, plain
-        self._head = b""
-        self._pieces: list[bytes] = []
-        self._held = 0
-        self._passes = False
-        """True if it is too long to be changed."""
-
-    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        self._head = head
-        return self.go_on(connection, raw)
-
-    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """Returns nothing before the document is complete, then all of it."""
-        if self._passes:
-            return self._framed(connection, connection.pieces)
-        self._pieces += connection.pieces
-        self._held += sum(map(len, connection.pieces))
-        if self._held > _LONGEST:
-            self._passes, held, self._pieces = True, self._pieces, []
-            return self._head + self._framed(connection, held)
-        if not connection.done:
-            return b""
-        body = self._changed(b"".join(self._pieces))
-        head = LENGTH.sub(rb"\g<1>%d" % len(body), self._head)
-        if connection.chunked and not self._plain:
-            return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-        return head + body
-
-    def _framed(self, connection: UpstreamConnection, pieces: list[bytes]) -> bytes:
-        payload = b"".join(pieces)
-        if self._plain or not connection.chunked:
-            return payload
-        return (b"%x\r\n%b\r\n" % (len(payload), payload) if payload else b"") + b"0\r\n\r\n" * connection.done
-
-    def broken(self) -> bytes:
-        """Returns the held bytes: an incomplete document passes unchanged."""
-        return b"" if self._passes else self._head + b"".join(self._pieces)
+    def finish(self, connection: UpstreamConnection, body: bytes) -> tuple[bytes, bytes] | None:
+        made = self._changed(body)
+        return None if made is body else (self._head, made)
 
 
 def is_rewritable(connection: UpstreamConnection) -> bool:

@@ -20,7 +20,7 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, strict, tool_call
 from penstock.gateway.reading.policy.conditions import text_of
-from penstock.gateway.reading.policy.pointer import UnreadableCall
+from penstock.gateway.reading.policy.path_values import UnreadableCall
 from penstock.gateway.reading.policy.policy import ALLOWED, Decision, HintsOf, ToolPolicy
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
 from penstock.gateway.reading.policy.redaction import redacted
@@ -32,6 +32,7 @@ from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.wire.dialects.mcp import header_text
 from penstock.gateway.wire.http.errors import ClientFault, Refusal, UpstreamFault
 from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.json_paths import EVERYTHING
 
 LARGE: Final = 256 << 10
 """Messages of more bytes are read on a thread."""
@@ -341,8 +342,8 @@ def _without_results(name: str, redact: Redaction, raw: bytes) -> bytes:
         made = dict(answer)
         if "result" in answer:
             made["result"] = redacted(result, redact.results, redact)
-        if "error" in answer and "" in redact.results:
-            made["error"] = redacted(answer["error"], ["/message", "/data"], redact)
+        if "error" in answer and EVERYTHING in redact.results:
+            made["error"] = redacted(answer["error"], ["message", "data"], redact)
         return raw if all(made[key] is answer[key] for key in made) else encode_messages([made], several=False)
     except UnreadableCall as unreadable:
         message = f"policy rule {name!r} must read the result, and it cannot be read: {unreadable}"

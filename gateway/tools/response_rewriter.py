@@ -5,17 +5,13 @@ Nothing passes unread: an answer with a content encoding, and one that is too la
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from penstock.gateway.tools.response_handlers import ResponseHandlers, TransformResult
-from penstock.gateway.wire.capture.framing import LIMIT, BufferedFraming, Framing, StreamFraming
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, error_of, messages
 from penstock.gateway.wire.http.errors import Refusal, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
-
-_IDENTITY: Final = (None, b"identity")
+from penstock.gateway.wire.rewriting import IDENTITY, LIMIT, BufferedFraming, Framing, StreamFraming
 
 
 def rewrite_framing(changer: ResponseRewriter, connection: UpstreamConnection, chunked: bool) -> Framing | None:
@@ -26,13 +22,13 @@ def rewrite_framing(changer: ResponseRewriter, connection: UpstreamConnection, c
     if connection.status >= 300:
         message = "the server sends its clients elsewhere, and what they get there could not be read here"
         raise UpstreamFault(502, "redirected", f"{message}: give the gateway the URL that answers")
-    if connection.encoding not in _IDENTITY:
+    if connection.encoding not in IDENTITY:
         named = (connection.encoding or b"").decode("latin-1")
         message = f"the server answered with content-encoding {named[:40]!r} although none was asked for"
         raise UpstreamFault(502, "unreadable", f"{message}: its answers must be read here, and this one cannot be")
     if connection.events and not connection.length_known:
-        return _BoundedFraming(StreamFraming(changer, chunked, sys.maxsize))
-    return _BoundedFraming(BufferedFraming(changer, connection.events, chunked, sys.maxsize))
+        return StreamFraming(changer, chunked, LIMIT, refuses=True)
+    return BufferedFraming(changer, chunked, LIMIT, connection.events, refuses=True)
 
 
 def refusal_response(id: bytes, refusal: Refusal) -> bytes:
@@ -41,7 +37,7 @@ def refusal_response(id: bytes, refusal: Refusal) -> bytes:
 
 
 class ResponseRewriter:
-    """Changes passing answers. `document` and `event` are those of `capture.answer.Cleaner`."""
+    """Changes passing answers. `document` and `event` are those of `AnswerRewriter`."""
 
     ids = False
 
@@ -93,27 +89,3 @@ class ResponseRewriter:
                 502, "unreadable", "the server sent a message that cannot be read, so it is not passed on"
             )
         return raw
-
-
-class _BoundedFraming:
-    """A framing that holds back no more than `LIMIT` bytes."""
-
-    ids = False
-
-    def __init__(self, framing: StreamFraming | BufferedFraming) -> None:
-        self._framing = framing
-
-    def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
-        return self._checked(self._framing.begin(connection, head, raw))
-
-    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        return self._checked(self._framing.go_on(connection, raw))
-
-    def broken(self) -> bytes:
-        return self._framing.broken()
-
-    def _checked(self, out: bytes) -> bytes:
-        if self._framing.held > LIMIT:
-            message = f"an answer of more than {LIMIT} bytes cannot be read here, and so is not passed on"
-            raise UpstreamFault(502, "unreadable", message)
-        return out

@@ -6,10 +6,9 @@ from typing import Final
 
 import msgspec
 
-from penstock.gateway.wire.capture.json_ranges import LEAF, KeyTree, find
 from penstock.gateway.wire.dialects import form
-from penstock.gateway.wire.dialects.json_scan import members
-from penstock.gateway.wire.dialects.loose_json import UNREADABLE, is_bulky, loads
+from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, locate
+from penstock.gateway.wire.dialects.loose_json import UNREADABLE, loads
 
 _MODEL: Final[KeyTree] = {"model": LEAF}
 
@@ -20,15 +19,9 @@ def replace_model(body: bytes, name: str, form_type: str = "") -> bytes:
     if form_type:
         return form.replaced(body, form_type, "model", name)
     try:
-        # `find` takes a quarter of the time, but creates objects for all values that it skips.
-        places = [one[1:3] for one in find(body, _MODEL)] if not is_bulky(body) else _walked(body)
+        start, end = locate(body, _MODEL).get(("model",), (0, 0))
     except UNREADABLE:
         return body
-    start, end = places[-1] if places else (0, 0)
     if body[start : start + 1] != b'"' or loads(body[start:end]) == name:
         return body
     return b"%b%b%b" % (body[:start], msgspec.json.encode(name), body[end:])
-
-
-def _walked(body: bytes) -> list[tuple[int, int]]:
-    return [(start, end) for key, start, end in members(body) if key == "model"]

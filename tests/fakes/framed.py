@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from penstock.gateway.wire.capture.framing import Framing
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.rewriting import Framing
 
 
 class Client:

@@ -131,7 +131,7 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path) -> None:
         ("[names]\na = 1\n", "names: an object is not a list"),
         ('[tape]\non_record_failure = { onlin = "pass" }\n', "tape.on_record_failure.onlin: 'onlin' is not 'train'"),
         (
-            '[[policy]]\nname = "r"\nverdict = "deny"\nargument = [{ at = "/a", blob = 1 }]\n',
+            '[[policy]]\nname = "r"\nverdict = "deny"\nargument = [{ at = "a", blob = 1 }]\n',
             "policy 'r': argument 1: blob: unknown key; did you mean 'glob'?",
         ),
     ],
@@ -187,7 +187,7 @@ WRONG = {
         "max_concurrent = 0", "breaker_failures = 0",
     ],
     "policy": [
-        'name = "a b"', "server = []", "tool = 1", 'argument = [{ at = "path", glob = "*" }]',
+        'name = "a b"', "server = []", "tool = 1", 'argument = [{ at = "/path", glob = "*" }]',
         "annotations = { readOnly = true }", 'mode = "prod"', 'verdict = "block"', "message = 1",
         'redact = { pattern = "x" }', 'kernel = "module"', "wait = 0", "hard = 1",
     ],

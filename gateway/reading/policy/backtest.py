@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.gateway.model.base import Id, Mode, Noun
 from penstock.gateway.reading.policy.call_parser import tool_calls
-from penstock.gateway.reading.policy.pointer import UnreadableCall
+from penstock.gateway.reading.policy.path_values import UnreadableCall
 from penstock.gateway.reading.policy.policy import ALLOWED, ToolPolicy
 from penstock.gateway.reading.policy.rules import PolicyRule
 

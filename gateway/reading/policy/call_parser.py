@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from penstock.gateway.reading.policy.pointer import UnreadableCall
+from penstock.gateway.reading.policy.path_values import UnreadableCall
+from penstock.gateway.wire.dialects.loose_json import AmbiguousJsonError, unambiguous
 
 CALL: Final = "tools/call"
 _ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
@@ -35,34 +36,12 @@ class ToolCall:
         return self.message["params"].get("task") is not None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise UnreadableCall(f"the key {twice[:64]!r} stands twice in one object")
-    return made
-
-
-def _constant(name: str) -> Any:
-    raise UnreadableCall(f"{name} is no JSON")
-
-
-_decode: Final = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant).decode
-
-
 def strict(raw: bytes) -> Any:
     """Decode JSON; raises `UnreadableCall` where readers could differ."""
     try:
-        return _decode(raw.decode())
-    except UnreadableCall:
-        raise
-    except RecursionError:
-        raise UnreadableCall("it is nested too deep") from None
-    except UnicodeDecodeError:
-        raise UnreadableCall("it is not UTF-8") from None
-    except ValueError as error:
-        raise UnreadableCall(f"it is not JSON ({error})") from None
+        return unambiguous(raw)
+    except AmbiguousJsonError as ambiguous:
+        raise UnreadableCall(str(ambiguous)) from None
 
 
 def tool_calls(body: bytes) -> list[ToolCall | None]:

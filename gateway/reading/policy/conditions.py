@@ -12,8 +12,9 @@ from collections.abc import Callable
 from fnmatch import translate
 from typing import Any, cast
 
-from penstock.gateway.reading.policy.pointer import UnreadableCall, parse_pointer, resolve_pointer
+from penstock.gateway.reading.policy.path_values import UnreadableCall, values_at
 from penstock.gateway.reading.policy.rules import Condition
+from penstock.gateway.wire.json_paths import JsonPaths, compiled_paths
 
 ValueTest = Callable[[Any], bool]
 """True if a value passes the test; raises `UnreadableCall`."""
@@ -26,9 +27,9 @@ class CallArguments:
 
     def __init__(self, arguments: Any) -> None:
         self._arguments = arguments
-        self._found: dict[tuple[str, ...], list[Any] | UnreadableCall] = {}
+        self._found: dict[JsonPaths, list[Any] | UnreadableCall] = {}
 
-    def at(self, path: tuple[str, ...]) -> list[Any]:
+    def at(self, path: JsonPaths) -> list[Any]:
         """The values at a path; raises `UnreadableCall`."""
         values = self._found.get(path)
         if values is None:
@@ -37,12 +38,12 @@ class CallArguments:
             raise values
         return values
 
-    def _look(self, path: tuple[str, ...]) -> list[Any] | UnreadableCall:
+    def _look(self, path: JsonPaths) -> list[Any] | UnreadableCall:
         arguments = self._arguments
         if not isinstance(arguments, dict):
             return UnreadableCall("its arguments are no object")
         try:
-            return resolve_pointer(cast(dict[str, Any], arguments), path)
+            return values_at(cast(dict[str, Any], arguments), path)
         except UnreadableCall as unreadable:
             return unreadable
 
@@ -53,7 +54,7 @@ ConditionTest = Callable[[CallArguments], bool]
 
 def compile_condition(condition: Condition) -> ConditionTest:
     """Compile a condition into a function."""
-    path, tests, absent = parse_pointer(condition.at), _tests(condition), condition.absent
+    path, tests, absent = compiled_paths(condition.at), _tests(condition), condition.absent
 
     def check(arguments: CallArguments) -> bool:
         values = arguments.at(path)

@@ -7,23 +7,22 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from penstock.gateway.reading.policy.conditions import text_of
-from penstock.gateway.reading.policy.pointer import UnreadableCall, change_at, parse_pointer
+from penstock.gateway.reading.policy.path_values import UnreadableCall, change_at
 from penstock.gateway.reading.policy.rules import Redaction
+from penstock.gateway.wire.json_paths import compiled_paths
 
 TAKEN_OUT: Final = "[redacted]"
 """Stands in place of a value that was taken out."""
 
 
-def redacted(value: Any, pointers: list[str], rule: Redaction) -> Any:
-    """The value with the rule's matches at these pointers replaced; the same object when there are none. Raises
+def redacted(value: Any, paths: list[str], rule: Redaction) -> Any:
+    """The value with the rule's matches at these paths replaced; the same object when there are none. Raises
     `UnreadableCall`."""
     replace = _whole if rule.pattern is None else _within(re.compile(rule.pattern))
     try:
-        for pointer in pointers:
-            value = change_at(value, parse_pointer(pointer), replace)
+        return change_at(value, compiled_paths(*paths), replace)
     except RecursionError:
         raise UnreadableCall("it is nested too deep") from None
-    return value
 
 
 def _whole(value: Any) -> Any:

@@ -10,15 +10,15 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import Section
-from penstock.gateway.reading.policy.pointer import parse_pointer
+from penstock.gateway.wire.json_paths import parse_path
 
 Verdict = Literal["allow", "deny", "redact", "ask", "kernel", "dry"]
 Hint = Literal["readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"]
 LONGEST_WAIT_S: Final = 86_400.0
 
 
-def _pointer(value: str) -> str:
-    _ = parse_pointer(value)
+def _path(value: str) -> str:
+    _ = parse_path(value)
     return value
 
 
@@ -30,18 +30,18 @@ def _regex(value: str) -> str:
     return value
 
 
-Pointer = Annotated[str, AfterValidator(_pointer)]
+JsonPath = Annotated[str, AfterValidator(_path)]
 Regex = Annotated[str, AfterValidator(_regex)]
 
 
 class Condition(Section):
     """`argument`: something that must hold for the value at a place of the arguments. What is given here must all hold.
 
-    A pointer with `*` holds where one of its values does.
+    A path to several values holds where one of them does.
     """
 
-    at: Pointer
-    """JSON pointer into the arguments; `*` stands for every member."""
+    at: JsonPath
+    """The path of a value in the arguments."""
     equals: str | int | float | bool | None = None
     """The value itself."""
     glob: str | None = None
@@ -68,17 +68,17 @@ class Condition(Section):
 class Redaction(Section):
     """`redact`: what is taken out, and where."""
 
-    arguments: list[Pointer] = Field(default=[])
-    """JSON pointers into the arguments."""
-    results: list[Pointer] = Field(default=[])
-    """JSON pointers into the result."""
+    arguments: list[JsonPath] = Field(default=[])
+    """Paths of values in the arguments."""
+    results: list[JsonPath] = Field(default=[])
+    """Paths of values in the result."""
     pattern: Regex | None = None
     """Only what this regular expression finds in texts and numbers there; without it the whole value."""
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> Redaction:
         if not self.arguments and not self.results:
-            raise ValueError('it names no place: add arguments = ["/password"] or results = [""]; "" is all of it')
+            raise ValueError('it names no place: add arguments = ["password"] or results = ["**"]; ** is all of it')
         return self
 
 
@@ -118,7 +118,7 @@ class PolicyRule(Section):
     @model_validator(mode="after")
     def _says_how(self) -> PolicyRule:
         if (self.verdict == "redact") != (self.redact is not None):
-            what = 'add redact = { results = [""] }' if self.redact is None else "leave redact out"
+            what = 'add redact = { results = ["**"] }' if self.redact is None else "leave redact out"
             raise ValueError(f"verdict is {self.verdict!r}: {what}")
         if (self.verdict == "kernel") != (self.kernel is not None):
             what = 'add kernel = "module:name"' if self.kernel is None else "leave kernel out"

@@ -21,8 +21,9 @@ from penstock.gateway.model.template import Template, TemplateError
 from penstock.gateway.releases.prompts.placeholder import MARK, PlaceholderError, placeholders
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RecognitionResult, TextMatch, sha256
 from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.json_scan import Path
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, RequestFields
-from penstock.gateway.wire.dialects.text_spans import Path, TextLocation, encoded, spliced, unreadable_reason
+from penstock.gateway.wire.dialects.text_spans import TextLocation, encoded, spliced, unreadable_reason
 
 MatchedBy: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 import msgspec
 
 from penstock.gateway.model.definitions import DefinitionKind
-from penstock.gateway.wire.dialects.loose_json import lenient
+from penstock.gateway.wire.dialects.loose_json import AmbiguousJsonError, lenient, unambiguous
 
 LISTS: Final[dict[str, tuple[DefinitionKind, str, str]]] = {
     "tools/list": ("tools", "tools", "name"),
@@ -183,23 +183,9 @@ def _document(answer: bytes) -> dict[str, Any]:
     if len(answer) > LARGEST:
         raise UnreadableMessage(f"it has {len(answer):,} bytes; at most {LARGEST:,} are read")
     try:
-        return _object(json.loads(answer.decode(), object_pairs_hook=_once, parse_constant=_constant), "the answer")
-    except UnicodeDecodeError as error:
-        raise UnreadableMessage(f"it is not UTF-8: byte {error.start + 1}") from None
-    except (ValueError, RecursionError) as error:
-        raise UnreadableMessage(f"it is not JSON that everybody reads alike: {error}") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice in an object")
-    return made
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+        return _object(unambiguous(answer), "the answer")
+    except AmbiguousJsonError as ambiguous:
+        raise UnreadableMessage(str(ambiguous)) from None
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.model.known_secrets import BodyContext, Secrets
 from penstock.gateway.reading.turns import CUT, LARGER, MEMBERS, IncompleteDecodeError, decode_body, decoded_pieces
-from penstock.gateway.wire.capture.framing import LENGTH, Framing, encode_chunk
 from penstock.gateway.wire.dialects.base import Dialect, Facts
 from penstock.gateway.wire.http.headers import client_head
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.rewriting import IDENTITY, Framing, HeldFraming, client_bytes
 
 HELD: Final = 256 << 10
 """The most bytes of an encoded answer that are held."""
@@ -29,15 +29,12 @@ hardly come near it. A body that is packed more tightly is kept as far as it was
 _ENCODING: Final = frozenset({b"content-encoding"})
 _UNREAD: Final = (LARGER, MEMBERS)
 """Ends of the problems of bodies that were not decoded to their end."""
-_IDENTITY: Final = (None, b"identity")
 
 
 def masking_framing(own: Secrets, connection: UpstreamConnection, chunked: bool) -> Framing:
     """The framing of an error answer. `chunked`: the client gets it in chunks."""
     return (
-        IdentityMaskingFraming(own, chunked)
-        if connection.encoding in _IDENTITY
-        else EncodedMaskingFraming(own, chunked)
+        IdentityMaskingFraming(own, chunked) if connection.encoding in IDENTITY else EncodedMaskingFraming(own, chunked)
     )
 
 
@@ -60,7 +57,7 @@ class IdentityMaskingFraming:
 
     def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
         """Return all bytes but those that may be the beginning of a key."""
-        raw = _passed(connection, raw, self._chunks is not None)
+        raw = client_bytes(connection, raw, self._chunks is not None)
         before = len(self._raw)
         places = [(0, len(raw))] if self._chunks is None else self._chunks.payload(raw)
         self._places += [(before + start, before + end) for start, end in places]
@@ -98,49 +95,21 @@ class IdentityMaskingFraming:
         return len(self._raw)
 
 
-class EncodedMaskingFraming:
+class EncodedMaskingFraming(HeldFraming):
     """An answer with a content encoding, searched when it is complete."""
 
-    ids = False
-
     def __init__(self, own: Secrets, chunked: bool) -> None:
+        super().__init__(chunked, HELD)
         self._own = own
-        self._chunked = chunked
-        self._head = b""
-        self._raw: list[bytes] = []
-        self._pieces: list[bytes] = []
-        self._held = True
 
     def begin(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """Hold the head, because the length may change."""
-        self._head = self._own.hide(head)
-        return self.go_on(connection, raw)
+        return super().begin(connection, self._own.hide(head), raw)
 
-    def go_on(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """Return everything once it is complete or too large."""
-        passed = _passed(connection, raw, self._chunked)
-        if not self._held:
-            return passed
-        self._raw.append(passed)
-        self._pieces += connection.pieces
-        if connection.done:
-            return self._whole(connection)
-        return self.broken() + b"".join(self._raw) if sum(map(len, self._raw)) > HELD else b""
-
-    def broken(self) -> bytes:
-        """Return the head; the client sees that the rest is missing."""
-        held, self._held = self._held, False
-        return self._head if held else b""
-
-    def _whole(self, connection: UpstreamConnection) -> bytes:
-        self._held = False
-        kept = mask_recorded_body(
-            self._own, b"".join(self._pieces), (connection.encoding or b"").decode("latin-1"), _DECODED
-        )
-        if not kept.decoded:
-            return self._head + b"".join(self._raw)
-        head = LENGTH.sub(rb"\g<1>%d" % len(kept.body), client_head(self._head, _ENCODING, close=False))
-        return head + (encode_chunk(connection, kept.body) if self._chunked else kept.body)
+    def finish(self, connection: UpstreamConnection, body: bytes) -> tuple[bytes, bytes] | None:
+        """Return the answer without its encoding, if a key was found in it."""
+        kept = mask_recorded_body(self._own, body, (connection.encoding or b"").decode("latin-1"), _DECODED)
+        return (client_head(self._head, _ENCODING, close=False), kept.body) if kept.decoded else None
 
 
 class ChunkedBodyParser:
@@ -176,11 +145,6 @@ class ChunkedBodyParser:
             if line:
                 self._left = int(line, 16)
                 self.over = not self._left
-
-
-def _passed(connection: UpstreamConnection, raw: bytes, chunked: bool) -> bytes:
-    """The bytes for the client of a read, without the upstream's chunks if the client takes none."""
-    return raw if chunked or not connection.chunked else b"".join(connection.pieces)
 
 
 class MaskedBody(NamedTuple):

@@ -28,13 +28,13 @@ from penstock.gateway.traffic.proxy.upstream_failover import Failover
 from penstock.gateway.traffic.upstreams.health import retry_after_s, take_next
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
-from penstock.gateway.wire.capture.framing import Framing
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.errors import Refusal, UpstreamFault, internal_fault
 from penstock.gateway.wire.http.headers import frame_body
 from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.model_name import replace_model
+from penstock.gateway.wire.rewriting import Framing
 
 
 class HttpCall(Failover):

@@ -17,9 +17,10 @@ from penstock.gateway.traffic.proxy.translation.translator import TranslationMid
 from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.upstream_settings import RouteSettings
-from penstock.gateway.wire.capture.framing import Framing, capture_framing
+from penstock.gateway.wire.capture.answer import capture_framing
 from penstock.gateway.wire.capture.request import CaptureRequest, accept_identity, add_capture_fields
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.rewriting import Framing
 
 
 def build_middleware(

@@ -15,11 +15,11 @@ from time import monotonic
 
 from penstock.gateway.model.known_secrets import NO_SECRETS
 from penstock.gateway.traffic.calls.answer_masking import masking_framing
-from penstock.gateway.wire.capture.framing import Framing
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import HOP, client_head
 from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
+from penstock.gateway.wire.rewriting import Framing
 
 
 class Relay(UpstreamCaller):

@@ -23,7 +23,7 @@ from penstock.gateway.model.attributes import FOLDED
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan
 from penstock.gateway.upstream_settings import RouteSettings
-from penstock.gateway.wire.capture.json_ranges import LEAF, JsonRange, find, splice
+from penstock.gateway.wire.dialects.json_scan import LEAF, JsonRange, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, arr, error_message, loads, obj, strict, text
 from penstock.gateway.wire.dialects.parts import TEXT
 

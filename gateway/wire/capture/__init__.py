@@ -1,6 +1,5 @@
 """Asks the engine for token ids and log-probabilities, and takes them out again for a client that did not ask. No I/O.
 
-`request` adds fields to a request, `answer` removes their results from an answer, `framing` frames the rest for the
-client, and `json_ranges` finds values in JSON bytes. `gateway.traffic.proxy.relay` drives it. It may import what
-`calls` may. Begin with `request`.
+`request` adds fields to a request, `answer` removes their results from an answer. `gateway.traffic.proxy.middleware`
+drives them. It may import what `calls` may. Begin with `request`.
 """

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.gateway.model.attributes import CAPTURED
-from penstock.gateway.wire.capture.json_ranges import LEAF, KeyTree, find
 from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
 from penstock.gateway.wire.dialects.token_ids import IDS, LOGPROBS
 from penstock.gateway.wire.http.request import Headers

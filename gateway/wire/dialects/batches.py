@@ -17,14 +17,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from email.message import Message
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from penstock.gateway.model.span import Usage
-from penstock.gateway.wire.dialects.json_scan import elements, members
+from penstock.gateway.wire.dialects import form
+from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, elements, locate, members
 from penstock.gateway.wire.dialects.loose_json import Json, label, lenient, loads, obj, objs, text
 
 TIER: Final = "batch"
@@ -95,9 +95,9 @@ class BatchFacts(NamedTuple):
 def find(method: str, path: str) -> tuple[BatchRoute, str | None] | None:
     """(kind of the call, id in its path) if the call has to do with batches; else None. Remembered: paths repeat."""
     call = f"{method} {path}"
-    for form in FORMS:
-        if (found := form.calls.fullmatch(call)) is not None:
-            return form, found[1] if form.calls.groups else None
+    for route in FORMS:
+        if (found := route.calls.fullmatch(call)) is not None:
+            return route, found[1] if route.calls.groups else None
     return None
 
 
@@ -237,7 +237,7 @@ def _posted(body: bytes) -> Iterator[tuple[int, int]]:
 
 def _lines_of(body: bytes, content_type: str) -> Iterator[tuple[int, int]]:
     """The offsets of the lines of the file in a form."""
-    at, end = _part(body, content_type)
+    at, end = next(((one.start, one.end) for one in form.fields(body, content_type) if one.name == "file"), (0, 0))
     while at < end:
         stop = body.find(b"\n", at, end)
         stop = end if stop < 0 else stop
@@ -245,33 +245,16 @@ def _lines_of(body: bytes, content_type: str) -> Iterator[tuple[int, int]]:
         at = stop + 1
 
 
-def _part(body: bytes, content_type: str) -> tuple[int, int]:
-    """The offsets of the file in a form; an empty range if there is none."""
-    told = Message()
-    told["content-type"] = content_type
-    boundary = b"--" + str(told.get_param("boundary", "")).encode("latin-1", "replace")
-    at = body.find(boundary) if len(boundary) > 2 else -1
-    while at >= 0:
-        start = body.find(b"\r\n\r\n", at)
-        stop = body.find(b"\r\n" + boundary, start)
-        if start < 0 or stop < 0:
-            break
-        if re.search(rb'\bname="?file"?', body[at:start]):
-            return start + 4, stop
-        at = stop + 2
-    return 0, 0
-
-
 def _exact(whole: bytes, read: msgspec.Raw, *path: str) -> bytes:
     """The bytes of a decoded value as they stand in the text. JSON that decoders refuse was decoded from a copy
-    (`json_scan`)."""
+    (`loose_json.repaired`)."""
     found = bytes(read)
     if found in whole:
         return found
-    at, end = 0, len(whole)
-    for wanted in path:
-        at, end = next(((a, b) for name, a, b in members(whole, at) if name == wanted), (0, 0))
-    return whole[at:end]
+    tree: KeyTree = LEAF
+    for name in reversed(path):
+        tree = {name: tree}
+    return whole[slice(*locate(whole, tree).get(path, (0, 0)))]
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------

@@ -1,52 +1,69 @@
-"""Offsets of values in JSON, and copies of JSON that decoders refuse although clients and servers write it. Pure,
-iterative.
+"""The places of values in JSON bytes. Pure.
 
-`members`, `elements` and `value_end` walk through a text in steps of well below a millisecond each, however deep it is
-nested. The text between brackets is not checked.
+Three walks, because no one of them can do the work of another at its price:
 
-msgspec and orjson refuse half a surrogate pair, a byte order mark, bytes that are no UTF-8, `NaN`, `Infinity`, numbers
-beyond a double and more than about a thousand levels. Other parsers take them, and so do engines. `readable` and
-`shallow` make a copy that can be read and is as long as the text, so an offset in the copy is valid in the text as
-well.
+* `find` and `locate` follow a tree of keys. They skip values by the standard library's scanner, which is C, checks the
+  text and is five to seven times as fast as the next walk. It makes objects of what it skips, in one step.
+* `members`, `elements` and `value_end` go through one list or object in steps of well below a millisecond each, in
+  which other threads wait, and make no objects. The text between brackets is not checked.
+* `walk` notes every value with its path, and reads JSON that was cut off, and JSON lines.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-BOM: Final = b"\xef\xbb\xbf"
-DEEPEST: Final = 100
-"""Most levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around the value
-included."""
-MOST_LEVELS: Final = 20_000
-"""A text with more levels is not read: each takes a microsecond, in which nothing else runs."""
+from penstock.gateway.wire.dialects.loose_json import (
+    MOST_LEVELS,
+    STRING,
+    UNREADABLE,
+    is_bulky,
+    repaired,
+    too_deep,
+    valid_utf8,
+)  # fmt: skip
+from penstock.gateway.wire.dialects.sse import BOM
+
+Path: TypeAlias = tuple[str | int, ...]
+"""Keys and indexes that lead to a value."""
+ESCAPE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[^u]", re.DOTALL
+)
+_SHORT: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
+
+def plain(raw: bytes) -> bytes:
+    """The text that is written between the quotes of a JSON string, in UTF-8 that may hold half surrogate pairs."""
+    return ESCAPE.sub(lambda it: unescaped(it[0]), raw) if b"\\" in raw else raw
+
+
+def unescaped(escape: bytes) -> bytes:
+    """The character that an escape stands for."""
+    kind = escape[1:2]
+    if kind != b"u":
+        return _SHORT.get(kind, kind)
+    units = [int(one, 16) for one in escape.split(b"\\u")[1:]]
+    if len(units) == 2:
+        return chr(0x10000 + ((units[0] - 0xD800) << 10) + units[1] - 0xDC00).encode()
+    return chr(units[0]).encode("utf-8", "surrogatepass")
+
+
+def _name(raw: bytes) -> str:
+    return (raw if raw.isascii() and b"\\" not in raw else valid_utf8(plain(raw))).decode()
+
+
+# -- one list or object -----------------------------------------------------------------------------------------------
+
 _STEP: Final = 64 << 10
-_STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 _BLANK: Final = re.compile(rb"[ \t\n\r]*")
 _SCALAR: Final = re.compile(rb"[^ \t\n\r,\]}]+")
 _TEXT: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-_FLAT: Final = re.compile(rb'(?:[^"{}\[\]]++|%b)*+' % _STRING, re.DOTALL)
+_FLAT: Final = re.compile(rb'(?:[^"{}\[\]]++|%b)*+' % STRING, re.DOTALL)
 """Matches the text before the next bracket; ends early at a string that is longer than the step."""
-_BRACKET: Final = re.compile(rb'(?:[^"{}\[\]]++|%b)*+([{}\[\]])' % _STRING, re.DOTALL)
 _OPEN: Final = (b"{", b"[")
-_HALVES: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-"""Half a surrogate pair as bytes, which valid UTF-8 never has."""
-_SURROGATE: Final = re.compile(
-    rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?+|[dD][c-fC-F][0-9a-fA-F]{2})"
-)
-_LARGE: Final = re.compile(rb"[0-9](?:[0-9]{199}|[eE]\+?[0-9]{3})")
-_USUAL: Final = re.compile(
-    rb'(?:[^"NI0-9-]++|%b|-?[0-9]{1,200}+(?:\.[0-9]++)?+(?:[eE](?:\+?[0-9]{1,2}+|-[0-9]++))?+(?![0-9.eE]))*+' % _STRING,
-    re.DOTALL,
-)
-_NUMBER: Final = re.compile(rb"-?(?:Infinity|[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)|NaN")
-
-
-# -- where values stand -----------------------------------------------------------------------------------------------
 
 
 def members(body: bytes, at: int = 0) -> Iterator[tuple[str, int, int]]:
@@ -55,7 +72,7 @@ def members(body: bytes, at: int = 0) -> Iterator[tuple[str, int, int]]:
     at = _expect(body, at or _begin(body), b"{")
     while body[(at := _blank(body, at)) : at + 1] == b'"':
         end = _string(body, at + 1)
-        name = _name(body[at:end])
+        name = _name(body[at + 1 : end - 1])
         at = _blank(body, _expect(body, end, b":"))
         end = value_end(body, at)
         yield name, at, end
@@ -95,7 +112,7 @@ def value_end(body: bytes, at: int) -> int:
         if not depth:
             return end
         if depth > MOST_LEVELS:
-            raise _too_deep()
+            raise too_deep()
     raise ValueError("it ends early")
 
 
@@ -115,18 +132,8 @@ def _brackets(body: bytes, at: int) -> Iterator[tuple[int, int]]:
             at -= 1  # The step ended here.
 
 
-def _too_deep() -> ValueError:
-    return ValueError(f"it is nested deeper than {MOST_LEVELS:,} levels")
-
-
 def _begin(body: bytes) -> int:
     return len(BOM) if body.startswith(BOM) else 0
-
-
-def _name(literal: bytes) -> str:
-    if b"\\" not in literal and literal.isascii():
-        return literal[1:-1].decode()
-    return str(json.loads(readable(literal)))
 
 
 def _blank(body: bytes, at: int) -> int:
@@ -158,90 +165,300 @@ def _string(body: bytes, at: int) -> int:
     raise ValueError("a string does not end")
 
 
-# -- what decoders refuse ---------------------------------------------------------------------------------------------
+# -- values at the ends of a tree -------------------------------------------------------------------------------------
+
+KeyTree: TypeAlias = Mapping[str | int, "KeyTree"]
+"""Keys of an object and indexes of a list to look for, each with the tree below it; an empty tree (`LEAF`) stands for
+the value itself. Keys, which are ASCII, are also looked for in each object of a list, whose index is then no part of
+the path."""
+
+LEAF: Final[KeyTree] = {}
+_WS = r"[ \t\n\r]*"
+_KEY = r'"([^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*)"' + _WS + ":" + _WS
+_FIRST = re.compile(rf"\{{{_WS}(?:{_KEY}|\}})")
+"""The beginning of an object up to its first value, or an object without members."""
+_MEMBER = re.compile(_WS + rf"(?:,{_WS}{_KEY}|\}})")
+"""The text between a value and the next one, or the end of the object."""
+_NEXT = re.compile(_WS + r"([,\]])" + _WS)
+_LIST = re.compile(r"\[" + _WS)
+_START, _END = re.compile(_WS + r"(?=\{)"), re.compile(_WS + r"\Z")
+# The bytes are read as Latin-1, one character a byte, so that offsets are the same in both.
+_scan: Callable[[str, int], tuple[Any, int]] = cast(Any, json.JSONDecoder()).scan_once
+"""The C function below `raw_decode`: (value, offset behind it). StopIteration where no value begins."""
 
 
-def replace_invalid_characters(body: bytes) -> bytes:
-    """The text at the same length, with U+FFFD for half surrogate pairs and bytes that are no UTF-8, and without a byte
-    order mark; the same object where it has none of these."""
-    return _whole(_utf8(b"   " + body[len(BOM) :] if body.startswith(BOM) else body))
+class JsonRange(NamedTuple):
+    """A value and its place in the text."""
+
+    path: Path
+    """The keys and indexes of the tree that lead to it."""
+    start: int
+    """Offset of its first byte."""
+    end: int
+    """Offset behind its last one."""
+    value: Any
+    """The parsed value; the characters of its strings are bytes."""
 
 
-def readable(body: bytes) -> bytes:
-    """The text at the same length, as decoders take it; the same object where nothing in it is unusual. Characters that
-    cannot be written become U+FFFD, and `NaN` and `Infinity` become empty lists, which no reader takes for a number."""
-    body = replace_invalid_characters(body)
-    return finite(body) if b"NaN" in body or b"Infinity" in body else body
-
-
-def _utf8(body: bytes) -> bytes:
+def find(body: bytes, tree: KeyTree) -> list[JsonRange]:
+    """The values at the tree's leaves, in the order of the bytes. A key that occurs twice is found twice. Raises one of
+    `UNREADABLE` unless the body is one JSON object and nothing else."""
     try:
-        if not body.isascii():
-            _ = body.decode()
-        return body
-    except UnicodeDecodeError:
-        return replace_surrogate_bytes(body).decode("utf-8", "surrogateescape").encode("utf-8", "replace")
+        return _found(body, tree)
+    except UNREADABLE:
+        return repaired(lambda made: _found(made, tree), body)
 
 
-def replace_surrogate_bytes(body: bytes) -> bytes:
-    """A text at the same length, without half surrogate pairs that are written as bytes."""
-    return _HALVES.sub("\ufffd".encode(), body)
+def locate(body: bytes, tree: KeyTree) -> dict[Path, tuple[int, int]]:
+    """The places of the values that `find` finds, by their paths; of a key that occurs twice, the last one. A body too
+    large for `find` is not checked."""
+    if is_bulky(body):
+        return dict(_skimmed(body, _begin(body), tree, ()))
+    return {one.path: one[1:3] for one in find(body, tree)}
 
 
-def _whole(body: bytes) -> bytes:
-    """The text with U+FFFD for escapes of half a surrogate pair."""
-    made: bytearray | None = None
-    for found in _SURROGATE.finditer(body):
-        begin = at = found.start()
-        while at and body[at - 1] == 0x5C:
-            at -= 1
-        # After an odd number of backslashes, this one belongs to the escape of a backslash.
-        if ((begin - at) % 2 == 0) == (found[1] is None):
-            made = made or bytearray(body)
-            made[found.end() - 6 : found.end()] = b"\\ufffd"
-    return body if made is None else bytes(made)
+def _skimmed(body: bytes, at: int, tree: KeyTree, path: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    listed = body[at : at + 1] == b"["
+    for key, start, end in (
+        ((number, *place) for number, place in enumerate(elements(body, at))) if listed else members(body, at)
+    ):
+        below, there = tree.get(key), (*path, key)
+        if below is None and listed and body[start : start + 1] == b"{":
+            below, there = tree, path
+        if below and body[start : start + 1] in _OPEN:
+            yield from _skimmed(body, start, below, there)
+        elif below is not None and not below:
+            yield there, (start, end)
 
 
-def finite(body: bytes) -> bytes:
-    """The text at the same length, with `NaN`, `Infinity` and numbers beyond a double replaced, such a number by a very
-    large one. The text is unchanged from the point where it is no JSON."""
-    pieces, done, at = list[bytes](), 0, 0
-    while (usual := _USUAL.match(body, at)) is not None and (found := _NUMBER.match(body, usual.end())) is not None:
-        at = found.end()
-        if (new := _instead(found[0])) is not None:
-            pieces += (body[done : found.start()], new)
-            done = at
-    return b"".join([*pieces, body[done:]]) if pieces else body
+def _found(body: bytes, tree: KeyTree) -> list[JsonRange]:
+    text, found = body.decode("latin-1"), list[JsonRange]()
+    start = _START.match(text)
+    try:
+        if start is not None and _END.match(text, _object(text, start.end(), tree, (), found)):
+            return found
+    except StopIteration:
+        pass
+    raise ValueError("not one JSON object")
 
 
-def has_large_numbers(body: bytes) -> bool:
-    """True if a number in the text may be beyond a double."""
-    return _LARGE.search(body) is not None
+def _object(text: str, at: int, tree: KeyTree, path: Path, found: list[JsonRange]) -> int:
+    """Walk through the object at an offset; return the offset behind it."""
+    member = _FIRST.match(text, at)
+    while member is not None and (key := member[1]) is not None:
+        at = member.end()
+        if "\\" in key:
+            key = _scan(f'"{key}"', 0)[0]
+        below = tree.get(key)
+        # Unwanted members are skipped right here: most are, and a call for each would be most of the cost.
+        at = _scan(text, at)[1] if below is None else _value(text, at, below, (*path, key), found)
+        member = _MEMBER.match(text, at)
+    if member is None:
+        raise ValueError("a key or a comma is missing")
+    return member.end()
 
 
-def _instead(number: bytes) -> bytes | None:
-    """A replacement of the same length; None for a number that stays."""
-    if number[-1:] in b"Ny":
-        return b"[" + b"]".rjust(len(number) - 1)
-    sign = b"-" if number.startswith(b"-") else b""
-    return sign + b"1e" + b"308".rjust(len(number) - len(sign) - 2, b"0") if math.isinf(float(number)) else None
-
-
-def shallow(body: bytes) -> bytes:
-    """The text at the same length, without values nested deeper than `DEEPEST` levels: lists and objects of the next
-    level are empty; the same object where there are none. Raises `ValueError` beyond `MOST_LEVELS`."""
-    made: bytearray | None = None
-    depth = begun = 0
-    for found in _BRACKET.finditer(body):
-        if found[1] in _OPEN:
-            depth += 1
-            if depth == DEEPEST + 1:
-                begun = found.end()
-            elif depth > MOST_LEVELS:
-                raise _too_deep()
+def _array(text: str, at: int, tree: KeyTree, path: Path, found: list[JsonRange]) -> int:
+    """Walk through the list at an offset; return the offset behind it."""
+    number, keys = 0, any(isinstance(key, str) for key in tree)
+    at, more = _opened(text, at)
+    while more:
+        below = tree.get(number)
+        if below is not None:
+            at = _value(text, at, below, (*path, number), found)
+        elif keys and text.startswith("{", at):
+            at = _object(text, at, tree, path, found)
         else:
-            if depth == DEEPEST + 1:
-                end, made = found.end() - 1, made or bytearray(body)
-                made[begun:end] = b" " * (end - begun)
-            depth -= 1
-    return body if made is None else bytes(made)
+            at = _scan(text, at)[1]
+        at, more = _next(text, at)
+        number += 1
+    return at
+
+
+def _value(text: str, at: int, tree: KeyTree, path: Path, found: list[JsonRange]) -> int:
+    """Note the value at an offset, or walk through it; return the offset behind it."""
+    if tree and text.startswith("{", at):
+        return _object(text, at, tree, path, found)
+    if tree and text.startswith("[", at):
+        return _array(text, at, tree, path, found)
+    value, end = _scan(text, at)
+    if not tree:
+        found.append(JsonRange(path, at, end, value))
+    return end
+
+
+def _opened(text: str, at: int) -> tuple[int, bool]:
+    """(offset behind the bracket of a list, whether anything follows before the closing one)."""
+    match = _LIST.match(text, at)
+    at = at if match is None else match.end()
+    return (at + 1, False) if text.startswith("]", at) else (at, True)
+
+
+def _next(text: str, at: int) -> tuple[int, bool]:
+    """(offset of what comes after a comma, True), or (offset behind the closing bracket, False)."""
+    match = _NEXT.match(text, at)
+    if match is None:
+        raise ValueError("a comma is missing")
+    return match.end(), match[1] == ","
+
+
+def splice(body: bytes, ranges: Iterable[JsonRange], value: bytes) -> bytes:
+    """The body with these ranges, which are in order, replaced by `value`; every other byte is unchanged."""
+    pieces: list[bytes | memoryview] = []
+    view, at = memoryview(body), 0
+    for one in ranges:
+        pieces += (view[at : one.start], value)
+        at = one.end
+    return b"".join([*pieces, view[at:]])
+
+
+# -- every value ------------------------------------------------------------------------------------------------------
+
+Kind: TypeAlias = Literal["key", "text", "integer", "other", "container", "deep"]
+MOST_OPEN: Final = 200
+"""Most levels of lists and objects."""
+_TOKEN: Final = re.compile(
+    rb'[ \t\r\n\x1e]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|("[^"\\]*+(?:\\.[^"\\]*+)*+\\?\Z)'
+    rb"|(-?\d++(?![\w.+-]))|(-?\d++(?:\.\d++)?(?:[eE][+-]?\d++)?(?![\w.+-])|-?\d++(?:\.\d*+)?(?:[eE][+-]?\d*+)?\Z"
+    rb"|true|false|null|-?Infinity|NaN)|([\[\]{},:]))",
+    re.DOTALL,
+)
+_REST: Final = re.compile(rb"[ \t\r\n\x1e]*+(?:\Z|(?:-|tr?u?|fa?l?s?|nu?l?)\Z)")
+"""White space, or the beginning of a word that was cut off."""
+_BEGINS_JSON: Final = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\r\n\x1e]*+[\[{"]').match
+_VALUE, _KEY_NEXT, _COLON, _COMMA = range(4)
+STEPS_PER_BYTE: Final = 8
+"""Most path steps for each byte, of all paths together, or more in short JSON: deeply nested JSON with a value at every
+other byte would take much memory."""
+_STEPS: Final = 1 << 16
+
+
+class BodyFormatError(Exception):
+    """The bytes are no JSON; the text says why."""
+
+
+class JsonNode(NamedTuple):
+    """A value or a key, and its place."""
+
+    path: Path
+    """For a key the path of its value."""
+    kind: Kind
+    start: int
+    """For texts and keys the place behind the opening quote."""
+    end: int
+
+
+class JsonWalker:
+    """One walk through some JSON."""
+
+    def __init__(self, data: bytes, containers: bool = False) -> None:
+        """`containers`: True to find lists and objects, too."""
+        self._data, self._containers = data, containers
+        self._documents: list[list[JsonNode]] = []
+        self._found: list[JsonNode] = []
+        self._path: list[str | int] = []
+        self._opened: list[int] = []
+        """The beginnings of open lists (positive) and objects (negative); offsets count from 1."""
+        self._expected, self._may_close = _VALUE, False
+        self._steps = max(len(data) * STEPS_PER_BYTE, _STEPS)
+
+    def documents(self) -> list[list[JsonNode]]:
+        """The values and keys of each document, in order; raises `BodyFormatError`."""
+        data, at, match = self._data, 3 if self._data.startswith(b"\xef\xbb\xbf") else 0, _TOKEN.match
+        while (token := match(data, at)) is not None:
+            kind, at = token.lastindex or 0, token.end()
+            if kind == 5:
+                at = self._mark(data[at - 1], at)
+            elif self._expected == _KEY_NEXT and kind <= 2:
+                self._key(token.start(kind) + 1, at - (kind == 1))
+            elif self._expected == _VALUE:
+                self._value(kind, token.start(kind), at)
+            else:
+                raise BodyFormatError(f"it is no JSON at byte {at}")
+        if _REST.match(data, at) is None:
+            raise BodyFormatError(f"it is no JSON at byte {at}")
+        while self._opened:
+            self._close(len(data))
+        if self._found:
+            self._documents.append(self._found)
+        return self._documents
+
+    def _here(self) -> Path:
+        self._steps -= len(self._path)
+        if self._steps < 0:
+            raise BodyFormatError("it has too much that is nested deep")
+        return tuple(self._path)
+
+    def _key(self, start: int, end: int) -> None:
+        self._path[-1] = _name(self._data[start:end])
+        self._found.append(JsonNode(self._here(), "key", start, end))
+        self._expected, self._may_close = _COLON, False
+
+    def _value(self, kind: int, start: int, end: int) -> None:
+        path = self._here()
+        if kind <= 2:
+            self._found.append(JsonNode(path, "text", start + 1, end - (kind == 1)))
+        else:
+            self._found.append(JsonNode(path, "integer" if kind == 3 else "other", start, end))
+        self._ended()
+
+    def _deep(self, start: int) -> int:
+        """Finds a list or object that is nested too deep; returns its end."""
+        try:
+            end = value_end(self._data, start)
+        except ValueError:
+            end = len(self._data)  # It was cut off.
+        self._found.append(JsonNode(self._here(), "deep", start, end))
+        self._ended()
+        return end
+
+    def _mark(self, mark: int, end: int) -> int:
+        """Handles a bracket, colon or comma; returns the place to continue."""
+        if mark in b"[{" and self._expected == _VALUE:
+            if len(self._opened) >= MOST_OPEN:
+                return self._deep(end - 1)
+            self._opened.append(end if mark == 0x5B else -end)
+            self._path.append(0 if mark == 0x5B else "")
+            self._expected, self._may_close = (_VALUE if mark == 0x5B else _KEY_NEXT), True
+        elif mark in b"]}" and self._opened and (self._expected == _COMMA or self._may_close):
+            if (self._opened[-1] > 0) != (mark == 0x5D):
+                raise BodyFormatError(f"it is no JSON at byte {end}")
+            self._close(end)
+        elif mark == 0x3A and self._expected == _COLON:
+            self._expected = _VALUE
+        elif mark == 0x2C and self._expected == _COMMA:
+            inner = self._path[-1]
+            self._expected, self._may_close = _KEY_NEXT, False
+            if isinstance(inner, int):
+                self._path[-1], self._expected = inner + 1, _VALUE
+        else:
+            raise BodyFormatError(f"it is no JSON at byte {end}")
+        return end
+
+    def _close(self, end: int) -> None:
+        start = abs(self._opened.pop()) - 1
+        _ = self._path.pop()
+        if self._containers:
+            self._found.append(JsonNode(self._here(), "container", start, end))
+        self._ended()
+
+    def _ended(self) -> None:
+        """Called at the end of a value."""
+        self._may_close = False
+        if self._opened:
+            self._expected = _COMMA
+        else:
+            self._documents.append(self._found)
+            self._found, self._expected = [], _VALUE
+
+
+def walk(data: bytes, containers: bool = False) -> list[list[JsonNode]]:
+    """The values and keys of each JSON document in some bytes, in linear time. JSON that was cut off is read as far as
+    it goes. A value that is nested deeper than `MOST_OPEN` levels is found as a whole, a duplicate key twice. Raises
+    `BodyFormatError` for other malformed JSON, and for very many deeply nested values."""
+    return JsonWalker(data, containers).documents()
+
+
+def looks_like_json(data: bytes) -> bool:
+    """True if the bytes begin like a list, an object or a string."""
+    return _BEGINS_JSON(data) is not None

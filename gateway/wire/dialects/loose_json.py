@@ -1,21 +1,25 @@
-"""Access to JSON that may be anything: every function takes any value and none of them raises.
+"""Access to JSON that may be anything, and copies of JSON that decoders refuse although clients and servers write it.
 
-A provider's body is read through these, so that an odd value counts as absent and never raises.
+A provider's body is read through these functions, so that an odd value counts as absent; none raises, unless it says
+so. msgspec and orjson refuse half a surrogate pair, a byte order mark, bytes that are no UTF-8, `NaN`, `Infinity`,
+numbers beyond a double and more than about a thousand levels. Other parsers take them, and so do engines. `readable`
+and `shallow` make a copy that can be read and is as long as the text, so an offset in the copy is valid in the text as
+well.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
 
 from penstock.gateway.wire.dialects import sse
-from penstock.gateway.wire.dialects.json_scan import DEEPEST, finite, has_large_numbers, readable, shallow
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -34,6 +38,25 @@ _SLICE = 1 << 20
 _BEGINS = re.compile(rb'(?:\xef\xbb\xbf)?[ \t\n\r]*+[\[{"NI0-9-]')
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 MOST_TOKENS = 1 << 53
+DEEPEST: Final = 100
+"""Most levels of nesting that are read. pydantic takes about 200 and orjson writes 254, a Turn around the value
+included."""
+MOST_LEVELS: Final = 20_000
+"""A text with more levels is not read: each takes a microsecond, in which nothing else runs."""
+STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
+_BRACKET: Final = re.compile(rb'(?:[^"{}\[\]]++|%b)*+([{}\[\]])' % STRING, re.DOTALL)
+_OPEN: Final = (b"{", b"[")
+_HALVES: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+"""Half a surrogate pair as bytes, which valid UTF-8 never has."""
+_SURROGATE: Final = re.compile(
+    rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?+|[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+_LARGE: Final = re.compile(rb"[0-9](?:[0-9]{199}|[eE]\+?[0-9]{3})")
+_USUAL: Final = re.compile(
+    rb'(?:[^"NI0-9-]++|%b|-?[0-9]{1,200}+(?:\.[0-9]++)?+(?:[eE](?:\+?[0-9]{1,2}+|-[0-9]++))?+(?![0-9.eE]))*+' % STRING,
+    re.DOTALL,
+)
+_NUMBER: Final = re.compile(rb"-?(?:Infinity|[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)|NaN")
 
 
 class RequestFields(msgspec.Struct):
@@ -74,7 +97,7 @@ def is_bulky(body: bytes | str) -> bool:
 
 
 def repaired(decode: Callable[[bytes], T], body: bytes) -> T:
-    """Decode a copy of a text that the decoder has refused (`json_scan.readable`, `shallow`); offsets are the same.
+    """Decode a copy of a text that the decoder has refused (`readable`, `shallow`); offsets are the same.
     Raises one of `UNREADABLE` where the decoder refuses the copy as well."""
     if _BEGINS.match(body) is None or is_bulky(body):
         raise ValueError("it is no JSON, or holds more than is read")
@@ -324,3 +347,135 @@ def error_message(answer: Json) -> str | None:
         return None
     fields = obj(error)
     return text(error) or text(fields.get("message")) or text(fields.get("detail")) or dumps(error)
+
+
+# -- what every reader takes alike ------------------------------------------------------------------------------------
+
+
+class AmbiguousJsonError(ValueError):
+    """Readers may take different values from a text, or none; the message says why."""
+
+
+def distinct_members(pairs: list[tuple[str, Any]]) -> Json:
+    """The object of these members (an `object_pairs_hook`); raises `AmbiguousJsonError` if a key stands twice."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise AmbiguousJsonError(f"the key {twice[:64]!r} stands twice in one object")
+    return made
+
+
+def _refuse(name: str) -> Any:
+    raise AmbiguousJsonError(f"{name} is no JSON")
+
+
+_unambiguous: Final = json.JSONDecoder(object_pairs_hook=distinct_members, parse_constant=_refuse).decode
+
+
+def unambiguous(body: bytes) -> Any:
+    """The JSON value that all readers take from a body; raises `AmbiguousJsonError`. Numbers keep their digits."""
+    try:
+        return _unambiguous(body.decode())
+    except AmbiguousJsonError:
+        raise
+    except RecursionError:
+        raise AmbiguousJsonError("it is nested too deep") from None
+    except UnicodeDecodeError as error:
+        raise AmbiguousJsonError(f"it is not UTF-8: byte {error.start + 1}") from None
+    except ValueError as error:
+        raise AmbiguousJsonError(f"it is not JSON ({error})") from None
+
+
+# -- what decoders refuse ---------------------------------------------------------------------------------------------
+
+
+def replace_invalid_characters(body: bytes) -> bytes:
+    """The text at the same length, with U+FFFD for half surrogate pairs and bytes that are no UTF-8, and without a byte
+    order mark; the same object where it has none of these."""
+    return _whole(valid_utf8(b"   " + body[len(sse.BOM) :] if body.startswith(sse.BOM) else body))
+
+
+def readable(body: bytes) -> bytes:
+    """The text at the same length, as decoders take it; the same object where nothing in it is unusual. Characters that
+    cannot be written become U+FFFD, and `NaN` and `Infinity` become empty lists, which no reader takes for a number."""
+    body = replace_invalid_characters(body)
+    return finite(body) if b"NaN" in body or b"Infinity" in body else body
+
+
+def valid_utf8(body: bytes) -> bytes:
+    """The text without bytes that are no UTF-8; half a surrogate pair becomes U+FFFD, any other such byte `?`."""
+    try:
+        if not body.isascii():
+            _ = body.decode()
+        return body
+    except UnicodeDecodeError:
+        return replace_surrogate_bytes(body).decode("utf-8", "surrogateescape").encode("utf-8", "replace")
+
+
+def replace_surrogate_bytes(body: bytes) -> bytes:
+    """A text at the same length, without half surrogate pairs that are written as bytes."""
+    return _HALVES.sub("\ufffd".encode(), body)
+
+
+def _whole(body: bytes) -> bytes:
+    """The text with U+FFFD for escapes of half a surrogate pair."""
+    made: bytearray | None = None
+    for found in _SURROGATE.finditer(body):
+        begin = at = found.start()
+        while at and body[at - 1] == 0x5C:
+            at -= 1
+        # After an odd number of backslashes, this one belongs to the escape of a backslash.
+        if ((begin - at) % 2 == 0) == (found[1] is None):
+            made = made or bytearray(body)
+            made[found.end() - 6 : found.end()] = b"\\ufffd"
+    return body if made is None else bytes(made)
+
+
+def finite(body: bytes) -> bytes:
+    """The text at the same length, with `NaN`, `Infinity` and numbers beyond a double replaced, such a number by a very
+    large one. The text is unchanged from the point where it is no JSON."""
+    pieces, done, at = list[bytes](), 0, 0
+    while (usual := _USUAL.match(body, at)) is not None and (found := _NUMBER.match(body, usual.end())) is not None:
+        at = found.end()
+        if (new := _instead(found[0])) is not None:
+            pieces += (body[done : found.start()], new)
+            done = at
+    return b"".join([*pieces, body[done:]]) if pieces else body
+
+
+def has_large_numbers(body: bytes) -> bool:
+    """True if a number in the text may be beyond a double."""
+    return _LARGE.search(body) is not None
+
+
+def _instead(number: bytes) -> bytes | None:
+    """A replacement of the same length; None for a number that stays."""
+    if number[-1:] in b"Ny":
+        return b"[" + b"]".rjust(len(number) - 1)
+    sign = b"-" if number.startswith(b"-") else b""
+    return sign + b"1e" + b"308".rjust(len(number) - len(sign) - 2, b"0") if math.isinf(float(number)) else None
+
+
+def shallow(body: bytes) -> bytes:
+    """The text at the same length, without values nested deeper than `DEEPEST` levels: lists and objects of the next
+    level are empty; the same object where there are none. Raises `ValueError` beyond `MOST_LEVELS`."""
+    made: bytearray | None = None
+    depth = begun = 0
+    for found in _BRACKET.finditer(body):
+        if found[1] in _OPEN:
+            depth += 1
+            if depth == DEEPEST + 1:
+                begun = found.end()
+            elif depth > MOST_LEVELS:
+                raise too_deep()
+        else:
+            if depth == DEEPEST + 1:
+                end, made = found.end() - 1, made or bytearray(body)
+                made[begun:end] = b" " * (end - begun)
+            depth -= 1
+    return body if made is None else bytes(made)
+
+
+def too_deep() -> ValueError:
+    return ValueError(f"it is nested deeper than {MOST_LEVELS:,} levels")

@@ -24,7 +24,7 @@ from penstock.gateway.model.known_secrets import fingerprint
 from penstock.gateway.wire.dialects import sse
 from penstock.gateway.wire.dialects.failures import Failure
 from penstock.gateway.wire.dialects.family import Family, prefix_field
-from penstock.gateway.wire.dialects.json_scan import BOM, elements, members
+from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, elements, locate
 from penstock.gateway.wire.dialects.loose_json import (
     UNREADABLE,
     Json,
@@ -143,6 +143,7 @@ class _RpcAnswer(msgspec.Struct):
     error: _RpcError | None = None
 
 
+_ID: Final[KeyTree] = {"id": LEAF}
 _wire = msgspec.json.Decoder(_RpcMessage).decode
 _batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _request = lenient(_RpcRequest)
@@ -152,7 +153,7 @@ _unwanted = lenient(_Cancellation)
 
 def messages(body: bytes) -> list[JsonRpcMessage]:
     """The messages of a body, or of an event's data. One that cannot be read has the kind `unreadable`."""
-    if body.removeprefix(BOM).lstrip()[:1] != b"[":
+    if body.removeprefix(sse.BOM).lstrip()[:1] != b"[":
         return [message(body)]
     try:
         if body.count(b",") > _CROWDED:
@@ -181,7 +182,8 @@ def message(raw: bytes) -> JsonRpcMessage:
     except UNREADABLE:
         try:
             wire = repaired(_wire, raw)
-            id = _canonical(next((raw[start:end] for start, end in _places(raw, "id")), b""))
+            start, end = locate(raw, _ID).get(("id",), (0, 0))
+            id = _canonical(raw[start:end])
         except UNREADABLE:
             return JsonRpcMessage("unreadable", b"", "", raw)
     answered = bytes(wire.result) or bytes(wire.error)
@@ -191,11 +193,6 @@ def message(raw: bytes) -> JsonRpcMessage:
             return JsonRpcMessage("unreadable", id, "", raw)
         return JsonRpcMessage("request" if id else "notification", id, wire.method[:128], raw)
     return JsonRpcMessage("answer" if answered else "unreadable", id, "", raw)
-
-
-def _places(raw: bytes, name: str) -> list[tuple[int, int]]:
-    """(start, end) of a member of a message, in reverse order: of repeated members the last one counts."""
-    return [(start, end) for key, start, end in members(raw) if key == name][::-1]
 
 
 def _canonical(id: bytes) -> bytes:

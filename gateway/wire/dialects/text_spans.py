@@ -20,13 +20,11 @@ import msgspec
 import orjson
 
 from penstock.gateway.model.coverage import UnreadReason
-from penstock.gateway.wire.dialects.json_scan import elements, members
+from penstock.gateway.wire.dialects.json_scan import Path, locate
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, RequestFields, base_fields, is_readable, repaired
 from penstock.gateway.wire.dialects.parts import TEXT
 
 Role: TypeAlias = Literal["system", "developer", "tool"]
-Path: TypeAlias = tuple[str | int, ...]
-Tree: TypeAlias = dict[str | int, "Tree"]
 
 SYSTEM = ("system", "developer")
 FEW = 8
@@ -218,37 +216,21 @@ def _spans(body: bytes, literals: list[tuple[bytes, Path]]) -> list[tuple[int, i
     found = [_only(body, raw) for raw, _ in literals] if len(literals) <= FEW else [None]
     if None not in found:
         return [span for span in found if span is not None]
-    tree: Tree = {}
+    tree: dict[str | int, Any] = {}
     for _, path in literals:
         branch = tree
         for step in path:
             branch = branch.setdefault(step, {})
-    walked: dict[Path, tuple[int, int]] = {}
-    _walk(body, 0, tree, (), walked)
-    if not walked.keys() >= {path for _, path in literals}:
+    places = locate(body, tree)
+    if not places.keys() >= {path for _, path in literals}:
         raise ValueError("a text does not stand where it was found")
-    return [walked[path] for _, path in literals]
+    return [places[path] for _, path in literals]
 
 
 def _only(body: bytes, raw: bytes) -> tuple[int, int] | None:
     """The offsets of a literal; None if it, or its beginning, occurs more than once."""
     start = body.find(raw[:_ENOUGH])  # Preparing the search for a long literal takes longer than it.
     return (start, start + len(raw)) if body.find(raw[:_ENOUGH], start + 1) < 0 else None
-
-
-def _walk(body: bytes, at: int, tree: Tree, path: Path, found: dict[Path, tuple[int, int]]) -> None:
-    """Note the spans of a tree's leaves in the list or object at an offset."""
-    parts: Iterable[tuple[str | int, int, int]] = (
-        ((count, *span) for count, span in enumerate(elements(body, at)))
-        if body[at : at + 1] == b"["
-        else members(body, at)
-    )
-    for key, start, end in parts:
-        below = tree.get(key)
-        if below and body[start : start + 1] in (b"{", b"["):
-            _walk(body, start, below, (*path, key), found)
-        elif below is not None:
-            found[*path, key] = (start, end)
 
 
 def decoded(literal: bytes) -> str:

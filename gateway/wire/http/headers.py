@@ -10,7 +10,7 @@ pass byte for byte. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from penstock.gateway.wire.dialects.credentials import KeyFilter, key_kind, query_parameter_kind
@@ -58,6 +58,8 @@ form."""
 _KNOWN: Final = 4096
 _LONGEST: Final = 1024
 """Largest header value that is remembered, in bytes."""
+LAST_CHUNK: Final = b"0\r\n\r\n"
+"""The end of a body without trailers."""
 _PASS, _DROP, _KEY, _LENGTH, _FOREIGN = range(5)
 
 _REASONS: Final = {
@@ -212,6 +214,16 @@ class RequestHeads:
         return path + (b"?" + b"&".join(kept) if kept else b"")
 
 
+def chunk(piece: bytes) -> bytes:
+    """A piece of a body; nothing for an empty piece, which would end the body."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if piece else b""
+
+
+def last_chunk(trailers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The end of a body."""
+    return b"0\r\n%b\r\n" % b"".join([b"%b: %b\r\n" % field for field in trailers])
+
+
 def frame_body(request: HttpRequest, body: bytes) -> bytes:
     """The body as it is sent: in the client's own chunks if it came in chunks. Chunk extensions are dropped."""
     if not request.chunked:
@@ -221,13 +233,12 @@ def frame_body(request: HttpRequest, body: bytes) -> bytes:
     start = 0
     for end in ends:
         if end > start:
-            parts.append(b"%x\r\n%b\r\n" % (end - start, body[start:end]))
+            parts.append(chunk(body[start:end]))
         start = end
     kept = [
         it for it in request.trailers if it[0] not in _NO_TRAILERS and not _has_token(it) and not key_kind(it[0], it[2])
     ]
-    trailers = [b"%b: %b\r\n" % (name, value) for _, name, value in kept]
-    return b"".join([*parts, b"0\r\n", *trailers, b"\r\n"])
+    return b"".join([*parts, last_chunk([it[1:] for it in kept])])
 
 
 def _has_token(header: tuple[bytes, bytes, bytes]) -> bool:

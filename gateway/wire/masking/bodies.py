@@ -17,10 +17,10 @@ from typing import Final
 
 from penstock.gateway.model.known_secrets import BodyContext
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
-from penstock.gateway.wire.dialects.json_scan import replace_surrogate_bytes
+from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, looks_like_json, walk
+from penstock.gateway.wire.dialects.loose_json import replace_surrogate_bytes
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.masking.body_search import BodySearch, MaskingError, RuleSet
-from penstock.gateway.wire.masking.json_walk import BodyFormatError, JsonNode, looks_like_json, walk
 from penstock.gateway.wire.masking.prefilter import candidate_rules, is_json
 from penstock.gateway.wire.masking.stream_frames import StreamContents, aws_frames, server_sent
 from penstock.gateway.wire.masking.streams import ChannelTable, joined_texts

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.gateway.wire.masking.json_walk import BodyFormatError, JsonNode, looks_like_json, walk
-from penstock.gateway.wire.masking.paths import MemberPaths, Path
+from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, Path, looks_like_json, plain, walk
+from penstock.gateway.wire.json_paths import JsonPaths
 from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern, PatternTimeout
 from penstock.gateway.wire.masking.streams import ChannelTable, may_continue
-from penstock.gateway.wire.masking.text import JoinedText, MaskableText, literal, plain
+from penstock.gateway.wire.masking.text import JoinedText, MaskableText, literal
 
 DEEPEST: Final = 6
 """Most levels of JSON in strings of JSON."""
@@ -31,7 +31,7 @@ class RuleSet:
     """Rules that may find something in a body."""
 
     patterns: Sequence[tuple[str, MaskingPattern]]
-    paths: Sequence[tuple[str, MemberPaths]]
+    paths: Sequence[tuple[str, JsonPaths]]
     any_pattern: MaskingPattern | None
     """One that finds something if any pattern does; None if they cannot be joined."""
 

@@ -19,10 +19,10 @@ import orjson
 from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
 from penstock.gateway.model.known_secrets import BodyContext, Secrets, with_distinct_keys
 from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.wire.dialects.json_scan import BodyFormatError
+from penstock.gateway.wire.json_paths import JsonPaths
 from penstock.gateway.wire.masking.bodies import mask_body, without_tokens
 from penstock.gateway.wire.masking.body_search import BodySearch, MaskingError, MaskingResult, RuleSet
-from penstock.gateway.wire.masking.json_walk import BodyFormatError
-from penstock.gateway.wire.masking.paths import MemberPaths
 from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern, PatternTimeout, join_patterns
 from penstock.gateway.wire.masking.rules import MaskingRule
 from penstock.gateway.wire.masking.text import STAR, BodyText, EscapedText, TextSlice
@@ -83,7 +83,7 @@ class CompiledRules:
     def __init__(self, rules: Sequence[MaskingRule]) -> None:
         patterns = [(rule.name, _pattern(rule)) for rule in rules if rule.pattern is not None]
         written = [rule.pattern for rule in rules if rule.pattern is not None]
-        paths = [(rule.name, MemberPaths(rule.paths)) for rule in rules if rule.paths]
+        paths = [(rule.name, JsonPaths(rule.paths)) for rule in rules if rule.paths]
         self.all = RuleSet(patterns, paths, join_patterns(written) if len(written) > 1 else None)
 
 

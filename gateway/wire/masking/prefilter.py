@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
+from penstock.gateway.wire.json_paths import JsonPaths
 from penstock.gateway.wire.masking.body_search import DEEPEST, RuleSet
-from penstock.gateway.wire.masking.paths import MemberPaths
 from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern
 
 _UNICODE: Final = re.compile(rb"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
@@ -49,7 +49,7 @@ def _stands(pattern: MaskingPattern, levels: list[bytes], clock: CpuBudget) -> b
     return any(pattern.occurs_in(level, clock) for level in levels)
 
 
-def _named(paths: MemberPaths, level: bytes) -> bool:
+def _named(paths: JsonPaths, level: bytes) -> bool:
     return any(name is None or name + b'"' in level or name + b"'" in level for name in paths.names)
 
 

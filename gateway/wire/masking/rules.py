@@ -7,10 +7,12 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from penstock.gateway.model.toml import Section, names_differ
-from penstock.gateway.wire.masking.paths import parse_path
+from penstock.gateway.wire.json_paths import EVERYTHING, parse_path
 
 
 def _path(value: str) -> str:
+    if value == EVERYTHING:
+        raise ValueError("the path of a masking rule names a member: write **.email, or * for all of them")
     _ = parse_path(value)
     return value
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import struct
-from binascii import crc32
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from penstock.gateway.wire.dialects.event_stream import FIXED, LEAST, PRELUDE
-from penstock.gateway.wire.masking.json_walk import BodyFormatError, walk
+from penstock.gateway.wire.dialects.event_stream import frame_bounds, header_values
+from penstock.gateway.wire.dialects.json_scan import BodyFormatError, walk
 from penstock.gateway.wire.masking.text import JoinedText, MaskableText, TextSlice, literal
 
 _LINE: Final = re.compile(rb"([^\r\n]*+)(?:\r\n|\r|\n|\Z)")
 _DATA: Final = re.compile(rb"data(?:: ?|\Z)")
 _KNOWN: Final = re.compile(rb"(?:event|id|retry)(?:: ?|\Z)")
-_prelude: Final = struct.Struct(">III").unpack_from
 
 
 class StreamContents(NamedTuple):
@@ -52,35 +49,17 @@ def server_sent(body: MaskableText) -> StreamContents:
 def aws_frames(body: MaskableText) -> StreamContents:
     """The contents of frames; raises `BodyFormatError`. A frame that was cut off is masked whole, because it cannot be
     parsed."""
-    found, data, at = StreamContents([], [], []), body.data, 0
-    while len(data) - at >= PRELUDE:
-        size, headers, checksum = _prelude(data, at)
-        if crc32(data[at : at + 8]) != checksum or size < LEAST + headers:
-            raise BodyFormatError(f"what stands at byte {at} is no frame of an event stream")
-        if len(data) - at < size:
-            break
-        begins = at + PRELUDE + headers
-        found.fields.extend(_headers(TextSlice(body, at + PRELUDE, begins)))
-        found.datas.extend(_unpacked(TextSlice(body, begins, at + size - 4)))
-        at += size
-    if at < len(data):
-        _ = body.write(at, len(data))
-    return found
-
-
-def _headers(block: MaskableText) -> Iterator[MaskableText]:
-    """The values of headers that are texts; raises `BodyFormatError`."""
-    data, at = block.data, 0
+    found, data, over = StreamContents([], [], []), body.data, 0
     try:
-        while at < len(data):
-            kind, at = data[at + 1 + data[at]], at + 2 + data[at]
-            size = FIXED.get(kind)
-            if size is None:
-                size = 2 + int.from_bytes(data[at : at + 2])
-                yield TextSlice(block, at + 2, at + size)
-            at += size
-    except IndexError:
-        raise BodyFormatError("a frame of an event stream has headers that cannot be read") from None
+        for _, headers, payload, end in frame_bounds(data):
+            block, over = TextSlice(body, headers, payload), end + 4
+            found.fields.extend([TextSlice(block, one.start, one.end) for one in header_values(block.data) if one.long])
+            found.datas.extend(_unpacked(TextSlice(body, payload, end)))
+    except ValueError as error:
+        raise BodyFormatError(str(error)) from None
+    if over < len(data):
+        _ = body.write(over, len(data))
+    return found
 
 
 def _unpacked(payload: TextSlice) -> Iterator[MaskableText]:

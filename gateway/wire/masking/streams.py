@@ -13,9 +13,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from penstock.gateway.wire.masking.json_walk import JsonNode
-from penstock.gateway.wire.masking.paths import Path
-from penstock.gateway.wire.masking.text import MaskableText, literal, plain
+from penstock.gateway.wire.dialects.json_scan import JsonNode, Path, plain
+from penstock.gateway.wire.dialects.loose_json import AmbiguousJsonError, distinct_members
+from penstock.gateway.wire.masking.text import MaskableText, literal
 
 _AGAIN: Final = frozenset({
     "id", "object", "model", "type", "role", "event", "status", "system_fingerprint", "service_tier", "finish_reason",
@@ -103,8 +103,8 @@ def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
         if event[:1] not in (b"{", b"["):
             return None
         try:
-            value = json.loads(event, object_pairs_hook=_object)
-        except _DuplicateKey:
+            value = json.loads(event, object_pairs_hook=distinct_members)
+        except AmbiguousJsonError:
             return None
         except (ValueError, RecursionError):
             if event != _DONE:
@@ -113,17 +113,6 @@ def joined_texts(events: Iterable[bytes]) -> list[bytes] | None:
             continue
         strings.gather(value, (_beside(value),))
     return strings.joined()
-
-
-class _DuplicateKey(Exception):
-    """An object has a duplicate key."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise _DuplicateKey
-    return made
 
 
 def _beside(value: Any) -> object:

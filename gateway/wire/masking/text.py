@@ -11,11 +11,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-_ESCAPE: Final = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[^u]", re.DOTALL
-)
+from penstock.gateway.wire.dialects.json_scan import ESCAPE, unescaped
+
 _PERCENT: Final = re.compile(rb"%[0-9a-fA-F]{2}|\+")
-_SHORT: Final = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 STAR: Final = b"*"
 
 
@@ -108,11 +106,6 @@ def literal(outer: MaskableText, start: int, end: int) -> MaskableText:
     return EscapedText(outer, start, end) if outer.data.find(b"\\", start, end) >= 0 else TextSlice(outer, start, end)
 
 
-def plain(raw: bytes) -> bytes:
-    """The text that is written between the quotes of a JSON string."""
-    return _ESCAPE.sub(lambda it: _meant(it[0]), raw) if b"\\" in raw else raw
-
-
 def _decoded(data: bytes, start: int, end: int, percent: bool) -> tuple[bytes, list[int], list[tuple[int, bool]]]:
     """(the text, the beginnings of its runs and escapes in it, the beginning of each outside and True if it is an
     escape)"""
@@ -126,25 +119,15 @@ def _decoded(data: bytes, start: int, end: int, percent: bool) -> tuple[bytes, l
         theirs.append((begun, escaped))
         size += len(piece)
 
-    for found in (_PERCENT if percent else _ESCAPE).finditer(data, start, end):
+    for found in (_PERCENT if percent else ESCAPE).finditer(data, start, end):
         if found.start() > at:
             add(data[at : found.start()], at, False)
         at = found.end()
-        add(_sent(found[0]) if percent else _meant(found[0]), found.start(), True)
+        add(_sent(found[0]) if percent else unescaped(found[0]), found.start(), True)
     if at < end:
         add(data[at:end], at, False)
     theirs.append((end, False))
     return b"".join(pieces), ours, theirs
-
-
-def _meant(escape: bytes) -> bytes:
-    kind = escape[1:2]
-    if kind != b"u":
-        return _SHORT.get(kind, kind)
-    units = [int(one, 16) for one in escape.split(b"\\u")[1:]]
-    if len(units) == 2:
-        return chr(0x10000 + ((units[0] - 0xD800) << 10) + units[1] - 0xDC00).encode()
-    return chr(units[0]).encode("utf-8", "surrogatepass")
 
 
 def _sent(escape: bytes) -> bytes:

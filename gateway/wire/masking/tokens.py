@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
+from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, walk
 from penstock.gateway.wire.masking.body_search import emptied, zeroed
-from penstock.gateway.wire.masking.json_walk import BodyFormatError, JsonNode, walk
 from penstock.gateway.wire.masking.text import MaskableText
 
 _SAID: Final = re.compile(

@@ -28,22 +28,22 @@ RULES = """
 [[policy]]
 name = "marked"
 tool = "echo"
-argument = [{ at = "/city", equals = "Oslo" }]
+argument = [{ at = "city", equals = "Oslo" }]
 verdict = "dry"
 
 [[policy]]
 name = "no-etc"
 tool = "echo"
-argument = [{ at = "/path", glob = "/etc/*" }]
+argument = [{ at = "path", glob = "/etc/*" }]
 verdict = "deny"
 message = "Read below /srv."
 
 [[policy]]
 name = "mails"
 tool = ["echo", "stream", "later"]
-argument = [{ at = "/mails", absent = false }]
+argument = [{ at = "mails", absent = false }]
 verdict = "redact"
-redact = { arguments = ["/secret"], results = [""], pattern = "[a-z]+@[a-z.]+|done|at last" }
+redact = { arguments = ["secret"], results = ["**"], pattern = "[a-z]+@[a-z.]+|done|at last" }
 
 [[policy]]
 name = "ask-first"

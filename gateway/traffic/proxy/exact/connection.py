@@ -24,6 +24,7 @@ from penstock.gateway.traffic.proxy.exact.vllm import ExactEngineClient, VllmErr
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.loose_json import Json
 from penstock.gateway.wire.dialects.sse import SseParser
+from penstock.gateway.wire.http.headers import LAST_CHUNK, chunk
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
 
@@ -227,7 +228,7 @@ class GenerateConnection(UpstreamConnection):
         if caller is None:
             return
         self.pieces.append(payload)
-        raw = b"%x\r\n%b\r\n" % (len(payload), payload) + (b"0\r\n\r\n" if self.done else b"")
+        raw = chunk(payload) + (LAST_CHUNK if self.done else b"")
         if self._headed:
             caller.on_data(self, raw)
             return

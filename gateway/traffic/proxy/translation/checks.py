@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, Final, NoReturn
 
 from penstock.gateway.model.negotiation import KIND
-from penstock.gateway.wire.dialects.json_scan import replace_invalid_characters
-from penstock.gateway.wire.dialects.loose_json import Json, arr, obj, strict, text
+from penstock.gateway.wire.dialects.loose_json import Json, arr, obj, replace_invalid_characters, strict, text
 from penstock.gateway.wire.http.errors import ClientFault
 
 _ABSENT: Final[tuple[Any, ...]] = (None, False, [], {}, "")

@@ -21,12 +21,10 @@ from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import error_message, loads, obj
 from penstock.gateway.wire.dialects.sse import SseParser
 from penstock.gateway.wire.http.errors import UpstreamFault
-from penstock.gateway.wire.http.headers import client_head, refusal_head
+from penstock.gateway.wire.http.headers import LAST_CHUNK, chunk, client_head, refusal_head
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.rewriting import IDENTITY, LIMIT
 
-LIMIT: Final = 64 << 20
-"""Most bytes of a plain answer that are held."""
-_IDENTITY: Final = (None, b"identity")
 _FRAMING: Final = frozenset({b"content-type", b"content-length", b"transfer-encoding", b"trailer"})
 _SHOWN: Final = 500
 """Most characters that are quoted of an error that is no JSON."""
@@ -35,7 +33,7 @@ BROKEN: Final = "the engine broke off its answer"
 
 class TranslationFraming(ABC):
     """The common base of `StreamTranslationFraming` and `BufferedTranslationFraming`, with the interface of
-    `gateway.wire.capture.framing.Framing`."""
+    `gateway.wire.rewriting.Framing`."""
 
     def __init__(self, converter: AnswerConverter) -> None:
         self.sent: list[bytes] = []
@@ -74,7 +72,7 @@ class TranslationFraming(ABC):
 def can_stream(connection: UpstreamConnection, http10: bool) -> bool:
     """True if an answer can be passed on as it comes. `http10`: the client takes no chunks, so it must get its length
     if the engine's head has one."""
-    told = connection.status < 400 and connection.events and connection.encoding in _IDENTITY
+    told = connection.status < 400 and connection.events and connection.encoding in IDENTITY
     return told and not (http10 and connection.length_known)
 
 
@@ -145,7 +143,7 @@ class StreamTranslationFraming(TranslationFraming):
             self.sent.append(out)
         if not self._chunked:
             return out
-        return (b"%x\r\n%b\r\n" % (len(out), out) if out else b"") + (b"0\r\n\r\n" if done else b"")
+        return chunk(out) + (LAST_CHUNK if done else b"")
 
 
 class BufferedTranslationFraming(TranslationFraming):
@@ -192,7 +190,7 @@ class BufferedTranslationFraming(TranslationFraming):
     def _told(self, connection: UpstreamConnection, body: bytes) -> bytes:
         if self._size > LIMIT:
             raise TranslationError(f"the engine's answer has more than {LIMIT} bytes")
-        if connection.encoding not in _IDENTITY:
+        if connection.encoding not in IDENTITY:
             raise TranslationError("the engine compressed its answer, unasked")
         if connection.events or self._asked_stream:
             raise TranslationError(

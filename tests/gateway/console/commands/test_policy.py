@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 RULES = """
 [[policy]]
 name = "no-etc"
-argument = [{ at = "/path", glob = "/etc/*" }]
+argument = [{ at = "path", glob = "/etc/*" }]
 verdict = "deny"
 
 [[policy]]

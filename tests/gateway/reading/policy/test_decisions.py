@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fakes.process import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from penstock.gateway.api.openapi import field_docs
@@ -15,17 +17,18 @@ from penstock.gateway.config import load
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, tool_call, tool_calls
-from penstock.gateway.reading.policy.pointer import UnreadableCall, change_at, parse_pointer, resolve_pointer
+from penstock.gateway.reading.policy.path_values import UnreadableCall, change_at, values_at
 from penstock.gateway.reading.policy.policy import ALLOWED, Decision, ToolPolicy
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
 from penstock.gateway.reading.policy.redaction import redacted
 from penstock.gateway.reading.policy.rules import Condition, PolicyRule, Redaction
+from penstock.gateway.wire.json_paths import compiled_paths
 
 
 def rule(verdict: str = "deny", **given: Any) -> PolicyRule:
     """A rule; its name is its verdict if it has none."""
     if verdict == "redact":
-        given.setdefault("redact", {"results": [""]})
+        given.setdefault("redact", {"results": ["**"]})
     return PolicyRule.model_validate({"name": verdict, "verdict": verdict} | given)
 
 
@@ -69,30 +72,30 @@ ARGUMENTS["deep"] = {"a/b": [{"c": "x"}, {"c": "y"}]}
 @pytest.mark.parametrize(
     ("condition", "matches"),
     [
-        ({"at": "/path", "equals": "/etc/passwd"}, True),
-        ({"at": "/path", "equals": "/etc"}, False),
-        ({"at": "/path", "glob": "/etc/*"}, True),
-        ({"at": "/path", "glob": "/etc"}, False),
-        ({"at": "/path", "regex": "pass(wd|word)"}, True),
-        ({"at": "/path", "regex": "^pass"}, False),
-        ({"at": "/path", "absent": True}, False),
-        ({"at": "/path", "absent": False}, True),
-        ({"at": "/nothing", "absent": True}, True),
-        ({"at": "/nothing", "absent": False}, False),
-        ({"at": "/nothing", "glob": "*"}, False),
-        ({"at": "/n", "above": 4.5}, True),
-        ({"at": "/n", "above": 5}, False),
-        ({"at": "/n", "above": 4, "below": 5}, False),
-        ({"at": "/n", "above": 4, "below": 6}, True),
-        ({"at": "/n", "equals": 5.0}, True),
-        ({"at": "/n", "glob": "5"}, True),
-        ({"at": "/none", "above": 1}, False),
-        ({"at": "/flag", "equals": True}, True),
-        ({"at": "/flag", "equals": False}, False),
-        ({"at": "/deep/a~1b/*/c", "equals": "y"}, True),
-        ({"at": "/deep/a~1b/0/c", "equals": "y"}, False),
-        ({"at": "/deep/a~1b/2/c", "absent": True}, True),
-        ({"at": "", "regex": "passwd"}, True),
+        ({"at": "path", "equals": "/etc/passwd"}, True),
+        ({"at": "path", "equals": "/etc"}, False),
+        ({"at": "path", "glob": "/etc/*"}, True),
+        ({"at": "path", "glob": "/etc"}, False),
+        ({"at": "path", "regex": "pass(wd|word)"}, True),
+        ({"at": "path", "regex": "^pass"}, False),
+        ({"at": "path", "absent": True}, False),
+        ({"at": "path", "absent": False}, True),
+        ({"at": "nothing", "absent": True}, True),
+        ({"at": "nothing", "absent": False}, False),
+        ({"at": "nothing", "glob": "*"}, False),
+        ({"at": "n", "above": 4.5}, True),
+        ({"at": "n", "above": 5}, False),
+        ({"at": "n", "above": 4, "below": 5}, False),
+        ({"at": "n", "above": 4, "below": 6}, True),
+        ({"at": "n", "equals": 5.0}, True),
+        ({"at": "n", "glob": "5"}, True),
+        ({"at": "none", "above": 1}, False),
+        ({"at": "flag", "equals": True}, True),
+        ({"at": "flag", "equals": False}, False),
+        ({"at": 'deep["a/b"].*.c', "equals": "y"}, True),
+        ({"at": 'deep["a/b"][0].c', "equals": "y"}, False),
+        ({"at": 'deep["a/b"][2].c', "absent": True}, True),
+        ({"at": "**", "regex": "passwd"}, True),
     ],
 )
 def test_conditions_on_arguments(condition: Any, matches: bool) -> None:
@@ -101,7 +104,7 @@ def test_conditions_on_arguments(condition: Any, matches: bool) -> None:
 
 
 def test_all_conditions_must_hold_and_one_that_does_not_settles_it() -> None:
-    both = [{"at": "/flag", "equals": "true"}, {"at": "/n", "above": 10}]
+    both = [{"at": "flag", "equals": "true"}, {"at": "n", "above": 10}]
     assert decide(call(n=5, flag=True), rule(argument=both)) is ALLOWED
     assert decide(call(n=50, flag=True), rule(argument=both)).problem is not None
     assert decide(call(n=50, flag="true"), rule(argument=both)).problem is None
@@ -110,16 +113,16 @@ def test_all_conditions_must_hold_and_one_that_does_not_settles_it() -> None:
 @pytest.mark.parametrize(
     ("condition", "arguments"),
     [
-        ({"at": "/amount", "above": 100}, {"amount": "5000"}),
-        ({"at": "/amount", "above": 100}, {"amount": True}),
-        ({"at": "/force", "equals": True}, {"force": "true"}),
-        ({"at": "/force", "equals": True}, {"force": 1}),
-        ({"at": "/n", "equals": 5}, {"n": " 5 "}),
-        ({"at": "/n", "equals": 5}, {"n": "5.0"}),
-        ({"at": "/id", "equals": "7"}, {"id": 7}),
-        ({"at": "/path", "glob": "/etc/*"}, {"Path": "/etc/passwd"}),
-        ({"at": "/path", "glob": "/etc/*"}, {"path": "/tmp", "PATH": "/etc/passwd"}),
-        ({"at": "/path", "absent": True}, {"PATH": 1}),
+        ({"at": "amount", "above": 100}, {"amount": "5000"}),
+        ({"at": "amount", "above": 100}, {"amount": True}),
+        ({"at": "force", "equals": True}, {"force": "true"}),
+        ({"at": "force", "equals": True}, {"force": 1}),
+        ({"at": "n", "equals": 5}, {"n": " 5 "}),
+        ({"at": "n", "equals": 5}, {"n": "5.0"}),
+        ({"at": "id", "equals": "7"}, {"id": 7}),
+        ({"at": "path", "glob": "/etc/*"}, {"Path": "/etc/passwd"}),
+        ({"at": "path", "glob": "/etc/*"}, {"path": "/tmp", "PATH": "/etc/passwd"}),
+        ({"at": "path", "absent": True}, {"PATH": 1}),
     ],
 )
 def test_what_a_server_may_read_otherwise_is_refused(condition: Any, arguments: Any) -> None:
@@ -136,8 +139,8 @@ def test_what_a_server_may_read_otherwise_is_refused(condition: Any, arguments: 
 def test_arguments_that_are_no_object_are_refused_where_a_rule_asks_about_them() -> None:
     made = tool_call({"method": "tools/call", "params": {"name": "write", "arguments": ["/etc"]}})
     assert made is not None
-    assert decide(made, rule(argument=[{"at": "/path", "glob": "/etc*"}])).problem == "its arguments are no object"
-    assert decide(made, rule(tool="other", argument=[{"at": "/path", "glob": "/etc*"}])) is ALLOWED
+    assert decide(made, rule(argument=[{"at": "path", "glob": "/etc*"}])).problem == "its arguments are no object"
+    assert decide(made, rule(tool="other", argument=[{"at": "path", "glob": "/etc*"}])) is ALLOWED
 
 
 HINTS: dict[str, Any] = {"reads": {"readOnlyHint": True}, "plain": {}, "kills": {"destructiveHint": True}}
@@ -192,7 +195,7 @@ def test_what_cannot_be_read_at_all_is_refused_by_the_first_rule_that_it_could_b
 def test_what_can_be_read_and_not_be_written_again_is_refused() -> None:
     """How deep that is depends on who asks: at each depth it is one or the other."""
     rule = PolicyRule.model_validate(
-        {"name": "r", "verdict": "deny", "argument": [{"at": "/x", "regex": "etc"}, {"at": "/x", "equals": "etc"}]}
+        {"name": "r", "verdict": "deny", "argument": [{"at": "x", "regex": "etc"}, {"at": "x", "equals": "etc"}]}
     )
     policy, said = ToolPolicy([rule]), list[str | None]()
     for depth in range(800, 1000):
@@ -209,7 +212,7 @@ def test_what_can_be_read_and_not_be_written_again_is_refused() -> None:
 
 
 def test_what_runs_inside_the_agent_meets_the_rules_about_any_server() -> None:
-    of_a_server, utc = rule(server="files", tool="clock", name="of-a-server"), [{"at": "/zone", "equals": "UTC"}]
+    of_a_server, utc = rule(server="files", tool="clock", name="of-a-server"), [{"at": "zone", "equals": "UTC"}]
     policy = ToolPolicy([of_a_server, rule("allow", tool="clock", argument=utc), rule("ask", tool="clock")])
     assert policy.violated_rule("online", "clock", '{"zone": "UTC"}') is None
     assert policy.violated_rule("online", "clock", "") == "ask"
@@ -238,29 +241,30 @@ def test_a_rule_says_what_it_matches_and_what_follows(tmp_path: Path) -> None:
     (one,) = rules(
         tmp_path,
         '[[policy]]\nname = "pay"\nserver = "bank"\ntool = ["pay_*", "send"]\nmode = "online"\nverdict = "ask"\n'
-        'wait = 60.0\nannotations = { readOnlyHint = false }\n[[policy.argument]]\nat = "/amount"\nabove = 100\n',
+        'wait = 60.0\nannotations = { readOnlyHint = false }\n[[policy.argument]]\nat = "amount"\nabove = 100\n',
     )
     assert (one.server, one.tool, one.mode) == (["bank"], ["pay_*", "send"], ["online"])
     assert (one.verdict, one.wait) == ("ask", 60)
-    assert (one.argument[0].at, one.argument[0].above, one.annotations) == ("/amount", 100, {"readOnlyHint": False})
+    assert (one.argument[0].at, one.argument[0].above, one.annotations) == ("amount", 100, {"readOnlyHint": False})
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ('verdict = "no"', "policy 'r': verdict: 'no' is not 'allow', 'deny', 'redact', 'ask', 'kernel' or 'dry'"),
-        ('verdict = "deny"\nargument = [{ at = "path", glob = "*" }]', "argument 1: at: a JSON pointer is empty"),
-        ('verdict = "deny"\nargument = [{ at = "/a", regex = "(" }]', "argument 1: regex: it is no regular expression"),
-        ('verdict = "deny"\nargument = [{ at = "/a" }]', "'/a' says nothing of its value: add equals, glob"),
-        ('verdict = "deny"\nargument = [{ at = "/a", absent = true, above = 1 }]', "'/a' is absent and has a value"),
+        ('verdict = "deny"\nargument = [{ at = "/a/*/b~1c/0", glob = "*" }]', 'no path: write a.*["b/c"][0]'),
+        ('verdict = "deny"\nredact = { results = [""] }', "results 1: '' is a JSON pointer and no path: write **"),
+        ('verdict = "deny"\nargument = [{ at = "a", regex = "(" }]', "argument 1: regex: it is no regular expression"),
+        ('verdict = "deny"\nargument = [{ at = "a" }]', "'a' says nothing of its value: add equals, glob"),
+        ('verdict = "deny"\nargument = [{ at = "a", absent = true, above = 1 }]', "'a' is absent and has a value"),
         ('verdict = "redact"', "verdict is 'redact': add redact ="),
-        ('verdict = "deny"\nredact = { results = [""] }', "verdict is 'deny': leave redact out"),
+        ('verdict = "deny"\nredact = { results = ["**"] }', "verdict is 'deny': leave redact out"),
         ('verdict = "redact"\nredact = { pattern = "a" }', "policy 'r': redact: it names no place: add arguments"),
         ('verdict = "kernel"', """verdict is 'kernel': add kernel = "module:name\""""),
         ('verdict = "kernel"\nkernel = "module"', "policy 'r': kernel: 'module' is not module:name"),
         ('verdict = "ask"\nkernel = "a:b"', "verdict is 'ask': leave kernel out"),
         ('verdict = "deny"\ntol = "a"', "policy 'r': tol: unknown key; did you mean 'tool'?"),
-        ('verdict = "deny"\nargument = [{ at = "/a", globb = "*" }]', "globb: unknown key; did you mean 'glob'?"),
+        ('verdict = "deny"\nargument = [{ at = "a", globb = "*" }]', "globb: unknown key; did you mean 'glob'?"),
         ('verdict = "deny"\nannotations = { readonly = true }', "policy 'r': annotations"),
         ('verdict = "deny"\n[[policy]]\nname = "r"\nverdict = "deny"', "policy names must differ: r"),
     ],
@@ -333,27 +337,47 @@ def test_what_is_written_again_says_the_same() -> None:
         _ = encode_messages([json.loads("1e999")], several=False)
 
 
-def test_pointers() -> None:
-    value: Any = {"a": [{"b": 1}, {"b": 2}], "x/y": {"~": 3}, "": 4}
-    assert resolve_pointer(value, parse_pointer("/a/*/b")) == [1, 2]
-    assert resolve_pointer(value, parse_pointer("/a/1/b")) == [2]
-    assert resolve_pointer(value, parse_pointer("/x~1y/~0")) == [3]
-    assert resolve_pointer(value, parse_pointer("/")) == [4]
-    assert resolve_pointer(value, parse_pointer("")) == [value]
-    assert resolve_pointer(value, parse_pointer("/a/b/c")) == []
-    assert resolve_pointer(value, parse_pointer("/a/-1")) == []
+def test_paths() -> None:
+    value: Any = {"a": [{"b": 1}, {"b": 2}], "x/y": {"~": 3}, "": 4, "1": {"b": 5}}
+    for path, expected in {
+        "a[*].b": [1, 2], "a.*.b": [1, 2], "a[1].b": [2], "**.b": [1, 2, 5], "1.b": [5], "[1].b": [], '["x/y"].~': [3],
+        '[""]': [4], "a.b.c": [], "a[2]": [],
+    }.items():  # fmt: skip
+        assert values_at(value, compiled_paths(path)) == expected
+    assert values_at(value, compiled_paths("**"))[0] is value
+    assert values_at({"a": {"a": 1}}, compiled_paths("**.a")) == [{"a": 1}, 1]
     with pytest.raises(UnreadableCall, match="more than"):
-        _ = resolve_pointer([0] * 20_000, parse_pointer("/*"))
+        _ = values_at([0] * 20_000, compiled_paths("*"))
+
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none(), lambda it: st.lists(it, max_size=3) | st.dictionaries(st.sampled_from("ab1"), it), max_leaves=12
+)
+STEPS = st.sampled_from([".a", ".b", ".*", ".**.a", "[*]", "[1]", '["1"]'])
+
+
+@given(value=VALUES, written=st.lists(st.lists(STEPS, min_size=1, max_size=4).map("".join), min_size=1, max_size=2))
+def test_policies_change_what_masking_rules_mask(value: Any, written: list[str]) -> None:
+    paths, gone = compiled_paths(*(one.removeprefix(".") for one in written)), object()
+
+    def compare(one: Any, made: Any, path: tuple[str | int, ...]) -> None:
+        assert (made is gone) == paths.lead_to(path)
+        inside: Any = cast("dict[str, Any]", one).items() if isinstance(one, dict) else enumerate(one or ())
+        for key, inner in inside:
+            compare(inner, gone if made is gone else made[key], (*path, key))
+
+    compare(value, change_at(value, paths, lambda _: gone), ())
 
 
 def test_only_what_is_changed_is_copied() -> None:
     value: Any = {"a": [{"b": 1}, {"b": 2}], "c": {}}
-    made = change_at(value, parse_pointer("/a/*/b"), lambda one: 9 if one == 2 else one)
+    made = change_at(value, compiled_paths("a[*].b"), lambda one: 9 if one == 2 else one)
     assert made == {"a": [{"b": 1}, {"b": 9}], "c": {}}
     assert value == {"a": [{"b": 1}, {"b": 2}], "c": {}}
     assert made["a"][0] is value["a"][0]
-    assert change_at(value, parse_pointer("/a/*/b"), lambda one: one) is value
-    assert change_at(value, parse_pointer("/z"), lambda one: 9) is value
+    assert change_at(value, compiled_paths("a[*].b"), lambda one: one) is value
+    assert change_at(value, compiled_paths("z"), lambda one: 9) is value
+    assert change_at(value, compiled_paths("**.a", "a[0].b"), lambda one: 9) == {"a": 9, "c": {}}
 
 
 # -- what is taken out of arguments and results, and what stays --------------------------------------------------------
@@ -366,30 +390,30 @@ RESULT: dict[str, Any] = {
 
 
 def test_whole_values() -> None:
-    made = redacted(RESULT, ["/structuredContent/mail", "/content/*/data"], Redaction(results=[""]))
+    made = redacted(RESULT, ["structuredContent.mail", "content[*].data"], Redaction(results=["**"]))
     assert made["structuredContent"] == RESULT["structuredContent"] | {"mail": "[redacted]"}
     assert made["content"] == [RESULT["content"][0], {"type": "image", "data": "[redacted]"}]
 
 
 def test_what_a_pattern_finds_anywhere_below() -> None:
-    made = redacted(RESULT, [""], Redaction(results=[""], pattern=r"[\w.]+@[\w.]+|4[0-9]{15}"))
+    made = redacted(RESULT, ["**"], Redaction(results=["**"], pattern=r"[\w.]+@[\w.]+|4[0-9]{15}"))
     assert made["content"][0]["text"] == "mail [redacted] or [redacted]"
     assert made["structuredContent"] == {"mail": "[redacted]", "card": "[redacted]", "ok": True, "none": None}
 
 
 def test_nothing_to_take_out_is_the_same_object() -> None:
-    for pointers, pattern in ((["/nothing"], None), ([""], "zzz")):
-        assert redacted(RESULT, pointers, Redaction(results=[""], pattern=pattern)) is RESULT
+    for paths, pattern in ((["nothing"], None), (["**"], "zzz")):
+        assert redacted(RESULT, paths, Redaction(results=["**"], pattern=pattern)) is RESULT
 
 
 def test_what_cannot_be_told_is_an_error() -> None:
     with pytest.raises(UnreadableCall, match="some servers read as 'mail'"):
-        _ = redacted({"Mail": 1}, ["/mail"], Redaction(results=[""]))
+        _ = redacted({"Mail": 1}, ["mail"], Redaction(results=["**"]))
     deep: Any = "a@b.de"
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(UnreadableCall, match="too deep"):
-        _ = redacted(deep, [""], Redaction(results=[""], pattern="@"))
+        _ = redacted(deep, ["**"], Redaction(results=["**"], pattern="@"))
 
 
 # -- a question ends once, however it ends -----------------------------------------------------------------------------

@@ -255,11 +255,11 @@ def test_spaces_escapes_and_order_of_keys_make_no_other_definition() -> None:
         (b'{"id":1,"result":{"tools":{}}}', "result.tools is no list"),
         (b'{"id":1,"result":{}}', "result.tools is no list"),
         (b'{"id":1,"result":[]}', "result is no object"),
-        (b'{"id":1,"result":{"tools":[{"name":"a","x":NaN}]}}', "NaN is no number"),
+        (b'{"id":1,"result":{"tools":[{"name":"a","x":NaN}]}}', "NaN is no JSON"),
         (b'{"id":1,"result":{"tools":[{"name":"a","x":1e999}]}}', "too large"),
         (b'{"id":1,"result":{"tools":[{"name":"a\xff"}]}}', "not UTF-8: byte"),
         (b'{"id":1,"result":{"tools":[{"name":"a",}]}}', "not JSON"),
-        (b'{"id":1,"result":{"tools":[{"name":"a","x":' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}", "not JSON"),
+        (b'{"id":1,"result":{"tools":[{"name":"a","x":' + b"[" * 200_000 + b"]" * 200_000 + b"}]}}", "nested too deep"),
         (b"[]", "the answer is no object"),
     ],
 )

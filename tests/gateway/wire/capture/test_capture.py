@@ -37,7 +37,7 @@ from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
-from penstock.gateway.wire.capture.framing import capture_framing
+from penstock.gateway.wire.capture.answer import capture_framing
 from penstock.gateway.wire.capture.request import CaptureRequest
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.sse import begins_event_stream

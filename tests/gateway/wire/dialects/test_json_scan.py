@@ -11,14 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.wire.capture.json_ranges import LEAF, find
 from penstock.gateway.wire.capture.request import add_capture_fields
-from penstock.gateway.wire.dialects import by_name, items
+from penstock.gateway.wire.dialects import by_name, items, json_scan
 from penstock.gateway.wire.dialects.items import LARGE, skim
-from penstock.gateway.wire.dialects.json_scan import BOM, DEEPEST, MOST_LEVELS, members, readable, shallow
-from penstock.gateway.wire.dialects.loose_json import count, document, is_readable, loads, obj, peek, text
+from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find, locate, members, walk
+from penstock.gateway.wire.dialects.loose_json import (
+    DEEPEST,
+    MOST_LEVELS,
+    count,
+    document,
+    is_readable,
+    loads,
+    obj,
+    peek,
+    readable,
+    shallow,
+    text,
+)  # fmt: skip
+from penstock.gateway.wire.dialects.sse import BOM
 from penstock.gateway.wire.dialects.text_spans import decoded
-from penstock.gateway.wire.masking.json_walk import walk
 from penstock.gateway.wire.model_name import replace_model
 
 CHAT = by_name("chat")
@@ -110,6 +121,19 @@ def test_all_readers_agree(body: bytes) -> None:
         assert expected.keys() == read.keys()
         assert not named or plain(expected["model"]) == named
         assert (expected.get("stream") is True) == (read.get("stream") is True)
+
+
+TREE: KeyTree = {"model": LEAF, "x": {"model": LEAF, 1: {"n": LEAF}, 0: LEAF}, "messages": {0: {2: LEAF, "x": LEAF}}}
+
+
+@given(bodies())
+def test_a_body_too_large_for_the_fast_walk_has_the_same_places(body: bytes) -> None:
+    near = locate(body, TREE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_scan, "is_bulky", bool)
+        assert locate(body, TREE) == near
+    assert near == {one.path: one[1:3] for one in find(body, TREE)}
+    assert near[("model",)] == [(start, end) for name, start, end in members(body) if name == "model"][-1]
 
 
 @given(bodies(), st.sampled_from(["new", 'a"b', "policy"]))

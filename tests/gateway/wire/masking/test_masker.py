@@ -18,8 +18,9 @@ from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body
+from penstock.gateway.wire.dialects.json_scan import Path
+from penstock.gateway.wire.json_paths import JsonPaths, Step, parse_path
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, masker
-from penstock.gateway.wire.masking.paths import MemberPaths, Path, Step, parse_path
 from penstock.gateway.wire.masking.rules import MaskingRule
 from penstock.gateway.work.queue.span_operations import without_secrets
 
@@ -211,7 +212,7 @@ def test_a_pattern_that_cannot_be_used_is_refused(pattern: str) -> None:
 
 
 def test_a_rule_has_a_pattern_or_paths_that_can_be_read() -> None:
-    for path in ("", "a..b", ".a", "a[", "a[x]", "**", "a.**", "a b", "a[*]b"):
+    for path in ("", "a..b", ".a", "a[", "a[x]", "**", "a.**", "a b", "a[*]b", "/a"):
         with pytest.raises(ValueError, match="path"):
             _ = MaskingRule(name="r", paths=[path])
     with pytest.raises(ValueError, match="'r' masks nothing"):
@@ -255,7 +256,7 @@ def leads(steps: list[Step], path: Path) -> bool:
 )
 @example(written=["**.a.**.b"], paths=[["a", "a", 0, "b", "c"]])
 def test_a_path_leads_where_its_steps_say(written: list[str], paths: list[list[str | int]]) -> None:
-    one, steps = MemberPaths(written), [parse_path(path) for path in written]
+    one, steps = JsonPaths(written), [parse_path(path) for path in written]
     for path in map(tuple, paths):
         assert one.lead_to(path) == any(leads(each, path) for each in steps)
 
