@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from penstock.console.views.registry import NOUNS
+
 
 class CommandEntry(NamedTuple):
     """A command of the table."""
@@ -14,7 +16,13 @@ class CommandEntry(NamedTuple):
     """The first sentence of its docstring, which cannot be read without loading it."""
 
 
+def noun_command(name: str) -> CommandEntry:
+    """The command that lists a noun."""
+    return CommandEntry(f"penstock.console.commands.nouns:{name}", NOUNS[name].help)
+
+
 COMMANDS: Final[dict[str, CommandEntry]] = {
+    **{noun.command: noun_command(name) for name, noun in NOUNS.items() if " " not in noun.command},
     "serve": CommandEntry("penstock.console.commands.serve:serve", "Run the gateway."),
     "enqueue": CommandEntry("penstock.console.commands.enqueue:enqueue", "Queue the tasks of a file of JSON lines."),
     "run": CommandEntry(
@@ -63,10 +71,6 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
     ),
     "unread": CommandEntry("penstock.console.commands.inspection:unread", "List what answers hold that was not read."),
-    "upstreams": CommandEntry(
-        "penstock.console.commands.upstreams:upstreams",
-        "List upstreams: which serve, rest or fail their checks, and which calls wait.",
-    ),
     "changes": CommandEntry("penstock.console.commands.inspection:changes", "Follow what happens, until interrupted."),
     "export": CommandEntry(
         "penstock.console.commands.export:export", "Write rollouts, spans, conversations or runs of tools to a file."

@@ -1,0 +1,121 @@
+"""A noun for readers: how it is fetched, its columns, and what is shown of one row. Pure.
+
+`penstock NOUN`, its `--json`, its screen in the TUI and its tool for coding agents are all made from one `NounView`.
+The views are listed in `console.views.registry`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.console.views.table import Column, Listing
+from penstock.console.views.text import compact, joined, plain
+from penstock.gateway.model.base import Noun
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+FeedNoun = Literal["rollouts", "resources", "releases", "runs"]
+"""The nouns that digests of the change feed name."""
+POSITIONAL: Final = "positional"
+"""Marks a field of a selection that a command takes as a word, not as an option."""
+
+
+class NounSelection(Noun):
+    """Which rows are wanted: options of the command, words of the screen, arguments of the tool. The docstrings of
+    fields are their help. A field `filter` takes terms of the filter language."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class LimitedSelection(NounSelection):
+    """A selection of a list that may be long."""
+
+    limit: Annotated[int, Field(ge=1)] = 100
+    """How many at most."""
+
+
+S = TypeVar("S", bound=NounSelection)
+R = TypeVar("R", bound=BaseModel)
+
+
+class NounError(Exception):
+    """The selection names something that is not there; the message says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class NounRows(Generic[R]):
+    """The rows of a noun, and what is said of all of them."""
+
+    rows: Sequence[R]
+    none: str = ""
+    """Why there is no row; empty if the text around the table says so."""
+    more: bool = False
+    """True if there are more rows than the selection's limit."""
+    above: Sequence[Text] = ()
+    """Lines above the table."""
+    below: Sequence[Text] = ()
+    """Lines below the table."""
+
+
+async def limited(limit: int, rows: Callable[[int], AsyncIterator[R]], none: str) -> NounRows[R]:
+    """Up to `limit` rows. `rows` yields up to so many."""
+    found = [row async for row in rows(limit + 1)]
+    return NounRows(found[:limit], none, more=len(found) > limit)
+
+
+def fields(row: BaseModel, now_ns: int) -> Mapping[str, RenderableType]:
+    """Everything that is known of a row, a line for each field."""
+    known = row.model_dump(mode="json", exclude_none=True)
+    lines = ((name, value if isinstance(value, str) else compact(value)) for name, value in known.items())
+    return {"Fields": Group(*(joined(Text(f"{name:<14}", style="dim"), plain(value)) for name, value in lines))}
+
+
+@dataclass(frozen=True)
+class NounView(Generic[S, R]):
+    """How a noun is read and shown."""
+
+    name: str
+    """Its name in the registry, in the TUI and, behind `list_`, of its tool."""
+    row: type[R]
+    """The type of its rows, which `--json` prints."""
+    selection: type[S]
+    fetch: Callable[[Client, S], Awaitable[NounRows[R]]]
+    """Asks the gateway for rows. Raises `ClientError`, and `NounError` for a wrong selection."""
+    key: Callable[[R], str]
+    """The id of a row."""
+    columns: Mapping[Column, Callable[[R, int], Text | str]]
+    """The cell of a row in each column; the second argument is the time now, in ns."""
+    detail: Callable[[R, int], Mapping[str, RenderableType]] = fields
+    """What is shown beside the table of the chosen row, by title."""
+    orders: Mapping[str, Callable[[R], Any]] = field(default_factory=dict[str, Callable[[R], Any]])
+    """The columns by which a screen sorts, and the value of a row in each."""
+    concerns: frozenset[FeedNoun] = frozenset()
+    """Nouns of the change feed after whose changes a screen asks again."""
+    every_s: float = 10.0
+    """Interval at which a screen asks again; s."""
+    tool: bool = False
+    """True if coding agents have a tool for it."""
+
+    def table(self, rows: Sequence[R], now_ns: int) -> Listing:
+        """A line for each row."""
+        made = Listing(*self.columns)
+        for row in rows:
+            made.add_row(*self.cells(row, now_ns))
+        return made
+
+    def cells(self, row: R, now_ns: int) -> list[Text | str]:
+        """The cells of one row."""
+        return [cell(row, now_ns) for cell in self.columns.values()]
+
+    def picture(self, found: NounRows[R], now_ns: int) -> RenderableType:
+        """The table with the lines around it."""
+        if not (found.above or found.below):
+            return self.table(found.rows, now_ns)
+        return Group(*found.above, self.table(found.rows, now_ns), *found.below)
