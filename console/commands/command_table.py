@@ -28,9 +28,6 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "run": CommandEntry(
         "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
     ),
-    "audit": CommandEntry("penstock.console.commands.audit:audit", "List who changed what, and why, newest first."),
-    "queue": CommandEntry("penstock.console.commands.queue:queue", "Show how much work there is."),
-    "workers": CommandEntry("penstock.console.commands.queue:workers", "List those who run rollouts."),
     "pause": CommandEntry(
         "penstock.console.commands.queue:pause", "Hand out no work until `penstock resume`; what runs goes on."
     ),
@@ -62,15 +59,11 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "penstock.console.commands.inspection:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
-    "budgets": CommandEntry(
-        "penstock.console.commands.budgets:budgets", "Show what is used of budgets, the fullest first."
-    ),
     "sql": CommandEntry("penstock.console.commands.sql:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."),
     "stats": CommandEntry(
         "penstock.console.commands.inspection:stats",
         "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
     ),
-    "unread": CommandEntry("penstock.console.commands.inspection:unread", "List what answers hold that was not read."),
     "changes": CommandEntry("penstock.console.commands.inspection:changes", "Follow what happens, until interrupted."),
     "export": CommandEntry(
         "penstock.console.commands.export:export", "Write rollouts, spans, conversations or runs of tools to a file."
@@ -200,9 +193,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 "Say what rules would have done to recorded tool calls, and how the rollouts that they touch were "
                 "rewarded.",
             ),
-            "waiting": CommandEntry(
-                "penstock.console.commands.policy:waiting", "List tool calls that wait for a person."
-            ),
+            "waiting": noun_command("waiting"),
             "approve": CommandEntry(
                 "penstock.console.commands.policy:approve", "Let a tool call run that waits for a person."
             ),
@@ -226,9 +217,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 "penstock.console.commands.resources:add",
                 "Register a version of a prompt, of a model or of a tool's description.",
             ),
-            "list": CommandEntry(
-                "penstock.console.commands.resources:list_resources", "List what releases can change."
-            ),
+            "list": noun_command("resources"),
             "show": CommandEntry(
                 "penstock.console.commands.resources:show_resource",
                 "Show a resource with its versions, or one version with its text.",
@@ -255,7 +244,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             "start": CommandEntry(
                 "penstock.console.commands.releases:start", "Try another version of a resource on some rollouts."
             ),
-            "list": CommandEntry("penstock.console.commands.releases:list_releases", "List releases, newest first."),
+            "list": noun_command("releases"),
             "status": CommandEntry(
                 "penstock.console.commands.releases:status",
                 "Show a release: its stage, its arms side by side, its evidence, and what it waits for.",
@@ -301,9 +290,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
     "index": CommandGroup(
         "The index of the tape: filters find rows without a scan. Without a command: status.",
         {
-            "status": CommandEntry(
-                "penstock.console.commands.index:status", "Say whether filters use the index, and else why."
-            ),
+            "status": noun_command("index"),
             "rebuild": CommandEntry("penstock.console.commands.index:rebuild", "Make the index anew from the tape."),
         },
         usual="status",
@@ -321,28 +308,16 @@ GROUPS: Final[dict[str, CommandGroup]] = {
     "retention": CommandGroup(
         "How long rollouts stay, and what was forgotten. Without a command: status.",
         {
-            "status": CommandEntry(
-                "penstock.console.commands.retention:status",
-                "Show how long rollouts stay, how large the tape is, and what is still to be deleted.",
-            ),
-            "forgotten": CommandEntry(
-                "penstock.console.commands.retention:forgotten",
-                "List rollouts that were forgotten, by name: when, and why.",
-            ),
+            "status": noun_command("retention"),
+            "forgotten": noun_command("forgotten"),
         },
         usual="status",
     ),
     "webhook": CommandGroup(
         "Who is told what becomes of releases.",
         {
-            "list": CommandEntry(
-                "penstock.console.commands.webhooks:list_webhooks",
-                "List webhooks: what waits for each, since when it takes nothing, and why.",
-            ),
-            "deliveries": CommandEntry(
-                "penstock.console.commands.webhooks:deliveries",
-                "List what a webhook was told, or is to be told, newest first, and what became of it.",
-            ),
+            "list": noun_command("webhooks"),
+            "deliveries": noun_command("deliveries"),
             "test": CommandEntry(
                 "penstock.console.commands.webhooks:send_test",
                 "Send a webhook a signed test, once, and say what it answers.",
@@ -352,7 +327,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
     "runs": CommandGroup(
         "What trainers report of their runs.",
         {
-            "list": CommandEntry("penstock.console.commands.runs:list_runs", "List training runs, newest first."),
+            "list": noun_command("runs"),
             "show": CommandEntry(
                 "penstock.console.commands.runs:show_run",
                 "Show a run: its configuration, its metrics as a table, what happened last.",

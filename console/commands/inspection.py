@@ -225,17 +225,6 @@ def stats(
     with_client(gateway, ask)
 
 
-def unread(*filter: Terms, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List what answers hold that was not read."""
-    from penstock.console.views import breakdown
-
-    async def ask(client: Client) -> None:
-        found = await client.unread(joined_terms(filter))
-        show(found.rows, json, lambda: breakdown.unread(found), breakdown.ALL_READ)
-
-    with_client(gateway, ask)
-
-
 def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCAL) -> None:
     """Follow what happens, until interrupted.
 

@@ -1,12 +1,22 @@
-"""The state of the index, for a terminal."""
+"""The state of the index, for readers."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.text import size
 from penstock.gateway.model.index import IndexView
 
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
 
-def index(view: IndexView) -> str:
+
+async def _fetch(client: Client, selection: NounSelection) -> NounRows[IndexView]:
+    return NounRows([await client.index()])
+
+
+def index(view: IndexView, now_ns: int = 0) -> str:
     """The state of the index and how far it has read, in a few lines."""
     lines = [f"{view.status}: {view.reason}"]
     if view.status in ("ready", "reading"):
@@ -16,3 +26,8 @@ def index(view: IndexView) -> str:
         if view.forgotten:
             lines.append(f"forgotten {view.forgotten:,} rollouts are being taken out of its files")
     return "\n".join(lines)
+
+
+INDEX = NounView[NounSelection, IndexView](
+    "index", IndexView, NounSelection, _fetch, key=lambda one: "index", whole=index, every_s=5.0
+)

@@ -34,10 +34,13 @@ class NounSelection(Noun):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
+Limit = Annotated[int, Field(ge=1)]
+
+
 class LimitedSelection(NounSelection):
     """A selection of a list that may be long."""
 
-    limit: Annotated[int, Field(ge=1)] = 100
+    limit: Limit = 100
     """How many at most."""
 
 
@@ -90,10 +93,14 @@ class NounView(Generic[S, R]):
     """Asks the gateway for rows. Raises `ClientError`, and `NounError` for a wrong selection."""
     key: Callable[[R], str]
     """The id of a row."""
-    columns: Mapping[Column, Callable[[R, int], Text | str]]
+    columns: Mapping[Column, Callable[[R, int], Text | str]] = field(
+        default_factory=dict[Column, "Callable[[R, int], Text | str]"]
+    )
     """The cell of a row in each column; the second argument is the time now, in ns."""
     detail: Callable[[R, int], Mapping[str, RenderableType]] = fields
     """What is shown beside the table of the chosen row, by title."""
+    whole: Callable[[R, int], RenderableType] | None = None
+    """Draws the only row of a noun that is one thing, and so has no columns."""
     orders: Mapping[str, Callable[[R], Any]] = field(default_factory=dict[str, Callable[[R], Any]])
     """The columns by which a screen sorts, and the value of a row in each."""
     concerns: frozenset[FeedNoun] = frozenset()
@@ -115,7 +122,9 @@ class NounView(Generic[S, R]):
         return [cell(row, now_ns) for cell in self.columns.values()]
 
     def picture(self, found: NounRows[R], now_ns: int) -> RenderableType:
-        """The table with the lines around it."""
+        """The table with the lines around it, or the whole of a noun that is one thing."""
+        if self.whole is not None:
+            return Group(*(self.whole(row, now_ns) for row in found.rows))
         if not (found.above or found.below):
             return self.table(found.rows, now_ns)
         return Group(*found.above, self.table(found.rows, now_ns), *found.below)

@@ -4,16 +4,21 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import abbreviate, ago, clean, duration, number, plain
 from penstock.gateway.model.validation_messages import pluralized
 from penstock.gateway.reading.policy.backtest import BacktestCall
 from penstock.gateway.reading.policy.questions import Question
 from penstock.gateway.reading.policy.report import PolicyReport, RuleFigures
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
 
 LONGEST = 2000
 """Maximum number of characters of arguments that are shown."""
@@ -29,9 +34,9 @@ STOPPED = (
 )  # fmt: skip
 
 
-def waiting(questions: Sequence[Question], now_ns: int) -> Group:
-    """Each waiting call with all that a person has to know, and the commands that answer."""
-    return Group(*(part for one in questions for part in _question(one, now_ns)))
+def question(one: Question, now_ns: int) -> Group:
+    """A waiting call with all that a person has to know."""
+    return Group(*_question(one, now_ns))
 
 
 def _question(one: Question, now_ns: int) -> Iterator[Text]:
@@ -41,6 +46,15 @@ def _question(one: Question, now_ns: int) -> Iterator[Text]:
     about.append(f"rule {one.rule}" + (f": {one.message}" if one.message else ""))
     yield from (plain(f"  {line}") for line in about)
     yield plain(f"  {abbreviate(clean(one.arguments), LONGEST)}")
+
+
+async def _fetch(client: Client, selection: NounSelection) -> NounRows[Question]:
+    return NounRows(await client.waiting(), "No tool call waits for a person.")
+
+
+WAITING = NounView[NounSelection, Question](
+    "waiting", Question, NounSelection, _fetch, key=lambda one: one.id, whole=question, every_s=3.0
+)
 
 
 def answered(one: Question, verdict: str) -> Text:

@@ -32,6 +32,43 @@ NOUNS: Final[dict[str, NounEntry]] = {
         "upstreams:UPSTREAMS",
         "List upstreams: which serve, rest or fail their checks, and which calls wait.",
     ),
+    "budgets": NounEntry("budgets", "budgets:BUDGETS", "Show what is used of budgets, the fullest first."),
+    "audit": NounEntry("audit", "audit:AUDIT", "List who changed what, and why, newest first."),
+    "unread": NounEntry("unread", "breakdown:UNREAD", "List what answers hold that was not read."),
+    "queue": NounEntry("queue", "queue:QUEUE", "Show how much work there is."),
+    "workers": NounEntry("workers", "queue:WORKERS", "List those who run rollouts."),
+    "prices": NounEntry("prices list", "prices:PRICES", "Show the prices that costs are computed with."),
+    "waiting": NounEntry("policy waiting", "policy:WAITING", "List tool calls that wait for a person."),
+    "resources": NounEntry("resource list", "resources:RESOURCES", "List what releases can change."),
+    "releases": NounEntry("release list", "releases:RELEASES", "List releases, newest first."),
+    "webhooks": NounEntry(
+        "webhook list",
+        "webhooks:WEBHOOKS",
+        "List webhooks: what waits for each, since when it takes nothing, and why.",
+    ),
+    "deliveries": NounEntry(
+        "webhook deliveries",
+        "webhooks:DELIVERIES",
+        "List what a webhook was told, or is to be told, newest first, and what became of it.",
+    ),
+    "runs": NounEntry("runs list", "runs:RUNS", "List training runs, newest first."),
+    "index": NounEntry(
+        "index status",
+        "index:INDEX",
+        "Say whether filters use the index, and else why.",
+        "Without it they scan the tape. It says besides how far the index has read, and how large it is.",
+    ),
+    "retention": NounEntry(
+        "retention status",
+        "retention:RETENTION",
+        "Show how long rollouts stay, how large the tape is, and what is still to be deleted.",
+    ),
+    "forgotten": NounEntry(
+        "retention forgotten",
+        "retention:FORGOTTEN",
+        "List rollouts that were forgotten, by name: when, and why.",
+    ),
+    "holds": NounEntry("hold", "retention:HOLDS", "List rollouts that are kept, whatever the rules of retention say."),
 }
 
 

@@ -27,6 +27,7 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
     def __init_subclass__(cls) -> None:
         noun = cls.noun
         cls.name, cls.concerns, cls.every_s = noun.name, noun.concerns, noun.every_s
+        cls.stacked = noun.whole is not None
         cls.title = vars(cls).get("title", noun.name.capitalize())
         cls.help = vars(cls).get("help", NOUNS[noun.name].help)
 
@@ -38,6 +39,8 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         return await self.noun.fetch(client, self.selection)
 
     def head(self, data: NounRows[R], now_ns: int) -> Text:
+        if self.noun.whole is not None:
+            return Text()
         count = f"the newest {len(data.rows):,}" if data.more else f"{len(data.rows):,}"
         return Text("\n").join([Text(f"{count} {self.name}"), *data.above, *data.below])
 
@@ -45,7 +48,9 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         """The row of this id; None without one."""
         return next((row for row in data.rows if self.noun.key(row) == id), None)
 
-    def table(self, data: NounRows[R], now_ns: int) -> TableModel:
+    def table(self, data: NounRows[R], now_ns: int) -> TableModel | None:
+        if self.noun.whole is not None:
+            return None
         rows = {self.noun.key(row): row for row in data.rows}
 
         def order(value: Callable[[R], Any]) -> Callable[[str], Any]:
@@ -58,6 +63,8 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         return TableModel([*self.noun.columns], list(rows), cells, data.none, orders)
 
     def panes(self, data: NounRows[R], id: str | None, closer: E | None, now_ns: int) -> Sequence[Pane]:
+        if self.noun.whole is not None:
+            return [pane("", self.noun.whole(row, now_ns)) for row in data.rows] or [pane("", Text(data.none))]
         row = self.row(data, id)
         return () if row is None else [pane(title, it) for title, it in self.noun.detail(row, now_ns).items()]
 

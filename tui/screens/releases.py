@@ -157,9 +157,9 @@ class ReleasesView(ScreenView[ReleasesData, ReleaseDetails]):
 
     def table(self, data: ReleasesData, now_ns: int) -> TableModel:
         def cells(id: str) -> Sequence[Text | str]:
-            return shown.releases([data.releases[id]], now_ns).rows[0]
+            return shown.RELEASES.cells(data.releases[id], now_ns)
 
-        return TableModel(shown.RELEASES, list(data.releases), cells, NONE)
+        return TableModel([*shown.RELEASES.columns], list(data.releases), cells, NONE)
 
     def panes(self, data: ReleasesData, id: str | None, closer: ReleaseDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:

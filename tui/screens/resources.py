@@ -53,9 +53,10 @@ class ResourcesView(ScreenView[ResourcesData, list[Need]]):
         return Text(f"{len(data.resources):,} resources, {versions:,} versions")
 
     def table(self, data: ResourcesData, now_ns: int) -> TableModel:
-        made = shown.resources(data.resources.values(), now_ns)
-        by_name = dict(zip(data.resources, made.rows, strict=True))
-        return TableModel(made.columns, list(by_name), by_name.__getitem__, NONE)
+        def cells(id: str) -> Sequence[Text | str]:
+            return shown.RESOURCES.cells(data.resources[id], now_ns)
+
+        return TableModel([*shown.RESOURCES.columns], list(data.resources), cells, NONE)
 
     async def load_details(self, client: Client, data: ResourcesData, id: str) -> list[Need]:
         return await client.needed_versions(id)

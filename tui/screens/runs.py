@@ -91,9 +91,9 @@ class RunsView(ScreenView[RunsData, RunDetails]):
         return joined(f"{running:,} running of {len(data.runs):,}", more)
 
     def table(self, data: RunsData, now_ns: int) -> TableModel:
-        made = shown.runs(data.runs.values(), now_ns)
-        by_id = dict(zip(data.runs, made.rows, strict=True))
-        return TableModel(made.columns, list(by_id), by_id.__getitem__, NONE)
+        return TableModel(
+            [*shown.RUNS.columns], list(data.runs), lambda id: shown.RUNS.cells(data.runs[id], now_ns), NONE
+        )
 
     def panes(self, data: RunsData, id: str | None, closer: RunDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:

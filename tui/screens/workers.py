@@ -67,9 +67,10 @@ class WorkersView(ScreenView[WorkersData, None]):
         return shown.queue(data.queue, now_ns)
 
     def table(self, data: WorkersData, now_ns: int) -> TableModel:
-        made = shown.workers(data.workers, now_ns)
-        by_id = dict(zip((worker.id for worker in data.workers), made.rows, strict=True))
-        return TableModel(made.columns, list(by_id), by_id.__getitem__, NONE)
+        by_id = {worker.id: worker for worker in data.workers}
+        return TableModel(
+            [*shown.WORKERS.columns], list(by_id), lambda id: shown.WORKERS.cells(by_id[id], now_ns), NONE
+        )
 
     def panes(self, data: WorkersData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         worker = next((one for one in data.workers if one.id == id), None)

@@ -178,7 +178,7 @@ def test_workers() -> None:
         id="host-1", last_seen_ns=NOW - 3 * 10**9, figures=used, attempts=["q1.0/a1", "q1.1/a2"], finished=1234
     )
     idle = Worker(id="host-2", last_seen_ns=NOW)
-    check_widths("workers", pictures.workers([busy, idle], NOW))
+    check_widths("workers", pictures.WORKERS.table([busy, idle], NOW))
 
 
 def test_what_became_of_tasks() -> None:

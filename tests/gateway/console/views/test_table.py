@@ -16,8 +16,9 @@ from penstock.console.views.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
 from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out
 
 EVERY = (
-    ROLLOUTS, SPANS, SUMS, TOOLS, queue.WORKERS, queue.CALLS, resources.RESOURCES, resources.VERSIONS,
-    releases.RELEASES, releases.EVIDENCE, runs.RUNS, runs.METRICS, policy.RULES,
+    ROLLOUTS, SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
+    [*resources.RESOURCES.columns], resources.VERSIONS,
+    [*releases.RELEASES.columns], releases.EVIDENCE, [*runs.RUNS.columns], runs.METRICS, policy.RULES,
     policy.STOPPED,
 )  # fmt: skip
 ID = "0193c6f2-7d1a-7c3e-9f54-2b8a6d0e4c71"
