@@ -10,6 +10,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import NounRows, NounView
 from penstock.console.views.registry import NOUNS, noun_view
+from penstock.console.views.text import joined
 from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         if self.noun.whole is not None:
             return Text()
         count = f"the newest {len(data.rows):,}" if data.more else f"{len(data.rows):,}"
-        return Text("\n").join([Text(f"{count} {self.name}"), *data.above, *data.below])
+        return joined(f"{count} {self.name}", *data.above, *data.below)
 
     def row(self, data: NounRows[R], id: str | None) -> R | None:
         """The row of this id; None without one."""
