@@ -32,6 +32,13 @@ NOUNS: Final[dict[str, NounEntry]] = {
         "upstreams:UPSTREAMS",
         "List upstreams: which serve, rest or fail their checks, and which calls wait.",
     ),
+    "sessions": NounEntry(
+        "sessions",
+        "sessions:SESSIONS",
+        "List the sessions that calls belong to: of MCP servers, of hosted agents, of coding agents.",
+        "The session with the newest call comes first. The id of an MCP session is a hash, because the real one gives "
+        "access.",
+    ),
     "budgets": NounEntry("budgets", "budgets:BUDGETS", "Show what is used of budgets, the fullest first."),
     "audit": NounEntry("audit", "audit:AUDIT", "List who changed what, and why, newest first."),
     "unread": NounEntry("unread", "breakdown:UNREAD", "List what answers hold that was not read."),
