@@ -52,7 +52,7 @@ class NounError(Exception):
     """The selection names something that is not there; the message says so."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NounRows(Generic[R]):
     """The rows of a noun, and what is said of all of them."""
 
@@ -116,6 +116,10 @@ class NounView(Generic[S, R]):
         for row in rows:
             made.add_row(*self.cells(row, now_ns))
         return made
+
+    def find(self, found: NounRows[R], id: str | None) -> R | None:
+        """The row of this id; None without one."""
+        return next((row for row in found.rows if self.key(row) == id), None)
 
     def cells(self, row: R, now_ns: int) -> list[Text | str]:
         """The cells of one row."""

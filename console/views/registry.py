@@ -24,6 +24,8 @@ class NounEntry(NamedTuple):
     """A sentence: what the command, the screen and the tool show."""
     more: str = ""
     """Further sentences for the help of the command and the description of the tool."""
+    shows: str = ""
+    """The words of the command that shows one row, in front of its id; empty without one."""
 
 
 NOUNS: Final[dict[str, NounEntry]] = {
@@ -46,19 +48,22 @@ NOUNS: Final[dict[str, NounEntry]] = {
     "workers": NounEntry("workers", "queue:WORKERS", "List those who run rollouts."),
     "prices": NounEntry("prices list", "prices:PRICES", "Show the prices that costs are computed with."),
     "waiting": NounEntry("policy waiting", "policy:WAITING", "List tool calls that wait for a person."),
-    "resources": NounEntry("resource list", "resources:RESOURCES", "List what releases can change."),
-    "releases": NounEntry("release list", "releases:RELEASES", "List releases, newest first."),
+    "resources": NounEntry(
+        "resource list", "resources:RESOURCES", "List what releases can change.", shows="resource show"
+    ),
+    "releases": NounEntry("release list", "releases:RELEASES", "List releases, newest first.", shows="release status"),
     "webhooks": NounEntry(
         "webhook list",
         "webhooks:WEBHOOKS",
         "List webhooks: what waits for each, since when it takes nothing, and why.",
+        shows="webhook deliveries",
     ),
     "deliveries": NounEntry(
         "webhook deliveries",
         "webhooks:DELIVERIES",
         "List what a webhook was told, or is to be told, newest first, and what became of it.",
     ),
-    "runs": NounEntry("runs list", "runs:RUNS", "List training runs, newest first."),
+    "runs": NounEntry("runs list", "runs:RUNS", "List training runs, newest first.", shows="runs show"),
     "index": NounEntry(
         "index status",
         "index:INDEX",

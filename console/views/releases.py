@@ -60,7 +60,7 @@ class ReleaseSelection(NounSelection):
 
 
 async def _fetch(client: Client, selection: ReleaseSelection) -> NounRows[Release]:
-    none = "There are no releases yet; `penstock release start` starts one."
+    none = "There are no releases yet: `penstock release start NAME --candidate VERSION` starts one."
     return NounRows(await client.releases(live=selection.live), "No release is live." if selection.live else none)
 
 
@@ -87,6 +87,7 @@ RELEASES = NounView[ReleaseSelection, Release](
         Column("why", 5, narrows="fold", least=24): lambda one, _: plain(one.reason),
     },
     concerns=frozenset({"releases", "rollouts"}),
+    every_s=5.0,
 )
 
 

@@ -47,7 +47,10 @@ def listed(found: ResourceList) -> NounRows[ResourceView]:
     """All resources, and the number of requests that could not be searched for them, by reason."""
     counts = found.unread
     unread = f"{pluralized(sum(counts.values()), 'request')} passed unread: {coverage.reasons(counts)}."
-    none = "There are no resources yet; `penstock resource add` registers one."
+    none = (
+        "There are no resources yet: `penstock resource add NAME --file FILE` registers a prompt, `penstock prompts "
+        "discover` finds those that agents send."
+    )
     return NounRows(found.resources, none, below=[Text(unread, "yellow")] if counts else [])
 
 

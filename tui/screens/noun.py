@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -45,10 +46,6 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
         count = f"the newest {len(data.rows):,}" if data.more else f"{len(data.rows):,}"
         return joined(f"{count} {self.name}", *data.above, *data.below)
 
-    def row(self, data: NounRows[R], id: str | None) -> R | None:
-        """The row of this id; None without one."""
-        return next((row for row in data.rows if self.noun.key(row) == id), None)
-
     def table(self, data: NounRows[R], now_ns: int) -> TableModel | None:
         if self.noun.whole is not None:
             return None
@@ -66,11 +63,14 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
     def panes(self, data: NounRows[R], id: str | None, closer: E | None, now_ns: int) -> Sequence[Pane]:
         if self.noun.whole is not None:
             return [pane("", self.noun.whole(row, now_ns)) for row in data.rows] or [pane("", Text(data.none))]
-        row = self.row(data, id)
+        row = self.noun.find(data, id)
         return () if row is None else [pane(title, it) for title, it in self.noun.detail(row, now_ns).items()]
 
     def command(self, id: str | None) -> str:
-        return " ".join(filter(None, (f"penstock {NOUNS[self.name].command}", self._terms)))
+        entry = NOUNS[self.name]
+        if id is not None and entry.shows:
+            return f"penstock {entry.shows} {id}"
+        return f"penstock {entry.command}" + (f" {shlex.quote(self._terms)}" if self._terms else "")
 
     def filtered(self, terms: str) -> ScreenView[Any, Any] | None:
         return type(self)(terms) if "filter" in self.noun.selection.model_fields else None

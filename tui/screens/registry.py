@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.console.views.registry import NOUNS, listable
+from penstock.console.views.resources import RESOURCES
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.tui.screens.compare import MOST, CompareRolloutsView, CompareRunsView, CompareVersionsView, CompareView
 from penstock.tui.screens.groups import GroupsView
@@ -123,13 +124,13 @@ def comparison_words(view: str, data: Any, marked: Sequence[str], chosen: str | 
         return ["compare", "group", row.group]
     if view == "groups" and chosen is not None:
         return ["compare", "group", chosen]
-    if view == "resources" and chosen is not None and chosen in data.resources:
-        versions = data.resources[chosen].versions
+    if view == "resources" and (one := RESOURCES.find(data, chosen)) is not None:
+        versions = one.versions
         if len(versions) < 2:
-            raise ValueError(f"{chosen} has one version; there is nothing to compare it with")
-        stable = data.resources[chosen].stable.version
+            raise ValueError(f"{one.name} has one version; there is nothing to compare it with")
+        stable = one.stable.version
         newest = versions[-1].version
-        return ["compare", "versions", chosen, stable if stable != newest else versions[-2].version, newest]
+        return ["compare", "versions", one.name, stable if stable != newest else versions[-2].version, newest]
     if view == "runs" and len(marked) == 2:
         return ["compare", "runs", *marked]
     if view == "rollouts" and 2 <= len(marked) <= MOST:

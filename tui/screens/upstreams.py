@@ -34,22 +34,18 @@ class UpstreamDetails:
     failed: Sequence[Span]
 
 
-def _chosen(data: NounRows[UpstreamView], id: str | None) -> UpstreamView | None:
-    return next((one for one in data.rows if one.name == id), None)
-
-
 def _cannot_pause(data: NounRows[UpstreamView], id: str | None) -> str | None:
-    one = _chosen(data, id)
+    one = UPSTREAMS.find(data, id)
     return "no upstream is chosen" if one is None else f"{one.name} is paused already" if one.paused else None
 
 
 def _cannot_open(data: NounRows[UpstreamView], id: str | None) -> str | None:
-    one = _chosen(data, id)
+    one = UPSTREAMS.find(data, id)
     return "no upstream is chosen" if one is None else None if one.paused else f"{one.name} is open already"
 
 
 def _ask_pause(data: NounRows[UpstreamView], id: str | None) -> str:
-    one = _chosen(data, id)
+    one = UPSTREAMS.find(data, id)
     assert one is not None
     return (
         f"Let all calls to {one.name} wait for {HELD_S:.0f} s at most? {one.running:,} that run go on; calls that have "
@@ -58,7 +54,7 @@ def _ask_pause(data: NounRows[UpstreamView], id: str | None) -> str:
 
 
 def _ask_open(data: NounRows[UpstreamView], id: str | None) -> str:
-    one = _chosen(data, id)
+    one = UPSTREAMS.find(data, id)
     assert one is not None
     return f"Serve the {pluralized(one.waiting, 'call')} waiting for {one.name}, and all from now on?"
 
