@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AuditSelection(LimitedSelection):
-    """Which entries are shown."""
+    """The options of the audit log."""
 
     limit: Limit = 50
     """How many at most."""
@@ -27,8 +27,8 @@ async def _fetch(client: Client, selection: AuditSelection) -> NounRows[AuditEnt
 AUDIT = NounView[AuditSelection, AuditEntry](
     "audit",
     AuditEntry,
-    AuditSelection,
     _fetch,
+    selection=AuditSelection,
     key=lambda one: str(one.number),
     columns={
         figure("#", 3): lambda one, _: str(one.number),

@@ -45,7 +45,7 @@ def breakdown(found: Breakdown) -> Group:
 
 
 class UnreadSelection(NounSelection):
-    """Which calls are looked at."""
+    """The options of the list of what was not read."""
 
     filter: str = ""
     """Terms such as status:failed model:qwen* latency>2s."""
@@ -61,8 +61,8 @@ async def _fetch_unread(client: Client, selection: UnreadSelection) -> NounRows[
 UNREAD = NounView[UnreadSelection, UnreadRow](
     "unread",
     UnreadRow,
-    UnreadSelection,
     _fetch_unread,
+    selection=UnreadSelection,
     key=lambda one: f"{one.dialect} {one.key}",
     columns={
         Column("dialect", 1): lambda one, _: plain(one.dialect),

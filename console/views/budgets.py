@@ -19,7 +19,7 @@ _FULL, _NEAR = 1.0, 0.8
 
 
 class BudgetSelection(LimitedSelection):
-    """Which budgets are shown."""
+    """The options of the list of budgets."""
 
     name: Annotated[str | None, POSITIONAL] = None
     """Only of this budget."""
@@ -68,8 +68,8 @@ def _frees(one: BudgetUse, now_ns: int) -> str:
 BUDGETS = NounView[BudgetSelection, BudgetUse](
     "budgets",
     BudgetUse,
-    BudgetSelection,
     _fetch,
+    selection=BudgetSelection,
     key=lambda one: f"{one.budget} {_whose(one)}",
     columns={
         Column("budget"): lambda one, _: plain(one.budget),

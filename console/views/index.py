@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from penstock.console.views.noun import NounRows, NounSelection, NounView
+from penstock.console.views.noun import NounSelection, NounView, only_row
 from penstock.console.views.text import size
 from penstock.gateway.model.index import IndexView
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
-
-
-async def _fetch(client: Client, selection: NounSelection) -> NounRows[IndexView]:
-    return NounRows([await client.index()])
 
 
 def index(view: IndexView, now_ns: int = 0) -> str:
@@ -29,5 +20,5 @@ def index(view: IndexView, now_ns: int = 0) -> str:
 
 
 INDEX = NounView[NounSelection, IndexView](
-    "index", IndexView, NounSelection, _fetch, key=lambda one: "index", whole=index, every_s=5.0
+    "index", IndexView, only_row(lambda client: client.index()), lambda _: "index", whole=index, every_s=5.0
 )

@@ -28,13 +28,17 @@ POSITIONAL: Final = "positional"
 
 
 class NounSelection(Noun):
-    """Which rows are wanted: options of the command, words of the screen, arguments of the tool. The docstrings of
-    fields are their help. A field `filter` takes terms of the filter language."""
+    """The options of a list: those of its command, the words of its screen, the arguments of its tool. The docstrings
+    of fields are their help. A field `filter` takes terms of the filter language."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 Limit = Annotated[int, Field(ge=1)]
+
+
+WITHOUT_OPTIONS: Final[Any] = NounSelection
+"""The selection of a noun that is listed whole."""
 
 
 class LimitedSelection(NounSelection):
@@ -58,7 +62,7 @@ class NounRows(Generic[R]):
 
     rows: Sequence[R]
     none: str = ""
-    """Why there is no row; empty if the text around the table says so."""
+    """The reason why there is no row; empty if the text around the table says it."""
     more: bool = False
     """True if there are more rows than the selection's limit."""
     above: Sequence[Text] = ()
@@ -67,10 +71,31 @@ class NounRows(Generic[R]):
     """Lines below the table."""
 
 
+Fetch = Callable[["Client", NounSelection], Awaitable[NounRows[R]]]
+
+
 async def limited(limit: int, rows: Callable[[int], AsyncIterator[R]], none: str) -> NounRows[R]:
     """Up to `limit` rows. `rows` yields up to so many."""
     found = [row async for row in rows(limit + 1)]
     return NounRows(found[:limit], none, more=len(found) > limit)
+
+
+def all_rows(ask: Callable[[Client], Awaitable[Sequence[R]]], none: str = "") -> Fetch[R]:
+    """The `fetch` of a noun that is listed whole. `none`: why there is no row."""
+
+    async def fetch(client: Client, selection: NounSelection) -> NounRows[R]:
+        return NounRows(await ask(client), none)
+
+    return fetch
+
+
+def only_row(ask: Callable[[Client], Awaitable[R]]) -> Fetch[R]:
+    """The `fetch` of a noun that is one thing."""
+
+    async def fetch(client: Client, selection: NounSelection) -> NounRows[R]:
+        return NounRows([await ask(client)])
+
+    return fetch
 
 
 def fields(row: BaseModel, now_ns: int) -> Mapping[str, RenderableType]:
@@ -88,7 +113,6 @@ class NounView(Generic[S, R]):
     """Its name in the registry, in the TUI and, behind `list_`, of its tool."""
     row: type[R]
     """The type of its rows, which `--json` prints."""
-    selection: type[S]
     fetch: Callable[[Client, S], Awaitable[NounRows[R]]]
     """Asks the gateway for rows. Raises `ClientError`, and `NounError` for a wrong selection."""
     key: Callable[[R], str]
@@ -99,6 +123,7 @@ class NounView(Generic[S, R]):
     """The cell of a row in each column; the second argument is the time now, in ns."""
     detail: Callable[[R, int], Mapping[str, RenderableType]] = fields
     """What is shown beside the table of the chosen row, by title."""
+    selection: type[S] = WITHOUT_OPTIONS
     whole: Callable[[R, int], RenderableType] | None = None
     """Draws the only row of a noun that is one thing, and so has no columns."""
     orders: Mapping[str, Callable[[R], Any]] = field(default_factory=dict[str, Callable[[R], Any]])

@@ -4,21 +4,17 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.noun import NounRows, NounSelection, NounView
+from penstock.console.views.noun import NounSelection, NounView, all_rows
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import abbreviate, ago, clean, duration, number, plain
 from penstock.gateway.model.validation_messages import pluralized
 from penstock.gateway.reading.policy.backtest import BacktestCall
 from penstock.gateway.reading.policy.questions import Question
 from penstock.gateway.reading.policy.report import PolicyReport, RuleFigures
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
 
 LONGEST = 2000
 """Maximum number of characters of arguments that are shown."""
@@ -48,12 +44,13 @@ def _question(one: Question, now_ns: int) -> Iterator[Text]:
     yield plain(f"  {abbreviate(clean(one.arguments), LONGEST)}")
 
 
-async def _fetch(client: Client, selection: NounSelection) -> NounRows[Question]:
-    return NounRows(await client.waiting(), "No tool call waits for a person.")
-
-
 WAITING = NounView[NounSelection, Question](
-    "waiting", Question, NounSelection, _fetch, key=lambda one: one.id, whole=question, every_s=3.0
+    "waiting",
+    Question,
+    all_rows(lambda client: client.waiting(), "No tool call waits for a person."),
+    lambda one: one.id,
+    whole=question,
+    every_s=3.0,
 )
 
 

@@ -49,7 +49,6 @@ def _named(names: Sequence[str]) -> str:
 PRICES = NounView[NounSelection, Price](
     "prices",
     Price,
-    NounSelection,
     _fetch,
     key=lambda one: f"{one.model} {one.since or ''}".strip(),
     columns={

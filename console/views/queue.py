@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.noun import NounRows, NounSelection, NounView
+from penstock.console.views.noun import NounSelection, NounView, all_rows, only_row
 from penstock.console.views.rollouts import pluralized, status
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import age, ago, clean, number, plain, size
 from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import Rollout, Worker
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
 
 DIAGNOSES = (
     Column("rollout"), Column("status", 2), figure("reward", 3), figure("train"), figure("sequences", 1),
@@ -39,15 +35,6 @@ def queue(found: QueueStatus, now_ns: int) -> Text:
     return Text(f"Queue {found.state}: {waiting}{oldest}; {found.claimed:,} claimed.")
 
 
-async def _fetch_queue(client: Client, selection: NounSelection) -> NounRows[QueueStatus]:
-    return NounRows([await client.queue()])
-
-
-async def _fetch_workers(client: Client, selection: NounSelection) -> NounRows[Worker]:
-    none = "No worker was heard of in the last quarter of an hour; `penstock run` is one."
-    return NounRows(await client.workers(), none)
-
-
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0f} %"
 
@@ -57,14 +44,16 @@ def _bytes(value: int | None) -> str:
 
 
 QUEUE = NounView[NounSelection, QueueStatus](
-    "queue", QueueStatus, NounSelection, _fetch_queue, key=lambda one: "queue", whole=queue,
+    "queue", QueueStatus, only_row(lambda client: client.queue()), lambda _: "queue", whole=queue,
     concerns=frozenset({"rollouts"}), every_s=5.0,
 )  # fmt: skip
 WORKERS = NounView[NounSelection, Worker](
     "workers",
     Worker,
-    NounSelection,
-    _fetch_workers,
+    all_rows(
+        lambda client: client.workers(),
+        "No worker was heard of in the last quarter of an hour: `penstock run -- COMMAND` starts one.",
+    ),
     key=lambda one: one.id,
     columns={
         Column("worker"): lambda one, _: plain(one.id),

@@ -53,7 +53,7 @@ COLOURS = {"promoted": "green", "rolled_back": "red", "aborted": "yellow", "held
 
 
 class ReleaseSelection(NounSelection):
-    """Which releases are shown."""
+    """The options of the list of releases."""
 
     live: bool = False
     """Only those that can still change what an agent gets."""
@@ -72,8 +72,8 @@ def _stage(release: Release) -> Text:
 RELEASES = NounView[ReleaseSelection, Release](
     "releases",
     Release,
-    ReleaseSelection,
     _fetch,
+    selection=ReleaseSelection,
     key=lambda one: one.id,
     columns={
         Column("release"): lambda one, _: plain(one.id),

@@ -70,7 +70,6 @@ def _stable(one: ResourceView) -> str:
 RESOURCES = NounView[NounSelection, ResourceView](
     "resources",
     ResourceView,
-    NounSelection,
     _fetch,
     key=lambda one: one.name,
     columns={

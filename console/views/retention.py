@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.console.views.noun import LimitedSelection, NounRows, NounSelection, NounView, limited
+from penstock.console.views.noun import LimitedSelection, NounRows, NounSelection, NounView, all_rows, limited, only_row
 from penstock.console.views.table import Column
 from penstock.console.views.text import moment, plain, size
 from penstock.gateway.model.retention import RetentionStatus
@@ -68,26 +68,17 @@ def held(changed: Sequence[RetentionHold], lifted: bool) -> str:
     return f"{names} {verb} not kept any more" if lifted else f"{names} {verb} kept until {lift}"
 
 
-async def _fetch_status(client: Client, selection: NounSelection) -> NounRows[RetentionStatus]:
-    return NounRows([await client.retention()])
-
-
-async def _fetch_holds(client: Client, selection: NounSelection) -> NounRows[RetentionHold]:
-    return NounRows(await client.holds(), "Nobody keeps a rollout.")
-
-
 async def _fetch_forgotten(client: Client, selection: LimitedSelection) -> NounRows[ForgottenRollout]:
     return await limited(selection.limit, client.forgotten, "Nothing was forgotten yet.")
 
 
 RETENTION = NounView[NounSelection, RetentionStatus](
-    "retention", RetentionStatus, NounSelection, _fetch_status, key=lambda one: "retention", whole=_status
+    "retention", RetentionStatus, only_row(lambda client: client.retention()), lambda _: "retention", whole=_status
 )
 HOLDS = NounView[NounSelection, RetentionHold](
     "holds",
     RetentionHold,
-    NounSelection,
-    _fetch_holds,
+    all_rows(lambda client: client.holds(), "Nobody keeps a rollout."),
     key=lambda one: one.rollout,
     columns={
         Column("rollout"): lambda one, _: one.rollout,
@@ -99,8 +90,8 @@ HOLDS = NounView[NounSelection, RetentionHold](
 FORGOTTEN = NounView[LimitedSelection, ForgottenRollout](
     "forgotten",
     ForgottenRollout,
-    LimitedSelection,
     _fetch_forgotten,
+    selection=LimitedSelection,
     key=lambda one: one.rollout,
     columns={
         Column("rollout"): lambda one, _: one.rollout,

@@ -35,7 +35,7 @@ COLOURS = {"warning": "yellow", "error": "red"}
 
 
 class RunSelection(LimitedSelection):
-    """Which runs are shown."""
+    """The options of the list of runs."""
 
     kind: RunKind | None = None
     """Only those that learn like this: grpo, sft, dpo, apo or custom."""
@@ -57,8 +57,8 @@ def _step(run: RunHead) -> str:
 RUNS = NounView[RunSelection, RunHead](
     "runs",
     RunHead,
-    RunSelection,
     _fetch,
+    selection=RunSelection,
     key=lambda one: one.id,
     columns={
         Column("run"): lambda one, _: plain(one.id),

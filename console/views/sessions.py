@@ -58,7 +58,7 @@ class Session(Noun):
 
 
 class SessionSelection(LimitedSelection):
-    """Which sessions are shown."""
+    """The options of the list of sessions."""
 
     filter: str = ""
     """Terms about their calls, such as server:files rollout:r1 since:1h."""
@@ -119,8 +119,8 @@ def _name(span: Span) -> _SessionName | None:
 SESSIONS = NounView[SessionSelection, Session](
     "sessions",
     Session,
-    SessionSelection,
     _fetch,
+    selection=SessionSelection,
     key=lambda one: f"{one.id}/{one.of}" if one.of else one.id,
     columns={
         Column("session"): lambda one, _: plain(one.id),

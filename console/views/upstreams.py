@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.text import Text
 
-from penstock.console.views.noun import NounRows, NounSelection, NounView
+from penstock.console.views.noun import NounSelection, NounView, all_rows
 from penstock.console.views.table import Column, figure
 from penstock.console.views.text import clean, duration, plain
 from penstock.gateway.model.upstream import UpstreamView
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
-
-
-async def _fetch(client: Client, selection: NounSelection) -> NounRows[UpstreamView]:
-    none = "No upstream is configured: `[[upstream]]` in penstock.toml names one."
-    return NounRows(await client.upstreams(), none)
 
 
 def _state(one: UpstreamView) -> Text:
@@ -36,8 +26,9 @@ def _seconds(value: float | None) -> str:
 UPSTREAMS = NounView[NounSelection, UpstreamView](
     "upstreams",
     UpstreamView,
-    NounSelection,
-    _fetch,
+    all_rows(
+        lambda client: client.upstreams(), "No upstream is configured: `[[upstream]]` in penstock.toml names one."
+    ),
     key=lambda one: one.name,
     columns={
         Column("upstream"): lambda one, _: plain(one.name),

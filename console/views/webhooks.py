@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.text import Text
 
-from penstock.console.views.noun import POSITIONAL, Limit, LimitedSelection, NounRows, NounSelection, NounView
+from penstock.console.views.noun import POSITIONAL, Limit, LimitedSelection, NounRows, NounSelection, NounView, all_rows
 from penstock.console.views.table import Column, figure
 from penstock.console.views.text import age, ago, duration, plain
 from penstock.gateway.model.webhook import Delivery, WebhookTestResult, WebhookView
@@ -17,13 +17,8 @@ if TYPE_CHECKING:
 _STATES = {"waiting": "yellow", "delivered": "green", "given_up": "red"}
 
 
-async def _webhooks(client: Client, selection: NounSelection) -> NounRows[WebhookView]:
-    none = "No webhook is configured: `[[webhook]]` in penstock.toml names one."
-    return NounRows(await client.webhooks(), none)
-
-
 class DeliverySelection(LimitedSelection):
-    """Which deliveries are shown."""
+    """The options of the list of deliveries."""
 
     webhook: Annotated[str, POSITIONAL]
     """Name of a webhook of penstock.toml."""
@@ -60,8 +55,7 @@ def _until(ns: int | None, now_ns: int) -> str:
 WEBHOOKS = NounView[NounSelection, WebhookView](
     "webhooks",
     WebhookView,
-    NounSelection,
-    _webhooks,
+    all_rows(lambda client: client.webhooks(), "No webhook is configured: `[[webhook]]` in penstock.toml names one."),
     key=lambda one: one.name,
     columns={
         Column("webhook"): lambda one, _: plain(one.name),
@@ -80,8 +74,8 @@ WEBHOOKS = NounView[NounSelection, WebhookView](
 DELIVERIES = NounView[DeliverySelection, Delivery](
     "deliveries",
     Delivery,
-    DeliverySelection,
     _deliveries,
+    selection=DeliverySelection,
     key=lambda one: str(one.number),
     columns={
         figure("#", 3): lambda one, _: str(one.number),
