@@ -46,7 +46,6 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "doctor": CommandEntry(
         "penstock.console.commands.rollouts:doctor", "Say of each call if it can be trained on, else why."
     ),
-    "rollouts": CommandEntry("penstock.console.commands.inspection:rollouts", "List rollouts, newest first."),
     "spans": CommandEntry(
         "penstock.console.commands.inspection:spans",
         "List the spans of a rollout, in order: its calls, rewards and events.",

@@ -29,6 +29,7 @@ class NounEntry(NamedTuple):
 
 
 NOUNS: Final[dict[str, NounEntry]] = {
+    "rollouts": NounEntry("rollouts", "rollouts:ROLLOUTS", "List rollouts, newest first.", shows="show"),
     "upstreams": NounEntry(
         "upstreams",
         "upstreams:UPSTREAMS",

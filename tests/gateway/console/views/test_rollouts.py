@@ -78,7 +78,7 @@ def details(tape: MemoryTape, rid: str = "r1") -> tuple[RolloutSummary, list[Spa
 def test_rollouts() -> None:
     tape = weather_tape()
     rows = [summary(tape, rollout) for _, rollout in tape.rollouts()]
-    check_widths("rollouts", rollouts.rollouts(rows, NOW))
+    check_widths("rollouts", rollouts.ROLLOUTS.table(rows, NOW))
 
 
 def queue_of_rollouts() -> list[RolloutSummary]:
@@ -95,7 +95,7 @@ def queue_of_rollouts() -> list[RolloutSummary]:
 
 
 def test_queued_rollouts() -> None:
-    check_widths("queued-rollouts", rollouts.rollouts(queue_of_rollouts(), NOW))
+    check_widths("queued-rollouts", rollouts.ROLLOUTS.table(queue_of_rollouts(), NOW))
 
 
 def none_but(**fields: Any) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def test_changes() -> None:
 
 
 def test_nothing_is_a_table_too() -> None:
-    assert text_of(rollouts.rollouts([], NOW)).startswith("rollout")
+    assert text_of(rollouts.ROLLOUTS.table([], NOW)).startswith("rollout")
 
 
 # --- what strangers wrote ---

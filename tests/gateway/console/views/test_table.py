@@ -16,7 +16,7 @@ from penstock.console.views.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
 from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out
 
 EVERY = (
-    ROLLOUTS, SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
+    [*ROLLOUTS.columns], SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
     [*resources.RESOURCES.columns], resources.VERSIONS,
     [*releases.RELEASES.columns], releases.EVIDENCE, [*runs.RUNS.columns], runs.METRICS, policy.RULES,
     policy.STOPPED,
