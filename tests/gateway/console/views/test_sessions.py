@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from fakes.local import locally
-from fakes.mcp_client import answered, beside
+from fakes.mcp_client import answered, beside, refused
 from fakes.mcp_wire import Client as ToolClient
 from fakes.mcp_wire import call, config, mcp_server
 from fakes.process import upstreams
@@ -45,8 +45,13 @@ async def work(url: str, http: aiohttp.ClientSession) -> None:
     for headers in ({"x-claude-code-session-id": "0193-ab"}, {"x-rollout-id": "claude-of-ours"}):
         async with http.post(f"{url}/v1/chat/completions", json=chat, headers=headers) as done:
             assert done.status == 200
-    async with Client(url) as client:  # when a reward is answered, every earlier call of its attempt is durable
-        for rollout in ("r1", "r2", "r3", "claude-0193-ab", "claude-of-ours"):
+    await rewarded(url, "r1", "r2", "r3", "claude-0193-ab", "claude-of-ours")
+
+
+async def rewarded(url: str, *rollouts: str) -> None:
+    """When a reward is answered, every earlier call of its attempt is durable."""
+    async with Client(url) as client:
+        for rollout in rollouts:
             _ = await client.reward(rollout, "a1", Judgement(value=1))
 
 
@@ -84,6 +89,15 @@ async def test_sessions_of_servers_of_hosted_agents_and_of_coding_agents_are_lis
         assert shown.text.splitlines()[1].split()[1:4] == ["mcp", "tools", "r1"]
         rows, text = await answered(model, "list_sessions", filter="rollout:r1")
         assert (rows["rows"][0]["calls"], text) == (3, shown.text.rstrip("\n"))
+        assert "no [[budget]]" in await refused(model, "list_budgets", name="day")
+        for number in range(100):
+            path = f"{gateway.address('many')}/sessions/{number:0200}/events"
+            async with http.post(path, json={}) as done:
+                assert done.status == 200
+        await rewarded(gateway.url, "many")
+        rows, text = await answered(model, "list_sessions", filter="rollout:many")
+        assert (len(rows["rows"]) + rows["left_out"], rows["more"]) == (100, False)
+        assert text.endswith(f"\n{rows['left_out']} more are left out: ask for fewer.")
         assert (await shell.run("sessions", "--calls", "0")).err.startswith("penstock: --calls: ")
         assert (await shell.run("sessions", "rollout:none")).err == "No call that matches has a session.\n"
 
