@@ -1,4 +1,4 @@
-"""`penstock index rebuild`."""
+"""`penstock index rebuild` makes the index anew."""
 
 from __future__ import annotations
 

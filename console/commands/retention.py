@@ -1,4 +1,4 @@
-"""`penstock forget`, `penstock hold`."""
+"""`penstock forget` and `penstock hold`: rollouts that go, or stay."""
 
 from __future__ import annotations
 

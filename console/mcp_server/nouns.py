@@ -61,7 +61,7 @@ def noun_tool(name: str) -> AnyTool:
 
 
 def _first(rows: Sequence[BaseModel]) -> Sequence[BaseModel]:
-    """As many of the first rows as an answer may hold; at least one."""
+    """The first rows, at least one, as far as an answer may hold them."""
     sizes = accumulate(len(row.model_dump_json(exclude_none=True)) for row in rows)
     return rows[: max(1, sum(size <= MOST_TEXT for size in sizes))]
 

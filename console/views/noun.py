@@ -107,7 +107,7 @@ def fields(row: BaseModel, now_ns: int) -> Mapping[str, RenderableType]:
 
 @dataclass(frozen=True)
 class NounView(Generic[S, R]):
-    """How a noun is read and shown."""
+    """A noun with its questions to the gateway, its columns and its pictures."""
 
     name: str
     """Its name in the registry, in the TUI and, behind `list_`, of its tool."""
@@ -122,7 +122,7 @@ class NounView(Generic[S, R]):
     )
     """The cell of a row in each column; the second argument is the time now, in ns."""
     detail: Callable[[R, int], Mapping[str, RenderableType]] = fields
-    """What is shown beside the table of the chosen row, by title."""
+    """Draws what stands beside the table of the chosen row, by title."""
     selection: type[S] = WITHOUT_OPTIONS
     whole: Callable[[R, int], RenderableType] | None = None
     """Draws the only row of a noun that is one thing, and so has no columns."""

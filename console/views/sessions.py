@@ -41,7 +41,7 @@ class Session(Noun):
     id: str
     """The hash of an MCP session's id, the id of a hosted session, or the rollout of a coding agent's session."""
     kind: SessionKind
-    """Of an MCP server, of an agent that a provider hosts, or of a coding agent."""
+    """Its party: an MCP server, an agent that a provider hosts, or a coding agent."""
     of: str
     """The server, the upstream, or the name of the agent."""
     rollouts: list[str]

@@ -1,4 +1,4 @@
-"""Upstreams for readers. Pure."""
+"""The list of upstreams, for readers. Pure."""
 
 from __future__ import annotations
 
