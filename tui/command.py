@@ -95,7 +95,7 @@ def tui(
     read_only
         Change nothing: the keys for it say so.
     plain
-        Print the screen once as text; all screens when none is named.
+        Print the screen once as text; all screens with a key when none is named.
     """
     if find_spec("textual") is None:
         raise CommandError("the TUI needs textual: pip install 'penstock-gateway[tui]'")
@@ -251,7 +251,7 @@ def _show(source: _DataSource, screen: tuple[str, ...], read_only: bool, plain: 
 
 
 def _print(source: _DataSource, screen: tuple[str, ...]) -> None:
-    """Print one screen, or all screens that need no arguments."""
+    """Print one screen, or all that have a key."""
     import asyncio
 
     from rich.console import Console

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from penstock.console.views.noun import FeedNoun
 from penstock.console.views.table import Column
 from penstock.gateway.model.audit import ActionRequest
 
@@ -34,7 +35,6 @@ D = TypeVar("D")
 E = TypeVar("E")
 """The data of a closer look at one row."""
 
-Kind = Literal["rollouts", "resources", "releases", "runs"]
 Cells = Sequence[Text | str]
 Order = Any
 """A value by which rows are sorted; all values of a column have one type."""
@@ -102,7 +102,7 @@ class ScreenView(Generic[D, E]):
     """Its name for people."""
     help: ClassVar[str]
     """A sentence about what it shows."""
-    concerns: ClassVar[frozenset[Kind]] = frozenset()
+    concerns: ClassVar[frozenset[FeedNoun]] = frozenset()
     """The nouns after whose changes it looks again."""
     every_s: ClassVar[float] = 10.0
     """Interval of looks without a change; s."""
@@ -156,7 +156,11 @@ class ScreenView(Generic[D, E]):
 
     def observe(self, digest: Digest) -> bool:
         """Handle a digest of changes; return True if the view should look again."""
-        names = {"resources": digest.resources, "releases": digest.releases, "runs": digest.runs}
+        names: dict[FeedNoun, list[str]] = {
+            "resources": digest.resources,
+            "releases": digest.releases,
+            "runs": digest.runs,
+        }
         touched = {kind for kind, changed in names.items() if changed}
         if digest.rollouts or digest.more:
             touched.add("rollouts")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from penstock.console.views.registry import NOUNS
+
 
 class CommandEntry(NamedTuple):
     """A command of the table."""
@@ -14,15 +16,18 @@ class CommandEntry(NamedTuple):
     """The first sentence of its docstring, which cannot be read without loading it."""
 
 
+def noun_command(name: str) -> CommandEntry:
+    """The command that lists a noun."""
+    return CommandEntry(f"penstock.console.commands.nouns:{name}", NOUNS[name].help)
+
+
 COMMANDS: Final[dict[str, CommandEntry]] = {
+    **{noun.command: noun_command(name) for name, noun in NOUNS.items() if " " not in noun.command},
     "serve": CommandEntry("penstock.console.commands.serve:serve", "Run the gateway."),
     "enqueue": CommandEntry("penstock.console.commands.enqueue:enqueue", "Queue the tasks of a file of JSON lines."),
     "run": CommandEntry(
         "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
     ),
-    "audit": CommandEntry("penstock.console.commands.audit:audit", "List who changed what, and why, newest first."),
-    "queue": CommandEntry("penstock.console.commands.queue:queue", "Show how much work there is."),
-    "workers": CommandEntry("penstock.console.commands.queue:workers", "List those who run rollouts."),
     "pause": CommandEntry(
         "penstock.console.commands.queue:pause", "Hand out no work until `penstock resume`; what runs goes on."
     ),
@@ -41,7 +46,6 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "doctor": CommandEntry(
         "penstock.console.commands.rollouts:doctor", "Say of each call if it can be trained on, else why."
     ),
-    "rollouts": CommandEntry("penstock.console.commands.inspection:rollouts", "List rollouts, newest first."),
     "spans": CommandEntry(
         "penstock.console.commands.inspection:spans",
         "List the spans of a rollout, in order: its calls, rewards and events.",
@@ -54,18 +58,10 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "penstock.console.commands.inspection:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
-    "budgets": CommandEntry(
-        "penstock.console.commands.budgets:budgets", "Show what is used of budgets, the fullest first."
-    ),
     "sql": CommandEntry("penstock.console.commands.sql:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."),
     "stats": CommandEntry(
         "penstock.console.commands.inspection:stats",
         "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
-    ),
-    "unread": CommandEntry("penstock.console.commands.inspection:unread", "List what answers hold that was not read."),
-    "upstreams": CommandEntry(
-        "penstock.console.commands.upstreams:upstreams",
-        "List upstreams: which serve, rest or fail their checks, and which calls wait.",
     ),
     "changes": CommandEntry("penstock.console.commands.inspection:changes", "Follow what happens, until interrupted."),
     "export": CommandEntry(
@@ -196,9 +192,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 "Say what rules would have done to recorded tool calls, and how the rollouts that they touch were "
                 "rewarded.",
             ),
-            "waiting": CommandEntry(
-                "penstock.console.commands.policy:waiting", "List tool calls that wait for a person."
-            ),
+            "waiting": noun_command("waiting"),
             "approve": CommandEntry(
                 "penstock.console.commands.policy:approve", "Let a tool call run that waits for a person."
             ),
@@ -222,9 +216,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 "penstock.console.commands.resources:add",
                 "Register a version of a prompt, of a model or of a tool's description.",
             ),
-            "list": CommandEntry(
-                "penstock.console.commands.resources:list_resources", "List what releases can change."
-            ),
+            "list": noun_command("resources"),
             "show": CommandEntry(
                 "penstock.console.commands.resources:show_resource",
                 "Show a resource with its versions, or one version with its text.",
@@ -251,7 +243,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             "start": CommandEntry(
                 "penstock.console.commands.releases:start", "Try another version of a resource on some rollouts."
             ),
-            "list": CommandEntry("penstock.console.commands.releases:list_releases", "List releases, newest first."),
+            "list": noun_command("releases"),
             "status": CommandEntry(
                 "penstock.console.commands.releases:status",
                 "Show a release: its stage, its arms side by side, its evidence, and what it waits for.",
@@ -297,9 +289,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
     "index": CommandGroup(
         "The index of the tape: filters find rows without a scan. Without a command: status.",
         {
-            "status": CommandEntry(
-                "penstock.console.commands.index:status", "Say whether filters use the index, and else why."
-            ),
+            "status": noun_command("index"),
             "rebuild": CommandEntry("penstock.console.commands.index:rebuild", "Make the index anew from the tape."),
         },
         usual="status",
@@ -317,28 +307,16 @@ GROUPS: Final[dict[str, CommandGroup]] = {
     "retention": CommandGroup(
         "How long rollouts stay, and what was forgotten. Without a command: status.",
         {
-            "status": CommandEntry(
-                "penstock.console.commands.retention:status",
-                "Show how long rollouts stay, how large the tape is, and what is still to be deleted.",
-            ),
-            "forgotten": CommandEntry(
-                "penstock.console.commands.retention:forgotten",
-                "List rollouts that were forgotten, by name: when, and why.",
-            ),
+            "status": noun_command("retention"),
+            "forgotten": noun_command("forgotten"),
         },
         usual="status",
     ),
     "webhook": CommandGroup(
         "Who is told what becomes of releases.",
         {
-            "list": CommandEntry(
-                "penstock.console.commands.webhooks:list_webhooks",
-                "List webhooks: what waits for each, since when it takes nothing, and why.",
-            ),
-            "deliveries": CommandEntry(
-                "penstock.console.commands.webhooks:deliveries",
-                "List what a webhook was told, or is to be told, newest first, and what became of it.",
-            ),
+            "list": noun_command("webhooks"),
+            "deliveries": noun_command("deliveries"),
             "test": CommandEntry(
                 "penstock.console.commands.webhooks:send_test",
                 "Send a webhook a signed test, once, and say what it answers.",
@@ -348,7 +326,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
     "runs": CommandGroup(
         "What trainers report of their runs.",
         {
-            "list": CommandEntry("penstock.console.commands.runs:list_runs", "List training runs, newest first."),
+            "list": noun_command("runs"),
             "show": CommandEntry(
                 "penstock.console.commands.runs:show_run",
                 "Show a run: its configuration, its metrics as a table, what happened last.",

@@ -11,11 +11,9 @@ from cyclopts import Parameter
 from penstock.console.commands.terminal import console, show, show_json
 from penstock.gateway.client.console import (
     LOCAL,
-    NO_MATCH,
     CommandError,
     Json,
     Limit,
-    RolloutTerms,
     Terms,
     Url,
     joined_terms,
@@ -40,12 +38,6 @@ if TYPE_CHECKING:
     from penstock.gateway.model.tools import ToolUse
 
 
-NO_ROLLOUTS = (
-    "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "
-    "gateway's, with /v1 behind it where its SDK wants that."
-)
-
-
 NOT_SAID = (
     "No call says that; a filter with raw~ looks at all bytes of calls instead, slowly: penstock rollouts raw~TEXT"
 )
@@ -57,20 +49,6 @@ SearchTerms = Annotated[
     ),
 ]
 Words = Annotated[bool, Parameter(name=["--words", "-w"], negative="", help="Only whole words.")]
-
-
-def rollouts(*filter: RolloutTerms, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List rollouts, newest first."""
-    import time
-
-    from penstock.console.views import rollouts
-
-    async def ask(client: Client) -> None:
-        rows = await limited_rows(limit, lambda most: client.rollouts(terms, most))
-        show(rows, json, lambda: rollouts.rollouts(rows, time.time_ns()), NO_MATCH if terms else NO_ROLLOUTS)
-
-    terms = joined_terms(filter)
-    with_client(gateway, ask)
 
 
 def spans(rollout: str, /, *filter: Terms, limit: Limit = 1000, json: Json = False, gateway: Url = LOCAL) -> None:
@@ -221,17 +199,6 @@ def stats(
         aged, now_ns = staleness_warning(prices.as_of, time.time_ns()), time.time_ns()
         said = [Text(f"Warning: {aged}.", style="yellow")] if aged else []
         show([figures, status], json, lambda: Group(rollouts.stats(figures), queue.queue(status, now_ns), *said))
-
-    with_client(gateway, ask)
-
-
-def unread(*filter: Terms, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List what answers hold that was not read."""
-    from penstock.console.views import breakdown
-
-    async def ask(client: Client) -> None:
-        found = await client.unread(joined_terms(filter))
-        show(found.rows, json, lambda: breakdown.unread(found), breakdown.ALL_READ)
 
     with_client(gateway, ask)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -31,7 +30,6 @@ Who = Annotated[str | None, Parameter(help="Who decides; the name you are logged
 Why = Annotated[str, Parameter(help="Why, in a sentence; the agent's model is told if the call is refused.")]
 Id = Annotated[str, Parameter(help="Id of the call, as `penstock policy waiting` shows it.")]
 NONE_FOUND = "No recorded tool call matches: tools are recorded where an agent reaches its MCP servers at /mcp/NAME."
-NONE_WAITS = "No tool call waits for a person."
 
 
 def try_rules(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = False, gateway: Url = LOCAL) -> None:
@@ -72,17 +70,6 @@ def _rules(file: Path) -> list[PolicyRule]:
     if not rules:
         raise CommandError(f"{file} has no [[policy]]: add a rule with a name and a verdict")
     return rules
-
-
-def waiting(*, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List tool calls that wait for a person."""
-    from penstock.console.views import policy
-
-    async def ask(client: Client) -> None:
-        found = await client.waiting()
-        show(found, json, lambda: policy.waiting(found, time.time_ns()), NONE_WAITS)
-
-    with_client(gateway, ask)
 
 
 def approve(call: Id, /, *, who: Who = None, why: Why = "", json: Json = False, gateway: Url = LOCAL) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from penstock.console.commands.terminal import show
-from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, note, with_client
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
+from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, note
 
 Switch = Annotated[bool, Parameter(negative="")]
 
@@ -28,18 +25,14 @@ def prices(*, builtin: Switch = False, json: Json = False, gateway: Url = LOCAL)
     builtin
         Print the file of prices that comes with Penstock, to be edited and named in penstock.toml.
     """
-    from penstock.console.views import prices
+    from penstock.console.commands.nouns import list_rows
+    from penstock.console.views.noun import NounSelection
     from penstock.gateway.model.prices import BUILTIN
-
-    async def ask(client: Client) -> None:
-        found = await client.prices()
-        called = await client.breakdown("model", "")
-        show(found.prices, json, lambda: prices.prices(found, [row.value for row in called.rows if row.unpriced]))
 
     if builtin:
         sys.stdout.write(BUILTIN.read_text())
         return
-    with_client(gateway, ask)
+    list_rows("prices", NounSelection(), json, gateway)
 
 
 def update(

@@ -1,4 +1,4 @@
-"""Commands about the queue as a whole and about its workers."""
+"""Commands that open, pause and drain the queue."""
 
 from __future__ import annotations
 
@@ -13,27 +13,6 @@ if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.audit import ActionRequest
     from penstock.gateway.model.queue import QueueState, QueueStatus
-
-
-def queue(*, json: Json = False, gateway: Url = LOCAL) -> None:
-    """Show how much work there is."""
-
-    async def ask(client: Client) -> None:
-        _show(await client.queue(), json)
-
-    with_client(gateway, ask)
-
-
-def workers(*, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List those who run rollouts."""
-    from penstock.console.views import queue
-
-    async def ask(client: Client) -> None:
-        rows = await client.workers()
-        none = "No worker was heard of in the last quarter of an hour; `penstock run` is one."
-        show(rows, json, lambda: queue.workers(rows, time.time_ns()), none)
-
-    with_client(gateway, ask)
 
 
 def pause(*, said: Annotated[ActionOptions, FLAT] = ACTION_DEFAULTS, json: Json = False, gateway: Url = LOCAL) -> None:

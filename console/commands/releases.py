@@ -121,24 +121,6 @@ def start(
         rehearse(name, *command, gateway=gateway, options=RehearseOptions(**asdict(agents)))
 
 
-def list_releases(*, live: Flag = False, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List releases, newest first.
-
-    Parameters
-    ----------
-    live
-        Only those that can still change what an agent gets.
-    """
-    from penstock.console.views import releases
-
-    async def ask(client: Client) -> None:
-        rows = await client.releases(live=live)
-        none = "No release is live." if live else "There are no releases yet; `penstock release start` starts one."
-        show(rows, json, lambda: releases.releases(rows, time.time_ns()), none)
-
-    with_client(gateway, ask)
-
-
 def status(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
     """Show a release: its stage, its arms side by side, its evidence, and what it waits for."""
     from penstock.console.commands.watch_release import read_snapshot

@@ -100,18 +100,6 @@ def add(
     with_client(gateway, ask)
 
 
-def list_resources(*, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List what releases can change."""
-    from penstock.console.views import resources
-
-    async def ask(client: Client) -> None:
-        found = await client.resource_list()
-        none = "There are no resources yet; `penstock resource add` registers one."
-        show(found.resources, json, lambda: resources.listed(found, time.time_ns()), none)
-
-    with_client(gateway, ask)
-
-
 def show_resource(name: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
     """Show a resource with its versions, or one version with its text.
 

@@ -1,4 +1,4 @@
-"""Commands about retention: forget, hold, retention."""
+"""`penstock forget` and `penstock hold`: rollouts that go, or stay."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from penstock.console.commands.audit import ACTION_DEFAULTS, ActionOptions
+from penstock.console.commands.nouns import list_rows
 from penstock.console.commands.rollouts import apply_to_each, fail_if_refused
 from penstock.console.commands.terminal import show
+from penstock.console.views.noun import NounSelection
 from penstock.gateway.client.console import (
     FLAT,
     LOCAL,
     CommandError,
     Json,
-    Limit,
     RolloutSelection,
     Url,
     ids_or_filter,
-    limited_rows,
     with_client,
 )
 
@@ -105,10 +105,6 @@ def hold(
     """
     from penstock.console.views import retention
 
-    async def list_them(client: Client) -> None:
-        holds = await client.holds()
-        show(holds, json, lambda: retention.holds(holds), "Nobody keeps a rollout.")
-
     async def ask(client: Client) -> None:
         rids: Sequence[str] = found or [one.id async for one in client.rollouts(filter)]
         if lift and not found:
@@ -125,30 +121,8 @@ def hold(
     if not rollouts and lift:
         raise CommandError("say which: penstock hold --lift ROLLOUT, or a filter", 2)
     if not rollouts:
-        with_client(gateway, list_them)
+        list_rows("holds", NounSelection(), json, gateway)
         return
     found, filter = ids_or_filter(rollouts)
     reason = said.request()
-    with_client(gateway, ask)
-
-
-def status(*, json: Json = False, gateway: Url = LOCAL) -> None:
-    """Show how long rollouts stay, how large the tape is, and what is still to be deleted."""
-    from penstock.console.views import retention
-
-    async def ask(client: Client) -> None:
-        view = await client.retention()
-        show([view], json, lambda: retention.status(view))
-
-    with_client(gateway, ask)
-
-
-def forgotten(*, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List rollouts that were forgotten, by name: when, and why."""
-    from penstock.console.views import retention
-
-    async def ask(client: Client) -> None:
-        found = await limited_rows(limit, client.forgotten)
-        show(found, json, lambda: retention.forgotten_list(found), "Nothing was forgotten yet.")
-
     with_client(gateway, ask)

@@ -1,4 +1,4 @@
-"""`penstock runs`: lists, shows, follows, plots and exports training runs."""
+"""`penstock runs`: shows, follows, plots and exports training runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from penstock.console.commands.terminal import show
-from penstock.gateway.client.console import LOCAL, CommandError, Json, Limit, Url, limited_rows, with_client
+from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, with_client
 from penstock.gateway.client.files import whole_file
-from penstock.gateway.model.run import MOST_READ, RunKind, RunStatus
+from penstock.gateway.model.run import MOST_READ
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -27,33 +27,6 @@ EVENTS = 10
 """Maximum number of a run's events that are shown."""
 PLOTTED = 1000
 """Maximum number of buckets of a plotted curve."""
-
-
-def list_runs(
-    *,
-    kind: RunKind | None = None,
-    status: RunStatus | None = None,
-    limit: Limit = 100,
-    json: Json = False,
-    gateway: Url = LOCAL,
-) -> None:
-    """List training runs, newest first.
-
-    Parameters
-    ----------
-    kind
-        Only those that learn like this: grpo, sft, dpo, apo or custom.
-    status
-        Only those that stand here: running, silent, succeeded, failed or stopped.
-    """
-    from penstock.console.views import runs
-
-    async def ask(client: Client) -> None:
-        rows = await limited_rows(limit, lambda most: client.runs(kind, status, most))
-        none = "No run matches." if kind or status else "There are no training runs yet; `penstock train` starts one."
-        show(rows, json, lambda: runs.runs(rows, time.time_ns()), none)
-
-    with_client(gateway, ask)
 
 
 def show_run(run: Name, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:

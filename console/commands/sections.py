@@ -18,6 +18,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "budgets",
         "sql",
         "upstreams",
+        "sessions",
         "changes",
         "audit",
         "mcp",

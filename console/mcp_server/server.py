@@ -24,6 +24,7 @@ from penstock.console.mcp_server.line_reader import LineReader
 from penstock.console.mcp_server.schema import problems, schema
 from penstock.console.mcp_server.text_format import cut
 from penstock.console.mcp_server.tool import MOST_TEXT, AnyTool, ToolContext, ToolError, ToolResult
+from penstock.console.views.registry import NOUNS, noun_view
 from penstock.gateway.client.client import Client, ClientError
 
 NAME = "penstock"
@@ -37,6 +38,7 @@ HINTS = (
     (re.compile(r"`penstock show [^`]+`"), "read_transcript"),
     (re.compile(r"`penstock resource list`"), "list_resources"),
     (re.compile(r"`penstock release list`"), "list_releases"),
+    *((re.compile(f"`penstock {NOUNS[name].command}`"), f"list_{name}") for name in NOUNS if noun_view(name).tool),
 )
 """Commands that the gateway names in its refusals, and the tools for the same."""
 PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")

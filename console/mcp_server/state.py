@@ -124,7 +124,7 @@ async def show_queue(context: ToolContext, _: ShowQueueArguments) -> ToolResult:
         ],
     )
     lines = [plain(queue_display.queue(status, now))]
-    lines += [plain(queue_display.workers(shown, now))] if shown else ["No worker was heard of lately."]
+    lines += [plain(queue_display.WORKERS.table(shown, now))] if shown else ["No worker was heard of lately."]
     lines += [f"{len(workers) - len(shown):,} more workers are not shown."] if len(workers) > len(shown) else []
     return ToolResult(answer, "\n".join(lines))
 
@@ -174,7 +174,7 @@ async def list_releases(context: ToolContext, asked: ListReleasesArguments) -> T
             answer, "There is no such release." if asked.resource or asked.live else "There are no releases yet."
         )
     more = f"\n{answer.left_out:,} older ones are not shown: a larger limit, or resource, shows them."
-    return ToolResult(answer, plain(display.releases(shown, time.time_ns())) + (more if answer.left_out else ""))
+    return ToolResult(answer, plain(display.RELEASES.table(shown, time.time_ns())) + (more if answer.left_out else ""))
 
 
 def _row(one: Release) -> ReleaseRow:

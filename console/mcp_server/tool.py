@@ -18,7 +18,7 @@ from penstock.gateway.model.base import Noun
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
-A = TypeVar("A", bound="ToolArguments")
+A = TypeVar("A", bound=Noun)
 
 MOST_TEXT = 20_000
 """Most characters of an answer's text."""

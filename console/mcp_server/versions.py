@@ -81,7 +81,7 @@ async def list_resources(context: ToolContext, asked: ListResourcesArguments) ->
         none = "There are no resources yet: `penstock resource add` and `penstock prompts discover` register them."
         return ToolResult(answer, none)
     more = f"\n{answer.left_out:,} more are not shown: name one." if answer.left_out else ""
-    return ToolResult(answer, plain(display.resources(shown, time.time_ns())) + more)
+    return ToolResult(answer, plain(display.RESOURCES.table(shown, time.time_ns())) + more)
 
 
 async def _one(client: Client, name: str) -> ToolResult:

@@ -1,24 +1,41 @@
-"""The audit log for a terminal. Pure, as `console.views.rollouts` is."""
+"""The audit log for readers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.noun import Limit, LimitedSelection, NounRows, NounView, limited
+from penstock.console.views.table import Column, figure
 from penstock.console.views.text import ago, asked_by, plain
 from penstock.gateway.model.audit import AuditEntry
 
-ENTRIES = (
-    figure("#", 3), Column("when", 2), Column("who"), Column("what"), Column("of what", narrows="fold", least=16),
-    Column("why", 1, narrows="fold", least=16),
-)  # fmt: skip
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
 
 
-def entries(rows: Iterable[AuditEntry], now_ns: int) -> Listing:
-    """A line for each change."""
-    made = Listing(*ENTRIES)
-    for one in rows:
-        what = one.action.replace("_", " ")
-        asked = ago(one.at_ns, now_ns), plain(asked_by(one.who, one.key))
-        made.add_row(str(one.number), *asked, what, plain(one.target), plain(one.why))
-    return made
+class AuditSelection(LimitedSelection):
+    """The options of the audit log."""
+
+    limit: Limit = 50
+    """How many at most."""
+
+
+async def _fetch(client: Client, selection: AuditSelection) -> NounRows[AuditEntry]:
+    return await limited(selection.limit, client.audit_log, "Nobody has changed anything yet.")
+
+
+AUDIT = NounView[AuditSelection, AuditEntry](
+    "audit",
+    AuditEntry,
+    _fetch,
+    selection=AuditSelection,
+    key=lambda one: str(one.number),
+    columns={
+        figure("#", 3): lambda one, _: str(one.number),
+        Column("when", 2): lambda one, now_ns: ago(one.at_ns, now_ns),
+        Column("who"): lambda one, _: plain(asked_by(one.who, one.key)),
+        Column("what"): lambda one, _: one.action.replace("_", " "),
+        Column("of what", narrows="fold", least=16): lambda one, _: plain(one.target),
+        Column("why", 1, narrows="fold", least=16): lambda one, _: plain(one.why),
+    },
+)

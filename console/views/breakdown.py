@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
+from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.rollouts import sums
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import duration, moment, number, plain
-from penstock.gateway.model.breakdown import Breakdown, UnreadList
+from penstock.gateway.model.breakdown import Breakdown, UnreadRow
 from penstock.gateway.model.prices import staleness_warning
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
 
 
 def breakdown(found: Breakdown) -> Group:
@@ -40,24 +44,36 @@ def breakdown(found: Breakdown) -> Group:
     return Group(Text(head), listing, *said)
 
 
-def unread(found: UnreadList) -> Group:
-    """A row for each path of keys in answers that was not read."""
-    listing = Listing(
-        Column("dialect", 1), Column("key", narrows="fold", least=16), Column("what", 2), figure("calls"),
-        Column("first", 3), Column("last", 4), Column("example", narrows="fold", least=12),
-    )  # fmt: skip
-    for row in found.rows:
-        listing.add_row(
-            plain(row.dialect), plain(row.key), row.kind.replace("_", " "), f"{row.calls:,}", moment(row.first_ns)[:16],
-            moment(row.last_ns)[:16], plain(row.example),
-        )  # fmt: skip
-    over = (
-        [] if found.complete else [Text("Of the newest calls alone; a filter such as since:7d looks at all its own.")]
-    )
-    return Group(listing, *over)
+class UnreadSelection(NounSelection):
+    """The options of the list of what was not read."""
+
+    filter: str = ""
+    """Terms such as status:failed model:qwen* latency>2s."""
 
 
-ALL_READ: Final = "All answers were read as they came, as far as calls were looked at."
+async def _fetch_unread(client: Client, selection: UnreadSelection) -> NounRows[UnreadRow]:
+    found = await client.unread(selection.filter)
+    over = Text("Of the newest calls alone; a filter such as since:7d looks at all its own.")
+    none = "All answers were read as they came, as far as calls were looked at."
+    return NounRows(found.rows, none, below=[] if found.complete else [over])
+
+
+UNREAD = NounView[UnreadSelection, UnreadRow](
+    "unread",
+    UnreadRow,
+    _fetch_unread,
+    selection=UnreadSelection,
+    key=lambda one: f"{one.dialect} {one.key}",
+    columns={
+        Column("dialect", 1): lambda one, _: plain(one.dialect),
+        Column("key", narrows="fold", least=16): lambda one, _: plain(one.key),
+        Column("what", 2): lambda one, _: one.kind.replace("_", " "),
+        figure("calls"): lambda one, _: f"{one.calls:,}",
+        Column("first", 3): lambda one, _: moment(one.first_ns)[:16],
+        Column("last", 4): lambda one, _: moment(one.last_ns)[:16],
+        Column("example", narrows="fold", least=12): lambda one, _: plain(one.example),
+    },
+)
 
 
 def money(amount: float | None) -> str:

@@ -1,32 +1,38 @@
-"""Budgets for a terminal. Pure."""
+"""The use of budgets for readers. Pure."""
 
 from __future__ import annotations
 
-from rich.console import Group
+from typing import TYPE_CHECKING, Annotated
+
 from rich.text import Text
 
-from penstock.console.views.table import Column, Listing, figure
+from penstock.console.views.noun import POSITIONAL, LimitedSelection, NounError, NounRows, NounView
+from penstock.console.views.table import Column, figure
 from penstock.console.views.text import duration, plain
 from penstock.gateway.model.budget import BudgetPage, BudgetUse
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
 
 _FULL, _NEAR = 1.0, 0.8
 """Used shares of a budget from which on it is coloured: red, and yellow."""
 
 
-def budgets(found: BudgetPage, now_ns: int) -> Group:
-    """A row for each budget's use, and how many more there are."""
-    listing = Listing(
-        Column("budget"), Column("of", narrows="fold", least=12), Column("unit", 2), figure("used"),
-        figure("reserved", 1), figure("running", 0), figure("unread", 0), figure("limit"), figure("full"),
-        Column("frees in"),
-    )  # fmt: skip
-    for one in found.budgets:
-        listing.add_row(
-            plain(one.budget), plain(_whose(one)), one.unit, _amount(one, one.used), _amount(one, one.reserved),
-            f"{one.running:,}", f"{one.unread:,}", _amount(one, one.limit), _share(one), _frees(one, now_ns),
-        )  # fmt: skip
+class BudgetSelection(LimitedSelection):
+    """The options of the list of budgets."""
+
+    name: Annotated[str | None, POSITIONAL] = None
+    """Only of this budget."""
+
+
+async def _fetch(client: Client, selection: BudgetSelection) -> NounRows[BudgetUse]:
+    found = await client.budgets(selection.name, selection.limit)
+    none = empty_reason(found, selection.name)
+    if selection.name is not None and selection.name not in found.configured:
+        raise NounError(none)
     more = found.total - len(found.budgets)
-    return Group(listing, *([Text(f"{more:,} more; --limit shows them.", style="dim")] if more else []))
+    below = [Text(f"{more:,} more; --limit shows them.", style="dim")] if more else []
+    return NounRows(found.budgets, none, below=below)
 
 
 def empty_reason(found: BudgetPage, name: str | None) -> str:
@@ -57,3 +63,26 @@ def _frees(one: BudgetUse, now_ns: int) -> str:
         return "never"
     seconds = (one.frees_ns - now_ns) // 10**9
     return duration(seconds * 10**9) if seconds > 0 else "now"
+
+
+BUDGETS = NounView[BudgetSelection, BudgetUse](
+    "budgets",
+    BudgetUse,
+    _fetch,
+    selection=BudgetSelection,
+    key=lambda one: f"{one.budget} {_whose(one)}",
+    columns={
+        Column("budget"): lambda one, _: plain(one.budget),
+        Column("of", narrows="fold", least=12): lambda one, _: plain(_whose(one)),
+        Column("unit", 2): lambda one, _: one.unit,
+        figure("used"): lambda one, _: _amount(one, one.used),
+        figure("reserved", 1): lambda one, _: _amount(one, one.reserved),
+        figure("running", 0): lambda one, _: f"{one.running:,}",
+        figure("unread", 0): lambda one, _: f"{one.unread:,}",
+        figure("limit"): lambda one, _: _amount(one, one.limit),
+        figure("full"): lambda one, _: _share(one),
+        Column("frees in"): _frees,
+    },
+    concerns=frozenset({"rollouts"}),
+    tool=True,
+)

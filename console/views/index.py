@@ -1,12 +1,13 @@
-"""The state of the index, for a terminal."""
+"""The state of the index, for readers."""
 
 from __future__ import annotations
 
+from penstock.console.views.noun import NounSelection, NounView, only_row
 from penstock.console.views.text import size
 from penstock.gateway.model.index import IndexView
 
 
-def index(view: IndexView) -> str:
+def index(view: IndexView, now_ns: int = 0) -> str:
     """The state of the index and how far it has read, in a few lines."""
     lines = [f"{view.status}: {view.reason}"]
     if view.status in ("ready", "reading"):
@@ -16,3 +17,8 @@ def index(view: IndexView) -> str:
         if view.forgotten:
             lines.append(f"forgotten {view.forgotten:,} rollouts are being taken out of its files")
     return "\n".join(lines)
+
+
+INDEX = NounView[NounSelection, IndexView](
+    "index", IndexView, only_row(lambda client: client.index()), lambda _: "index", whole=index, every_s=5.0
+)

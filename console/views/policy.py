@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from penstock.console.views.noun import NounSelection, NounView, all_rows
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import abbreviate, ago, clean, duration, number, plain
 from penstock.gateway.model.validation_messages import pluralized
@@ -29,9 +30,9 @@ STOPPED = (
 )  # fmt: skip
 
 
-def waiting(questions: Sequence[Question], now_ns: int) -> Group:
-    """Each waiting call with all that a person has to know, and the commands that answer."""
-    return Group(*(part for one in questions for part in _question(one, now_ns)))
+def question(one: Question, now_ns: int) -> Group:
+    """A waiting call with all that a person has to know."""
+    return Group(*_question(one, now_ns))
 
 
 def _question(one: Question, now_ns: int) -> Iterator[Text]:
@@ -41,6 +42,16 @@ def _question(one: Question, now_ns: int) -> Iterator[Text]:
     about.append(f"rule {one.rule}" + (f": {one.message}" if one.message else ""))
     yield from (plain(f"  {line}") for line in about)
     yield plain(f"  {abbreviate(clean(one.arguments), LONGEST)}")
+
+
+WAITING = NounView[NounSelection, Question](
+    "waiting",
+    Question,
+    all_rows(lambda client: client.waiting(), "No tool call waits for a person."),
+    lambda one: one.id,
+    whole=question,
+    every_s=3.0,
+)
 
 
 def answered(one: Question, verdict: str) -> Text:

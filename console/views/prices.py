@@ -1,41 +1,37 @@
-"""Prices of models, for a terminal."""
+"""Prices of models, for readers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
+from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import number, plain
-from penstock.gateway.model.answers import PriceList
 from penstock.gateway.model.price_lists import PriceChange
 from penstock.gateway.model.prices import Price, staleness_warning
 from penstock.gateway.model.validation_messages import pluralized
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
 
 _MOST = 40
 """Maximum number of differences of a kind, and of models without a price, that are named."""
 
 
-def prices(found: PriceList, unpriced: Sequence[str] = ()) -> Group:
-    """A row for each price, and the list they are from. `unpriced`: models that were called and have no price."""
-    listing = Listing(
-        Column("model", narrows="cut", least=8), Column("since"), figure("input"), figure("output"), figure("cached"),
-        figure("cache write"), figure("long"), Column("besides", narrows="cut", least=8),
-    )  # fmt: skip
-    for one in found.prices:
-        listing.add_row(
-            plain(one.model), str(one.since or ""), number(one.input), number(one.output), number(one.cached),
-            number(one.cache_write), number(one.cache_write_long), plain(_besides(one)),
-        )  # fmt: skip
+async def _fetch(client: Client, selection: NounSelection) -> NounRows[Price]:
+    found, called = await client.prices(), await client.breakdown("model", "")
     file = "the list that comes with Penstock" if found.builtin else "the file that penstock.toml names"
-    said = [Text(f"{found.currency} for a million tokens, as of {found.as_of}: {file}.")]
+    above = [Text(f"{found.currency} for a million tokens, as of {found.as_of}: {file}.")]
     if aged := staleness_warning(found.as_of, time.time_ns()):
-        said.append(Text(f"Warning: {aged}.", style="yellow"))
-    none = [Text(f"Called, and without a price: {_named(unpriced)}.")] if unpriced else []
-    return Group(*said, listing, *none)
+        above.append(Text(f"Warning: {aged}.", style="yellow"))
+    unpriced = [row.value for row in called.rows if row.unpriced]
+    below = [Text(f"Called, and without a price: {_named(unpriced)}.")] if unpriced else []
+    return NounRows(found.prices, above=above, below=below)
 
 
 def _besides(price: Price) -> str:
@@ -48,6 +44,25 @@ def _besides(price: Price) -> str:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
     return ", ".join(names[:_MOST]) + more
+
+
+PRICES = NounView[NounSelection, Price](
+    "prices",
+    Price,
+    _fetch,
+    key=lambda one: f"{one.model} {one.since or ''}".strip(),
+    columns={
+        Column("model", narrows="cut", least=8): lambda one, _: plain(one.model),
+        Column("since"): lambda one, _: str(one.since or ""),
+        figure("input"): lambda one, _: number(one.input),
+        figure("output"): lambda one, _: number(one.output),
+        figure("cached"): lambda one, _: number(one.cached),
+        figure("cache write"): lambda one, _: number(one.cache_write),
+        figure("long"): lambda one, _: number(one.cache_write_long),
+        Column("besides", narrows="cut", least=8): lambda one, _: plain(_besides(one)),
+    },
+    every_s=60.0,
+)
 
 
 def differences(found: Sequence[PriceChange]) -> Group:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from penstock.console.views.noun import NounSelection, NounView, all_rows, only_row
 from penstock.console.views.rollouts import pluralized, status
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import age, ago, clean, number, plain, size
@@ -15,10 +16,6 @@ from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diag
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import Rollout, Worker
 
-WORKERS = (
-    Column("worker"), Column("heard of", 6), Column("attempts", narrows="words"), figure("finished", 5),
-    figure("cpu", 4), figure("memory", 3), figure("gpu", 2), figure("gpu memory", 1),
-)  # fmt: skip
 DIAGNOSES = (
     Column("rollout"), Column("status", 2), figure("reward", 3), figure("train"), figure("sequences", 1),
     Column("why", narrows="fold", least=24),
@@ -38,22 +35,39 @@ def queue(found: QueueStatus, now_ns: int) -> Text:
     return Text(f"Queue {found.state}: {waiting}{oldest}; {found.claimed:,} claimed.")
 
 
-def workers(rows: Iterable[Worker], now_ns: int) -> Listing:
-    """A line for each worker."""
-    made = Listing(*WORKERS)
-    for w in rows:
-        f = w.figures
-        used = (_percent(f.cpu_percent), _bytes(f.memory_bytes), _percent(f.gpu_percent), _bytes(f.gpu_memory_bytes))
-        made.add_row(plain(w.id), ago(w.last_seen_ns, now_ns), plain(" ".join(w.attempts)), f"{w.finished:,}", *used)
-    return made
-
-
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0f} %"
 
 
 def _bytes(value: int | None) -> str:
     return "" if value is None else size(value)
+
+
+QUEUE = NounView[NounSelection, QueueStatus](
+    "queue", QueueStatus, only_row(lambda client: client.queue()), lambda _: "queue", whole=queue,
+    concerns=frozenset({"rollouts"}), every_s=5.0,
+)  # fmt: skip
+WORKERS = NounView[NounSelection, Worker](
+    "workers",
+    Worker,
+    all_rows(
+        lambda client: client.workers(),
+        "No worker was heard of in the last quarter of an hour: `penstock run -- COMMAND` starts one.",
+    ),
+    key=lambda one: one.id,
+    columns={
+        Column("worker"): lambda one, _: plain(one.id),
+        Column("heard of", 6): lambda one, now_ns: ago(one.last_seen_ns, now_ns),
+        Column("attempts", narrows="words"): lambda one, _: plain(" ".join(one.attempts)),
+        figure("finished", 5): lambda one, _: f"{one.finished:,}",
+        figure("cpu", 4): lambda one, _: _percent(one.figures.cpu_percent),
+        figure("memory", 3): lambda one, _: _bytes(one.figures.memory_bytes),
+        figure("gpu", 2): lambda one, _: _percent(one.figures.gpu_percent),
+        figure("gpu memory", 1): lambda one, _: _bytes(one.figures.gpu_memory_bytes),
+    },
+    concerns=frozenset({"rollouts"}),
+    every_s=5.0,
+)
 
 
 def enqueued(answers: Sequence[EnqueueResult]) -> Text:

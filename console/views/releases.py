@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from penstock.console.views.coverage import lines
+from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.release_summary import (
     EValueThreshold,
     StageStatus,
@@ -32,15 +34,14 @@ from penstock.gateway.model.release import AuditTrailEntry, Forecast, Release, R
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.validation_messages import pluralized
 
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
 BAR = 20
 """Characters of a full bar, which stands for the limit."""
 LAST = 5
 """Number of the chain's last entries that a status shows."""
 SIGNS = {"done": "✓", "skipped": "skipped", "failed": "✗", "now": "", "ahead": ""}
-RELEASES = (
-    Column("release"), Column("stage"), Column("from", 6), Column("to"), figure("split", 4), figure("assigned", 2),
-    figure("counted", 1), figure("age", 3), Column("why", 5, narrows="fold", least=24),
-)  # fmt: skip
 EVIDENCE = (
     Column("evidence"),
     Column("how far", 1),
@@ -51,25 +52,43 @@ EVIDENCE = (
 COLOURS = {"promoted": "green", "rolled_back": "red", "aborted": "yellow", "held": "magenta", "canary": "cyan"}
 
 
-def releases(rows: Iterable[Release], now_ns: int) -> Listing:
-    """A line for each release."""
-    made = Listing(*RELEASES)
-    for r in rows:
-        figures = (f"{share(r.stage, r.split):.0%}", f"{r.assigned:,}", f"{r.counted:,}", age(r.created_ns, now_ns))
-        made.add_row(
-            plain(r.id),
-            _stage(r),
-            plain(versions(r, "stable")),
-            plain(versions(r, "candidate")),
-            *figures,
-            plain(r.reason),
-        )
-    return made
+class ReleaseSelection(NounSelection):
+    """The options of the list of releases."""
+
+    live: bool = False
+    """Only those that can still change what an agent gets."""
+
+
+async def _fetch(client: Client, selection: ReleaseSelection) -> NounRows[Release]:
+    none = "There are no releases yet: `penstock release start NAME --candidate VERSION` starts one."
+    return NounRows(await client.releases(live=selection.live), "No release is live." if selection.live else none)
 
 
 def _stage(release: Release) -> Text:
     waiting = f" ({release.waits})" if release.waits else ""
     return Text(clean(stage_name(release.stage) + waiting), style=COLOURS.get(release.stage, ""))
+
+
+RELEASES = NounView[ReleaseSelection, Release](
+    "releases",
+    Release,
+    _fetch,
+    selection=ReleaseSelection,
+    key=lambda one: one.id,
+    columns={
+        Column("release"): lambda one, _: plain(one.id),
+        Column("stage"): lambda one, _: _stage(one),
+        Column("from", 6): lambda one, _: plain(versions(one, "stable")),
+        Column("to"): lambda one, _: plain(versions(one, "candidate")),
+        figure("split", 4): lambda one, _: f"{share(one.stage, one.split):.0%}",
+        figure("assigned", 2): lambda one, _: f"{one.assigned:,}",
+        figure("counted", 1): lambda one, _: f"{one.counted:,}",
+        figure("age", 3): lambda one, now_ns: age(one.created_ns, now_ns),
+        Column("why", 5, narrows="fold", least=24): lambda one, _: plain(one.reason),
+    },
+    concerns=frozenset({"releases", "rollouts"}),
+    every_s=5.0,
+)
 
 
 def status(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views import coverage
+from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.release_summary import audience
 from penstock.console.views.rollouts import BRIEF, pluralized
 from penstock.console.views.table import Column, Listing, figure
@@ -19,6 +21,9 @@ from penstock.gateway.releases.prompts.induction import FEWEST, PromptProposal
 from penstock.gateway.releases.prompts.recogniser import TextMatch
 from penstock.gateway.releases.prompts.volatile_values import find_volatile_values
 
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
 SLOT = "bold cyan"
 """Style of slots, which stand in braces too, for terminals without colours."""
 FEW = 4
@@ -28,32 +33,25 @@ _UNSENT = (
     "texts by themselves, register that with --sent."
 )
 SIGNS = {"+": "green", "-": "red", "@": "cyan"}
-RESOURCES = (
-    Column("resource"), Column("kind", 3), Column("stable"), Column("newest"), figure("versions", 2), figure("age", 1),
-    Column("coverage", 5), Column("live releases", 4, narrows="words"),
-)  # fmt: skip
 VERSIONS = (
     Column("version"), Column("parent", 3), Column("author", 1), figure("made", 2),
     Column("what", narrows="fold", least=24), Column("note", 4, narrows="fold", least=16),
 )  # fmt: skip
 
 
-def listed(found: ResourceList, now_ns: int) -> Group:
+async def _fetch(client: Client, selection: NounSelection) -> NounRows[ResourceView]:
+    return listed(await client.resource_list())
+
+
+def listed(found: ResourceList) -> NounRows[ResourceView]:
     """All resources, and the number of requests that could not be searched for them, by reason."""
     counts = found.unread
     unread = f"{pluralized(sum(counts.values()), 'request')} passed unread: {coverage.reasons(counts)}."
-    return Group(resources(found.resources, now_ns), *([Text(unread, "yellow")] if counts else []))
-
-
-def resources(rows: Iterable[ResourceView], now_ns: int) -> Listing:
-    """A line for each resource."""
-    made = Listing(*RESOURCES)
-    for one in rows:
-        newest = one.versions[-1]
-        names = (plain(one.name), one.kind, plain(_stable(one)), plain(newest.version))
-        figures = (f"{len(one.versions):,}", age(newest.created_ns, now_ns))
-        made.add_row(*names, *figures, _covered(one), plain(" ".join(one.releases)))
-    return made
+    none = (
+        "There are no resources yet: `penstock resource add NAME --file FILE` registers a prompt, `penstock prompts "
+        "discover` finds those that agents send."
+    )
+    return NounRows(found.resources, none, below=[Text(unread, "yellow")] if counts else [])
 
 
 def _covered(one: ResourceView) -> Text:
@@ -67,6 +65,26 @@ def _stable(one: ResourceView) -> str:
     """The stable version for everybody, and the number of exceptions."""
     rules = pluralized(len(one.stable.rules), "exception")
     return one.stable.version + (f" ({rules})" if one.stable.rules else "")
+
+
+RESOURCES = NounView[NounSelection, ResourceView](
+    "resources",
+    ResourceView,
+    _fetch,
+    key=lambda one: one.name,
+    columns={
+        Column("resource"): lambda one, _: plain(one.name),
+        Column("kind", 3): lambda one, _: one.kind,
+        Column("stable"): lambda one, _: plain(_stable(one)),
+        Column("newest"): lambda one, _: plain(one.versions[-1].version),
+        figure("versions", 2): lambda one, _: f"{len(one.versions):,}",
+        figure("age", 1): lambda one, now_ns: age(one.versions[-1].created_ns, now_ns),
+        Column("coverage", 5): lambda one, _: _covered(one),
+        Column("live releases", 4, narrows="words"): lambda one, _: plain(" ".join(one.releases)),
+    },
+    concerns=frozenset({"resources", "releases"}),
+    every_s=15.0,
+)
 
 
 def resource(one: ResourceView, now_ns: int) -> Group:

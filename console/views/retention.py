@@ -1,25 +1,25 @@
-"""Retention for a terminal: rules, holds and forgotten rollouts. Pure."""
+"""Retention for readers: rules, holds and forgotten rollouts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from penstock.console.views.table import Column, Listing
+from penstock.console.views.noun import LimitedSelection, NounRows, NounSelection, NounView, all_rows, limited, only_row
+from penstock.console.views.table import Column
 from penstock.console.views.text import moment, plain, size
 from penstock.gateway.model.retention import RetentionStatus
 from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
 from penstock.gateway.model.validation_messages import pluralized
 
-HOLDS = (
-    Column("rollout"), Column("since"), Column("who"), Column("why", 1, narrows="fold", least=16),
-)  # fmt: skip
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
 _NAMED: Final = 3
 """Maximum number of rollouts that are named; more are counted."""
-FORGOTTEN = (Column("rollout"), Column("when"), Column("why", 1, narrows="fold", least=16))
 
 
-def status(view: RetentionStatus) -> str:
+def _status(view: RetentionStatus, now_ns: int) -> str:
     """The rules and the progress of retention, in a few lines."""
     lines = [f"forget    {rule}" for rule in view.rules]
     if view.keep_bytes is not None:
@@ -68,17 +68,34 @@ def held(changed: Sequence[RetentionHold], lifted: bool) -> str:
     return f"{names} {verb} not kept any more" if lifted else f"{names} {verb} kept until {lift}"
 
 
-def holds(found: Sequence[RetentionHold]) -> Listing:
-    """A line for each hold."""
-    made = Listing(*HOLDS)
-    for one in found:
-        made.add_row(one.rollout, moment(one.at_ns), plain(one.who), plain(one.why))
-    return made
+async def _fetch_forgotten(client: Client, selection: LimitedSelection) -> NounRows[ForgottenRollout]:
+    return await limited(selection.limit, client.forgotten, "Nothing was forgotten yet.")
 
 
-def forgotten_list(found: Sequence[ForgottenRollout]) -> Listing:
-    """A line for each forgotten rollout."""
-    made = Listing(*FORGOTTEN)
-    for one in found:
-        made.add_row(one.rollout, moment(one.at_ns), plain(one.why))
-    return made
+RETENTION = NounView[NounSelection, RetentionStatus](
+    "retention", RetentionStatus, only_row(lambda client: client.retention()), lambda _: "retention", whole=_status
+)
+HOLDS = NounView[NounSelection, RetentionHold](
+    "holds",
+    RetentionHold,
+    all_rows(lambda client: client.holds(), "Nobody keeps a rollout."),
+    key=lambda one: one.rollout,
+    columns={
+        Column("rollout"): lambda one, _: one.rollout,
+        Column("since"): lambda one, _: moment(one.at_ns),
+        Column("who"): lambda one, _: plain(one.who),
+        Column("why", 1, narrows="fold", least=16): lambda one, _: plain(one.why),
+    },
+)
+FORGOTTEN = NounView[LimitedSelection, ForgottenRollout](
+    "forgotten",
+    ForgottenRollout,
+    _fetch_forgotten,
+    selection=LimitedSelection,
+    key=lambda one: one.rollout,
+    columns={
+        Column("rollout"): lambda one, _: one.rollout,
+        Column("when"): lambda one, _: moment(one.at_ns),
+        Column("why", 1, narrows="fold", least=16): lambda one, _: plain(one.why),
+    },
+)

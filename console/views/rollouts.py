@@ -7,11 +7,13 @@ none can control the terminal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.text import Text
 
 from penstock.console.views import span_summary
+from penstock.console.views.noun import LimitedSelection, NounRows, NounView, limited
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import (
     abbreviate,
@@ -36,6 +38,13 @@ from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.tools import ToolStats, ToolUse
 from penstock.gateway.model.validation_messages import pluralized
 
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
+NO_ROLLOUTS = (
+    "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "
+    "gateway's, with /v1 behind it where its SDK wants that."
+)
 STYLES = {
     "ok": "green", "succeeded": "green", "error": "red", "failed": "red", "timeout": "red", "interrupted": "magenta",
     "unresponsive": "magenta", "environment": "magenta", "cancelled": "yellow", "open": "cyan", "running": "cyan",
@@ -62,11 +71,6 @@ def sums(t: Totals) -> str:
 # --- tables ---
 
 
-ROLLOUTS = (
-    Column("rollout"), Column("group", 8, optional=True), Column("mode", 2), Column("status"), figure("attempts", 4),
-    figure("reward", 10), figure("calls", 9), figure("errors", 7), figure("tokens", 5), figure("tools", 1),
-    figure("age", 6), Column("last call", 3),
-)  # fmt: skip
 SPANS = (
     Column("attempt"), figure("#"), Column("started (UTC)", 3), Column("what", 7),
     Column("model", narrows="cut", least=16), Column("status"), figure("http", 4), figure("latency", 6),
@@ -91,30 +95,55 @@ TOOLS = (
 )  # fmt: skip
 
 
-def rollouts(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
-    """A line for each rollout. The column of groups is shown if there are any."""
-    made = Listing(*ROLLOUTS)
-    for r in rows:
-        head = (plain(r.id), plain(r.group), r.mode, _stands(r))
-        made.add_row(*head, *map(plain, _figures(r)), age(r.created_ns, now_ns), _last_call(r, now_ns))
-    return made
-
-
 def _stands(r: RolloutSummary) -> Text:
     """The status, with a note if the rollout is ambiguous."""
     return joined(status(r.status), Text("ambiguous", style="yellow") if r.totals.ambiguous else "")
 
 
-def _figures(r: RolloutSummary) -> Iterator[object]:
-    t = r.totals
-    yield f"{r.tries}/{r.config.max_attempts}" if r.origin == "queued" else len(r.attempts)
-    yield number(r.reward)
-    yield from (t.calls or "", t.errors or "", sums(t) if t.calls else "")
-    yield t.tool_calls or ""
+def _attempts(r: RolloutSummary) -> str:
+    return f"{r.tries}/{r.config.max_attempts}" if r.origin == "queued" else f"{len(r.attempts)}"
 
 
 def _last_call(r: RolloutSummary, now_ns: int) -> str:
     return ago(r.last_seen_ns, now_ns) if r.totals.calls else ""
+
+
+class RolloutSelection(LimitedSelection):
+    """The options of the list of rollouts."""
+
+    filter: str = ""
+    """Terms such as status:waiting group:q1 reward>0.5 model:qwen*. Those about calls (model, latency ...) must all
+    hold for one call of the rollout."""
+
+
+async def _fetch(client: Client, selection: RolloutSelection) -> NounRows[RolloutSummary]:
+    terms = selection.filter
+    none = "No rollout matches." if terms else NO_ROLLOUTS
+    return await limited(selection.limit, lambda most: client.rollouts(terms, most), none)
+
+
+ROLLOUTS = NounView[RolloutSelection, RolloutSummary](
+    "rollouts",
+    RolloutSummary,
+    _fetch,
+    selection=RolloutSelection,
+    key=lambda one: one.id,
+    columns={
+        Column("rollout"): lambda one, _: plain(one.id),
+        Column("group", 8, optional=True): lambda one, _: plain(one.group),
+        Column("mode", 2): lambda one, _: one.mode,
+        Column("status"): lambda one, _: _stands(one),
+        figure("attempts", 4): lambda one, _: _attempts(one),
+        figure("reward", 10): lambda one, _: number(one.reward),
+        figure("calls", 9): lambda one, _: plain(one.totals.calls or ""),
+        figure("errors", 7): lambda one, _: plain(one.totals.errors or ""),
+        figure("tokens", 5): lambda one, _: sums(one.totals) if one.totals.calls else "",
+        figure("tools", 1): lambda one, _: plain(one.totals.tool_calls or ""),
+        figure("age", 6): lambda one, now_ns: age(one.created_ns, now_ns),
+        Column("last call", 3): _last_call,
+    },
+    concerns=frozenset({"rollouts"}),
+)
 
 
 def spans(rows: Iterable[Span]) -> Listing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,20 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.console.views.candidates import tree
+from penstock.console.views.noun import LimitedSelection, NounRows, NounView, limited
 from penstock.console.views.rollouts import pluralized, status
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import age, ago, clean, duration, joined, moment, number, plain
-from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
+from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead, RunKind, RunStatus
+
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
 
 BARS = "▁▂▃▄▅▆▇█"
 TREND = 32
 """Number of characters of a sparkline."""
 WATCHED = 12
 """Maximum number of candidates that are shown of a run in progress."""
-RUNS = (
-    Column("run"), Column("kind", 6), Column("status"), figure("step"), figure("metrics", 1), figure("made", 2),
-    figure("resumed", 3), figure("age", 5), Column("heard", 4), Column("message", 7, narrows="fold", least=24),
-)  # fmt: skip
 METRICS = (
     Column("metric"), figure("last"), Column("trend", 4), figure("lowest", 2), figure("highest", 3),
     figure("points", 1), figure("not finite", 5),
@@ -33,19 +34,46 @@ METRICS = (
 COLOURS = {"warning": "yellow", "error": "red"}
 
 
-def runs(rows: Iterable[RunHead], now_ns: int) -> Listing:
-    """A line for each run."""
-    made = Listing(*RUNS)
-    for r in rows:
-        figures = (_step(r), len(r.metrics) or "", len(r.made) or "", r.resumed or "", age(r.created_ns, now_ns))
-        heard = ago(r.ended_ns or r.last_seen_ns, now_ns)
-        made.add_row(plain(r.id), r.kind, status(r.status), *map(plain, figures), heard, plain(r.message or r.name))
-    return made
+class RunSelection(LimitedSelection):
+    """The options of the list of runs."""
+
+    kind: RunKind | None = None
+    """Only those that learn like this: grpo, sft, dpo, apo or custom."""
+    status: RunStatus | None = None
+    """Only those that stand here: running, silent, succeeded, failed or stopped."""
+
+
+async def _fetch(client: Client, selection: RunSelection) -> NounRows[RunHead]:
+    kind, status = selection.kind, selection.status
+    none = "No run matches." if kind or status else "There are no training runs yet; `penstock train` starts one."
+    return await limited(selection.limit, lambda most: client.runs(kind, status, most), none)
 
 
 def _step(run: RunHead) -> str:
     done = "" if run.step is None else f"{run.step:,}"
     return done if run.steps is None else f"{done or 0}/{run.steps:,}"
+
+
+RUNS = NounView[RunSelection, RunHead](
+    "runs",
+    RunHead,
+    _fetch,
+    selection=RunSelection,
+    key=lambda one: one.id,
+    columns={
+        Column("run"): lambda one, _: plain(one.id),
+        Column("kind", 6): lambda one, _: one.kind,
+        Column("status"): lambda one, _: status(one.status),
+        figure("step"): lambda one, _: plain(_step(one)),
+        figure("metrics", 1): lambda one, _: plain(len(one.metrics) or ""),
+        figure("made", 2): lambda one, _: plain(len(one.made) or ""),
+        figure("resumed", 3): lambda one, _: plain(one.resumed or ""),
+        figure("age", 5): lambda one, now_ns: plain(age(one.created_ns, now_ns)),
+        Column("heard", 4): lambda one, now_ns: ago(one.ended_ns or one.last_seen_ns, now_ns),
+        Column("message", 7, narrows="fold", least=24): lambda one, _: plain(one.message or one.name),
+    },
+    concerns=frozenset({"runs"}),
+)
 
 
 def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: int) -> Group:

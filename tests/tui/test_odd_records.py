@@ -13,13 +13,14 @@ from fakes.tui_world import World
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from penstock.console.views.noun import NounRows
 from penstock.console.views.text import clean
 from penstock.gateway.client.client import Client
+from penstock.gateway.model.resource import ResourceView
 from penstock.tui.link import GatewayLink
 from penstock.tui.loader import ViewLoader, ViewState
 from penstock.tui.panes import raw
 from penstock.tui.screens.registry import comparison_words
-from penstock.tui.screens.resources import ResourcesData
 from penstock.tui.screens.tools import ToolsData as Tools
 from penstock.tui.screens.tools import ToolsView
 from penstock.tui.view import ScreenView
@@ -67,7 +68,7 @@ async def test_a_tool_that_has_gone_is_neither_looked_at_nor_compared() -> None:
     closer = await view.load_details(Client("http://127.0.0.1"), none, "files/read")
     assert not view.panes(none, "files/read", closer, 0)
     with pytest.raises(ValueError, match="mark two rows"):
-        comparison_words("resources", ResourcesData({}), (), "desk")
+        comparison_words("resources", NounRows[ResourceView]([]), (), "desk")
 
 
 class Odd(ScreenView[str, None]):

@@ -145,7 +145,7 @@ class CompareRolloutsView(CompareView):
         return TableModel(columns, ids, lambda id: _row_cells(data, int(id) - 1), none, start=start)
 
     def panes(self, data: RolloutComparison, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
-        facts = pane("Rollouts", rollouts.rollouts(data.rollouts, now_ns))
+        facts = pane("Rollouts", rollouts.ROLLOUTS.table(data.rollouts, now_ns))
         if id is None:
             return [facts]
         if len(data.rollouts) == 2:

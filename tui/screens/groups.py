@@ -90,7 +90,7 @@ class GroupsView(ScreenView[GroupsData, None]):
 
     def panes(self, data: GroupsData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         group = data.groups.get(id or "")
-        return () if group is None else [pane("Rollouts", shown.rollouts(group.rows, now_ns))]
+        return () if group is None else [pane("Rollouts", shown.ROLLOUTS.table(group.rows, now_ns))]
 
     def command(self, id: str | None) -> str:
         return "penstock rollouts" if id is None else RolloutsView(_only(id)).command(None)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from penstock.console.views import audit, rollouts
+from penstock.console.views import rollouts
+from penstock.console.views.audit import AUDIT
 from penstock.console.views.table import Column
 from penstock.console.views.text import clean, joined
 from penstock.gateway.model.audit import AuditEntry
@@ -74,7 +75,7 @@ class LogView(ScreenView[LogData, None]):
 
     def panes(self, data: LogData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
         none = Text("Nobody has changed anything yet.")
-        people = pane("People", audit.entries(data.entries, now_ns) if data.entries else none)
+        people = pane("People", AUDIT.table(data.entries, now_ns) if data.entries else none)
         change = data.changes.get(id or "")
         return [people] if change is None else [pane("Change", _whole(change)), people]
 

@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from penstock.console.views.registry import NOUNS, listable
+from penstock.console.views.resources import RESOURCES
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.tui.screens.compare import MOST, CompareRolloutsView, CompareRunsView, CompareVersionsView, CompareView
 from penstock.tui.screens.groups import GroupsView
 from penstock.tui.screens.log import LogView
+from penstock.tui.screens.noun import noun_screen
 from penstock.tui.screens.overview import OverviewView
 from penstock.tui.screens.releases import ReleasesView
 from penstock.tui.screens.resources import ResourcesView
@@ -44,6 +47,18 @@ def _plain(view: type[ScreenView[Any, Any]]) -> ScreenEntry:
     return ScreenEntry(make, view, "", view.help)
 
 
+def _noun(name: str) -> ScreenEntry:
+    """The screen of a noun, which takes a filter if the noun has one."""
+    view = noun_screen(name)
+
+    def make(words: Sequence[str]) -> ScreenView[Any, Any]:
+        return view(" ".join(words))
+
+    return (
+        ScreenEntry(make, view, "[FILTER]", view.help) if "filter" in view.noun.selection.model_fields else _plain(view)
+    )
+
+
 def _rollout(words: Sequence[str]) -> ScreenView[Any, Any]:
     if len(words) != 1 or not re.fullmatch(ID_PATTERN, words[0]):
         raise ValueError(f"rollout wants the id of one rollout behind it, not {' '.join(words)!r}")
@@ -69,7 +84,7 @@ def _rollouts(words: Sequence[str]) -> ScreenView[Any, Any]:
 
 
 COMPARES: Final = f"rollouts ID ID [ID ...] (up to {MOST}), group NAME, versions RESOURCE OLD NEW, or runs ID ID"
-SCREENS: Final[dict[str, ScreenEntry]] = {
+OWN: Final[dict[str, ScreenEntry]] = {
     "overview": _plain(OverviewView),
     "rollouts": ScreenEntry(_rollouts, RolloutsView, "[FILTER]", RolloutsView.help),
     "tools": _plain(ToolsView),
@@ -83,10 +98,12 @@ SCREENS: Final[dict[str, ScreenEntry]] = {
     "log": _plain(LogView),
     "groups": _plain(GroupsView),
 }
-
-
-STANDING: Final = [(name,) for name, named in SCREENS.items() if named.wants in ("", "[FILTER]")]
-"""The screens that need no arguments, in order."""
+"""The screens with code of their own."""
+STANDING: Final = [(name,) for name, named in OWN.items() if named.wants in ("", "[FILTER]")]
+"""The screens that `--plain` prints when none is named, in order."""
+SCREENS: Final[dict[str, ScreenEntry]] = OWN | {
+    name: _noun(name) for name in NOUNS if name not in OWN and listable(name)
+}
 
 
 def make_view(words: Sequence[str]) -> ScreenView[Any, Any]:
@@ -107,13 +124,13 @@ def comparison_words(view: str, data: Any, marked: Sequence[str], chosen: str | 
         return ["compare", "group", row.group]
     if view == "groups" and chosen is not None:
         return ["compare", "group", chosen]
-    if view == "resources" and chosen is not None and chosen in data.resources:
-        versions = data.resources[chosen].versions
+    if view == "resources" and (one := RESOURCES.find(data, chosen)) is not None:
+        versions = one.versions
         if len(versions) < 2:
-            raise ValueError(f"{chosen} has one version; there is nothing to compare it with")
-        stable = data.resources[chosen].stable.version
+            raise ValueError(f"{one.name} has one version; there is nothing to compare it with")
+        stable = one.stable.version
         newest = versions[-1].version
-        return ["compare", "versions", chosen, stable if stable != newest else versions[-2].version, newest]
+        return ["compare", "versions", one.name, stable if stable != newest else versions[-2].version, newest]
     if view == "runs" and len(marked) == 2:
         return ["compare", "runs", *marked]
     if view == "rollouts" and 2 <= len(marked) <= MOST:

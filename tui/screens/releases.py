@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views import releases as shown
+from penstock.console.views.noun import NounRows
 from penstock.console.views.release_series import EvidencePoint, History, series
 from penstock.console.views.release_summary import (
     audience,
@@ -27,21 +28,14 @@ from penstock.gateway.client.release_history import read_history
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import ARMS, Release, ReleaseView
 from penstock.tui.panes.race import race
-from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
+from penstock.tui.screens.noun import NounScreen
+from penstock.tui.view import Pane, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 MOST: Final = 5_000
 """The most assignments with which the growth of the evidence is computed."""
-NONE = "There are no releases yet: `penstock release start NAME --candidate VERSION` starts one."
-
-
-@dataclass(frozen=True, slots=True)
-class ReleasesData:
-    """All releases by name, live ones first."""
-
-    releases: dict[str, Release]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +52,16 @@ class ReleaseDetails:
 
 def _act(
     id: str, verb: str, does: Callable[[Release], str], possible: Callable[[Release], str | None], reason: bool = False
-) -> ViewAction[ReleasesData]:
+) -> ViewAction[NounRows[Release]]:
     """An action that makes a decision. `verb`: its name in the API."""
 
-    def unavailable(data: ReleasesData, row: str | None) -> str | None:
-        found = data.releases.get(row or "")
+    def unavailable(data: NounRows[Release], row: str | None) -> str | None:
+        found = shown.RELEASES.find(data, row)
         return "no release is chosen" if found is None else possible(found)
 
-    def question(data: ReleasesData, row: str | None) -> str:
-        one = data.releases[row or ""]
+    def question(data: NounRows[Release], row: str | None) -> str:
+        one = shown.RELEASES.find(data, row)
+        assert one is not None
         only = audience(one.only)
         whom = f"calls of {only}" if only else "all calls"
         now = f"{share(one.stage, one.split):.0%} of new {one.policy.observation_noun}"
@@ -75,7 +70,7 @@ def _act(
             f"{now} get {one.candidate}, {one.assigned:,} were assigned so far. {does(one)}"
         )
 
-    async def act(client: Client, data: ReleasesData, row: str | None, said: ActionRequest) -> str:
+    async def act(client: Client, data: NounRows[Release], row: str | None, said: ActionRequest) -> str:
         moved = await client.decide(row or "", verb, said)
         return f"{moved.id} is {stage_name(moved.stage)}."
 
@@ -98,12 +93,9 @@ def _awaits(one: Release) -> str | None:
     return _ended(one) or (None if one.waits == "approval" else f"{one.id} does not wait for approval")
 
 
-class ReleasesView(ScreenView[ReleasesData, ReleaseDetails]):
-    name = "releases"
-    title = "Releases"
+class ReleasesView(NounScreen[Release, ReleaseDetails]):
+    noun = shown.RELEASES
     help = "canaries and what decides them; freeze, promote, roll back"
-    concerns = frozenset({"releases", "rollouts"})
-    every_s = 5.0
     actions: ClassVar[Sequence[ViewAction[Any]]] = (
         _act("release.promote", "promote",
              lambda one: f"Make {one.candidate} stable now, whatever the evidence says?", _ended, True),
@@ -120,16 +112,17 @@ class ReleasesView(ScreenView[ReleasesData, ReleaseDetails]):
     )  # fmt: skip
 
     def __init__(self) -> None:
+        super().__init__()
         self._grown: tuple[tuple[str, int, int], Sequence[EvidencePoint]] | None = None
 
     def forget(self) -> None:
         self._grown = None
 
-    async def load(self, client: Client) -> ReleasesData:
-        found = await client.releases()
-        return ReleasesData({one.id: one for one in sorted(found, key=lambda one: not one.live)})
+    async def load(self, client: Client) -> NounRows[Release]:
+        found = await super().load(client)
+        return replace(found, rows=sorted(found.rows, key=lambda one: not one.live))
 
-    async def load_details(self, client: Client, data: ReleasesData, id: str) -> ReleaseDetails:
+    async def load_details(self, client: Client, data: NounRows[Release], id: str) -> ReleaseDetails:
         """Ask for the release's evidence, its audit chain and, unless there are too many, its assignments."""
         view = await client.release(id)
         release = view.release
@@ -149,19 +142,15 @@ class ReleasesView(ScreenView[ReleasesData, ReleaseDetails]):
             self._grown = state, await asyncio.to_thread(series, release, history, 100)
         return self._grown[1]
 
-    def head(self, data: ReleasesData, now_ns: int) -> Text:
-        live = sum(one.live for one in data.releases.values())
-        waiting = sum(one.waits == "approval" or one.stage == "held" for one in data.releases.values() if one.live)
+    def head(self, data: NounRows[Release], now_ns: int) -> Text:
+        live = sum(one.live for one in data.rows)
+        waiting = sum(one.waits == "approval" or one.stage == "held" for one in data.rows if one.live)
         asks = f"{waiting:,} wait for a person" if waiting else ""
-        return joined(f"{live:,} live of {len(data.releases):,}", Text(asks, style="bold yellow"))
+        return joined(f"{live:,} live of {len(data.rows):,}", Text(asks, style="bold yellow"))
 
-    def table(self, data: ReleasesData, now_ns: int) -> TableModel:
-        def cells(id: str) -> Sequence[Text | str]:
-            return shown.releases([data.releases[id]], now_ns).rows[0]
-
-        return TableModel(shown.RELEASES, list(data.releases), cells, NONE)
-
-    def panes(self, data: ReleasesData, id: str | None, closer: ReleaseDetails | None, now_ns: int) -> Sequence[Pane]:
+    def panes(
+        self, data: NounRows[Release], id: str | None, closer: ReleaseDetails | None, now_ns: int
+    ) -> Sequence[Pane]:
         if closer is None:
             return ()
         view, chain = closer.view, closer.history.audit
@@ -172,9 +161,6 @@ class ReleasesView(ScreenView[ReleasesData, ReleaseDetails]):
             pane("Policy", _policy(view.release)),
             pane("Audit", shown.history(view.release, list(reversed(chain)))),
         ]
-
-    def command(self, id: str | None) -> str:
-        return "penstock release list" if id is None else f"penstock release status {id}"
 
 
 def _coverage(closer: ReleaseDetails, now_ns: int) -> RenderableType:

@@ -3,65 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views import resources as shown
+from penstock.console.views.noun import NounRows
 from penstock.console.views.release_summary import audience
 from penstock.console.views.table import Column, Listing
 from penstock.console.views.text import clean, joined, plain
 from penstock.gateway.model.resource import Need, Resource, ResourceView
-from penstock.tui.view import Pane, ScreenView, TableModel, pane
+from penstock.tui.screens.noun import NounScreen
+from penstock.tui.view import Pane, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
 DIFFERENCES: Final = 20
 """The newest versions, whose changes are shown."""
-NONE = (
-    "There are no resources yet: `penstock resource add NAME --file FILE` registers a prompt, `penstock prompts "
-    "discover` finds those that agents send."
-)
 USED = (
     Column("version"), Column("stable for", narrows="words", least=16), Column("live releases", 1, narrows="words"),
     Column("pinned rollouts", 2, narrows="fold", least=16),
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ResourcesData:
-    """All resources by name."""
-
-    resources: dict[str, ResourceView]
-
-
-class ResourcesView(ScreenView[ResourcesData, list[Need]]):
-    name = "resources"
-    title = "Resources"
+class ResourcesView(NounScreen[ResourceView, list[Need]]):
+    noun = shown.RESOURCES
     help = "prompts, tool texts and models: versions, differences, and where each is used; c compares two versions"
-    concerns = frozenset({"resources", "releases"})
-    every_s = 15.0
 
-    async def load(self, client: Client) -> ResourcesData:
-        return ResourcesData({one.name: one for one in await client.resources()})
+    def head(self, data: NounRows[ResourceView], now_ns: int) -> Text:
+        versions = sum(len(one.versions) for one in data.rows)
+        return Text(f"{len(data.rows):,} resources, {versions:,} versions")
 
-    def head(self, data: ResourcesData, now_ns: int) -> Text:
-        versions = sum(len(one.versions) for one in data.resources.values())
-        return Text(f"{len(data.resources):,} resources, {versions:,} versions")
-
-    def table(self, data: ResourcesData, now_ns: int) -> TableModel:
-        made = shown.resources(data.resources.values(), now_ns)
-        by_name = dict(zip(data.resources, made.rows, strict=True))
-        return TableModel(made.columns, list(by_name), by_name.__getitem__, NONE)
-
-    async def load_details(self, client: Client, data: ResourcesData, id: str) -> list[Need]:
+    async def load_details(self, client: Client, data: NounRows[ResourceView], id: str) -> list[Need]:
         return await client.needed_versions(id)
 
-    def panes(self, data: ResourcesData, id: str | None, closer: list[Need] | None, now_ns: int) -> Sequence[Pane]:
-        one = data.resources.get(id or "")
+    def panes(
+        self, data: NounRows[ResourceView], id: str | None, closer: list[Need] | None, now_ns: int
+    ) -> Sequence[Pane]:
+        one = self.noun.find(data, id)
         if one is None:
             return ()
         stable = next((version for version in one.versions if version.version == one.stable.version), one.versions[-1])
@@ -71,9 +52,6 @@ class ResourcesView(ScreenView[ResourcesData, list[Need]]):
             pane("Differences", Group(*_differences(one))),
             pane("Where used", Text("asking ...", style="dim") if closer is None else _used(closer)),
         ]
-
-    def command(self, id: str | None) -> str:
-        return "penstock resource list" if id is None else f"penstock resource show {id}"
 
 
 def _differences(one: ResourceView) -> Iterator[RenderableType]:

@@ -238,10 +238,10 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
     def table(self, data: RolloutList, now_ns: int) -> TableModel:
         def cells(id: str) -> Sequence[Text | str]:
             row = data.rows.get(id)
-            return [id, *[""] * (len(shown.ROLLOUTS) - 1)] if row is None else shown.rollouts([row], now_ns).rows[0]
+            return [id, *[""] * (len(shown.ROLLOUTS.columns) - 1)] if row is None else shown.ROLLOUTS.cells(row, now_ns)
 
         none = f"No rollout matches {self._terms}." if self._terms else NONE
-        return TableModel(shown.ROLLOUTS, data.order, cells, none, orders(data.rows.get))
+        return TableModel([*shown.ROLLOUTS.columns], data.order, cells, none, orders(data.rows.get))
 
     def panes(self, data: RolloutList, id: str | None, closer: RolloutDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:

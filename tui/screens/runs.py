@@ -14,11 +14,13 @@ from rich.text import Text
 
 from penstock.console.views import runs as shown
 from penstock.console.views.candidates import tree
+from penstock.console.views.noun import NounRows
 from penstock.console.views.table import Column, Listing, figure
 from penstock.console.views.text import clean, joined, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
 from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
-from penstock.tui.view import Pane, ScreenView, TableModel, pane
+from penstock.tui.screens.noun import NounScreen
+from penstock.tui.view import Pane, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -31,7 +33,6 @@ EVENTS: Final = 50
 CHARTED: Final = 8
 """The most metrics that are drawn; the table has all."""
 HEIGHT: Final = 7
-NONE = "There are no training runs yet; `penstock train` starts one."
 FIRST: Final = ("reward", "held_out", "accuracy", "loss", "kl", "entropy", "length", "tokens")
 """Words in the names of metrics, in the order in which these are drawn."""
 SAMPLES: Final = ("dropped/", "left_out/", "calls/", "groups/", "samples", "rollouts", "updates", "staleness")
@@ -39,13 +40,6 @@ SAMPLES: Final = ("dropped/", "left_out/", "calls/", "groups/", "samples", "roll
 LEFT: Final = ("dropped/", "left_out/", "calls/")
 """Prefixes of the metrics that count samples left out."""
 LEFT_OUT = (Column("metric"), figure("last"), figure("in all"), Column("trend", 1))
-
-
-@dataclass(frozen=True, slots=True)
-class RunsData:
-    """Runs by id, newest first."""
-
-    runs: dict[str, RunHead]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +54,15 @@ class RunDetails:
     """The previous run of its kind; None when there is none, or it is not needed."""
 
 
-class RunsView(ScreenView[RunsData, RunDetails]):
-    name = "runs"
-    title = "Runs"
+class RunsView(NounScreen[RunHead, RunDetails]):
+    noun = shown.RUNS
     help = "training: curves, what was left out, events, configuration; c compares two"
-    concerns = frozenset({"runs"})
-    every_s = 10.0
 
-    async def load(self, client: Client) -> RunsData:
-        return RunsData({run.id: run async for run in client.runs(limit=NEWEST)})
+    def __init__(self) -> None:
+        super().__init__()
+        self.selection = shown.RunSelection(limit=NEWEST)
 
-    async def load_details(self, client: Client, data: RunsData, id: str) -> RunDetails:
+    async def load_details(self, client: Client, data: NounRows[RunHead], id: str) -> RunDetails:
         """Ask for the run with its curves; for the previous run only when the pane Config is in sight."""
 
         async def events() -> list[RunEvent]:
@@ -85,17 +77,12 @@ class RunsView(ScreenView[RunsData, RunDetails]):
         )
         return RunDetails(run, curves, said, earlier)
 
-    def head(self, data: RunsData, now_ns: int) -> Text:
-        running = sum(run.status == "running" for run in data.runs.values())
-        more = f"the newest {NEWEST:,}" if len(data.runs) == NEWEST else ""
-        return joined(f"{running:,} running of {len(data.runs):,}", more)
+    def head(self, data: NounRows[RunHead], now_ns: int) -> Text:
+        running = sum(run.status == "running" for run in data.rows)
+        more = f"the newest {NEWEST:,}" if data.more else ""
+        return joined(f"{running:,} running of {len(data.rows):,}", more)
 
-    def table(self, data: RunsData, now_ns: int) -> TableModel:
-        made = shown.runs(data.runs.values(), now_ns)
-        by_id = dict(zip(data.runs, made.rows, strict=True))
-        return TableModel(made.columns, list(by_id), by_id.__getitem__, NONE)
-
-    def panes(self, data: RunsData, id: str | None, closer: RunDetails | None, now_ns: int) -> Sequence[Pane]:
+    def panes(self, data: NounRows[RunHead], id: str | None, closer: RunDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
             return ()
         searches = [] if closer.run.tree is None else [pane("Candidates", tree(closer.run.tree))]
@@ -108,15 +95,12 @@ class RunsView(ScreenView[RunsData, RunDetails]):
             pane("Config", _config(closer)),
         ]
 
-    def command(self, id: str | None) -> str:
-        return "penstock runs list" if id is None else f"penstock runs show {id}"
 
-
-def _before(data: RunsData, id: str) -> str | None:
+def _before(data: NounRows[RunHead], id: str) -> str | None:
     """The id of the previous run of the same kind; None when there is none."""
-    names = list(data.runs)
-    older = names[names.index(id) + 1 :] if id in data.runs else []
-    return next((one for one in older if data.runs[one].kind == data.runs[id].kind), None)
+    rows = iter(data.rows)
+    one = next((run for run in rows if run.id == id), None)
+    return next((run.id for run in rows if one is not None and run.kind == one.kind), None)
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------

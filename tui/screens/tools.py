@@ -223,7 +223,7 @@ def _definition(data: ToolsData, tool: ToolStats, server: ServerView | None, now
 def _policy(data: ToolsData, id: str, denied: Sequence[Span], now_ns: int) -> RenderableType:
     asked = [one for one in data.waiting if f"{one.server}/{one.tool}" == id]
     pieces: list[RenderableType] = (
-        [policy.waiting(asked, now_ns)] if asked else [Text("No call of it waits for a person.")]
+        [policy.question(one, now_ns) for one in asked] if asked else [Text("No call of it waits for a person.")]
     )
     if denied:
         pieces += [

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rich.text import Text
 
 from penstock.console.views import rollouts
-from penstock.console.views import upstreams as shown
+from penstock.console.views.noun import NounRows
+from penstock.console.views.upstreams import UPSTREAMS
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.model.validation_messages import pluralized
-from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
+from penstock.tui.screens.noun import NounScreen
+from penstock.tui.view import Pane, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -22,14 +24,6 @@ if TYPE_CHECKING:
 HELD_S: Final = 60.0
 """The longest time of a pause; s."""
 NEWEST: Final = 20
-NONE = "No upstream is configured: `[[upstream]]` in penstock.toml names one."
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamsData:
-    """All upstreams by name."""
-
-    upstreams: dict[str, UpstreamView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,53 +34,49 @@ class UpstreamDetails:
     failed: Sequence[Span]
 
 
-def _cannot_pause(data: UpstreamsData, id: str | None) -> str | None:
-    one = data.upstreams.get(id or "")
+def _cannot_pause(data: NounRows[UpstreamView], id: str | None) -> str | None:
+    one = UPSTREAMS.find(data, id)
     return "no upstream is chosen" if one is None else f"{one.name} is paused already" if one.paused else None
 
 
-def _cannot_open(data: UpstreamsData, id: str | None) -> str | None:
-    one = data.upstreams.get(id or "")
+def _cannot_open(data: NounRows[UpstreamView], id: str | None) -> str | None:
+    one = UPSTREAMS.find(data, id)
     return "no upstream is chosen" if one is None else None if one.paused else f"{one.name} is open already"
 
 
-def _ask_pause(data: UpstreamsData, id: str | None) -> str:
-    one = data.upstreams[id or ""]
+def _ask_pause(data: NounRows[UpstreamView], id: str | None) -> str:
+    one = UPSTREAMS.find(data, id)
+    assert one is not None
     return (
         f"Let all calls to {one.name} wait for {HELD_S:.0f} s at most? {one.running:,} that run go on; calls that have "
         f"waited for so long are refused."
     )
 
 
-def _ask_open(data: UpstreamsData, id: str | None) -> str:
-    one = data.upstreams[id or ""]
+def _ask_open(data: NounRows[UpstreamView], id: str | None) -> str:
+    one = UPSTREAMS.find(data, id)
+    assert one is not None
     return f"Serve the {pluralized(one.waiting, 'call')} waiting for {one.name}, and all from now on?"
 
 
-async def _pause(client: Client, data: UpstreamsData, id: str | None, said: ActionRequest) -> str:
+async def _pause(client: Client, data: NounRows[UpstreamView], id: str | None, said: ActionRequest) -> str:
     found = await client.pause_upstream(id or "", HELD_S, said)
     return f"{found.name} is paused for {HELD_S:.0f} s at most."
 
 
-async def _open(client: Client, data: UpstreamsData, id: str | None, said: ActionRequest) -> str:
+async def _open(client: Client, data: NounRows[UpstreamView], id: str | None, said: ActionRequest) -> str:
     return f"{(await client.open_upstream(id or '', said)).name} is open."
 
 
-class UpstreamsView(ScreenView[UpstreamsData, UpstreamDetails]):
-    name = "upstreams"
-    title = "Upstreams"
+class UpstreamsView(NounScreen[UpstreamView, UpstreamDetails]):
+    noun = UPSTREAMS
     help = "what the gateway calls: open or paused, running and waiting calls, errors"
-    concerns = frozenset({"rollouts"})
-    every_s = 3.0
     actions: ClassVar[Sequence[ViewAction[Any]]] = (
         ViewAction("upstream.pause", _cannot_pause, _ask_pause, _pause),
         ViewAction("upstream.open", _cannot_open, _ask_open, _open),
     )
 
-    async def load(self, client: Client) -> UpstreamsData:
-        return UpstreamsData({one.name: one for one in await client.upstreams()})
-
-    async def load_details(self, client: Client, data: UpstreamsData, id: str) -> UpstreamDetails:
+    async def load_details(self, client: Client, data: NounRows[UpstreamView], id: str) -> UpstreamDetails:
         """Ask for its newest calls; for failed ones only when their pane is in sight."""
         failed = self.pane is None or self.pane == "Errors"
         terms = f'upstream="{id}" status:error' if failed else f'upstream="{id}"'
@@ -96,17 +86,14 @@ class UpstreamsView(ScreenView[UpstreamsData, UpstreamDetails]):
         )
         return UpstreamDetails(newest, found if failed else ())
 
-    def head(self, data: UpstreamsData, now_ns: int) -> Text:
-        paused = sum(one.paused for one in data.upstreams.values())
-        running = sum(one.running for one in data.upstreams.values())
-        return Text(f"{len(data.upstreams):,} upstreams, {paused:,} paused; {pluralized(running, 'call')} running")
+    def head(self, data: NounRows[UpstreamView], now_ns: int) -> Text:
+        paused = sum(one.paused for one in data.rows)
+        running = sum(one.running for one in data.rows)
+        return Text(f"{len(data.rows):,} upstreams, {paused:,} paused; {pluralized(running, 'call')} running")
 
-    def table(self, data: UpstreamsData, now_ns: int) -> TableModel:
-        made = shown.upstreams(data.upstreams.values())
-        by_name = dict(zip(data.upstreams, made.rows, strict=True))
-        return TableModel(made.columns, list(by_name), by_name.__getitem__, NONE)
-
-    def panes(self, data: UpstreamsData, id: str | None, closer: UpstreamDetails | None, now_ns: int) -> Sequence[Pane]:
+    def panes(
+        self, data: NounRows[UpstreamView], id: str | None, closer: UpstreamDetails | None, now_ns: int
+    ) -> Sequence[Pane]:
         if id is None or closer is None:
             return ()
         none = Text("No call of it is among the newest spans.")
@@ -115,6 +102,3 @@ class UpstreamsView(ScreenView[UpstreamsData, UpstreamDetails]):
             pane("Calls", rollouts.recent(closer.newest, now_ns) if closer.newest else none),
             pane("Errors", rollouts.recent(closer.failed, now_ns) if closer.failed else fine),
         ]
-
-    def command(self, id: str | None) -> str:
-        return "penstock upstreams"

@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.text import Text
 
 from penstock.console.views import queue as shown
+from penstock.console.views.noun import NounRows
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import QueueState, QueueStatus
 from penstock.gateway.model.rollout import Worker
-from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
+from penstock.tui.screens.noun import NounScreen
+from penstock.tui.view import Pane, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
 
-NONE = "No worker was heard of lately: `penstock run -- COMMAND` starts one."
 
-
-@dataclass(frozen=True, slots=True)
-class WorkersData:
-    """The queue and its workers."""
+@dataclass(frozen=True, kw_only=True)
+class WorkersData(NounRows[Worker]):
+    """The workers and the queue."""
 
     queue: QueueStatus
-    workers: Sequence[Worker]
 
 
 def _set(state: QueueState, id: str, does: str) -> ViewAction[WorkersData]:
@@ -47,12 +46,10 @@ def _set(state: QueueState, id: str, does: str) -> ViewAction[WorkersData]:
     return ViewAction(id, unavailable, question, act)
 
 
-class WorkersView(ScreenView[WorkersData, None]):
-    name = "workers"
+class WorkersView(NounScreen[Worker, None]):
+    noun = shown.WORKERS
     title = "Workers and queue"
     help = "who runs rollouts, what each is working on, and how much work waits"
-    concerns = frozenset({"rollouts"})
-    every_s = 5.0
     actions: ClassVar[Sequence[ViewAction[Any]]] = (
         _set("paused", "queue.pause", "Hand out no work until it is opened; what runs goes on"),
         _set("draining", "queue.drain", "Hand out no work and send workers home; what runs goes on"),
@@ -60,22 +57,15 @@ class WorkersView(ScreenView[WorkersData, None]):
     )
 
     async def load(self, client: Client) -> WorkersData:
-        queue, workers = await asyncio.gather(client.queue(), client.workers())
-        return WorkersData(queue, workers)
+        queue, found = await asyncio.gather(client.queue(), super().load(client))
+        return WorkersData(found.rows, found.none, queue=queue)
 
-    def head(self, data: WorkersData, now_ns: int) -> Text:
+    def head(self, data: NounRows[Worker], now_ns: int) -> Text:
+        assert isinstance(data, WorkersData)
         return shown.queue(data.queue, now_ns)
 
-    def table(self, data: WorkersData, now_ns: int) -> TableModel:
-        made = shown.workers(data.workers, now_ns)
-        by_id = dict(zip((worker.id for worker in data.workers), made.rows, strict=True))
-        return TableModel(made.columns, list(by_id), by_id.__getitem__, NONE)
-
-    def panes(self, data: WorkersData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
-        worker = next((one for one in data.workers if one.id == id), None)
+    def panes(self, data: NounRows[Worker], id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        worker = self.noun.find(data, id)
         if worker is None:
             return ()
         return [pane("at work on", Text("\n".join(worker.attempts) or "nothing; it waits for work."))]
-
-    def command(self, id: str | None) -> str:
-        return "penstock workers"

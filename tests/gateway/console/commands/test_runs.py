@@ -323,7 +323,7 @@ def test_a_run_looks_as_it_did() -> None:
         id="sft-1", kind="sft", status="failed", created_ns=T0, ended_ns=T0 + MINUTE, message="out of memory"
     )
     silent = run.model_copy(update={"status": "silent"})
-    check_widths("runs", runs_pictures.runs([silent, ended], T0 + 60 * MINUTE))
+    check_widths("runs", runs_pictures.RUNS.table([silent, ended], T0 + 60 * MINUTE))
 
 
 @pytest.mark.parametrize(

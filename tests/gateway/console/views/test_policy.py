@@ -9,6 +9,7 @@ from fakes.process import ROOT
 
 from penstock.console.mcp_server.statistics import difference
 from penstock.console.views import policy
+from penstock.console.views.noun import NounRows
 from penstock.gateway.reading.policy.backtest import BacktestCall
 from penstock.gateway.reading.policy.questions import Question
 from penstock.gateway.reading.policy.report import PolicyReport, build_report
@@ -87,7 +88,7 @@ def test_who_waits() -> None:
             rollout="r2", attempt="a1", asked_ns=5 * S, until_ns=65 * S,
         ),
     ]  # fmt: skip
-    check_golden("policy-waiting", policy.waiting(asked, 20 * S))
+    check_golden("policy-waiting", policy.WAITING.picture(NounRows(asked), 20 * S))
 
 
 def test_rewards_of_any_size_have_a_mean() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fakes.goldens import check_widths, text_of
 from fakes.trials import START, Trial, steady
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views import releases, resources
@@ -56,7 +56,7 @@ def test_a_release_looks_as_it_did() -> None:
 def test_lists_and_chains_look_as_they_did() -> None:
     trial = ramped().person("rollback", "rolled_back", split=0.0)
     rows = [trial.release, Trial.of(id="x-2", resource="x").release]
-    shown = [releases.releases(rows, NOW), Text(), releases.history(trial.release, trial.audit)]
+    shown = [releases.RELEASES.table(rows, NOW), Text(), releases.history(trial.release, trial.audit)]
     check_widths("release-history", Group(*shown))
 
 
@@ -73,7 +73,7 @@ def test_resources_look_as_they_did() -> None:
     view.coverage = drifted()
     model = ResourceView(name="policy", kind="model", stable=StableVersion(version="v1"), versions=[weights])
     pictures = [
-        resources.listed(ResourceList(resources=[view, model], unread={"encoding": 2, "nan": 1}), NOW),
+        listed(ResourceList(resources=[view, model], unread={"encoding": 2, "nan": 1})),
         resources.resource(view.model_copy(update={"releases": ["planner-3"]}), NOW),
         resources.resource(model, NOW),
         resources.version(one),
@@ -83,9 +83,13 @@ def test_resources_look_as_they_did() -> None:
         resources.added(frozen, []),
         resources.added(one, [one]),
         resources.added(two, []),
-        resources.listed(ResourceList(resources=[view.model_copy(update={"versions": [two], "coverage": None})]), NOW),
+        listed(ResourceList(resources=[view.model_copy(update={"versions": [two], "coverage": None})])),
     ]
     check_widths("resources", Group(*(piece for it in pictures for piece in (it, Text()))))
+
+
+def listed(found: ResourceList) -> RenderableType:
+    return resources.RESOURCES.picture(resources.listed(found), NOW)
 
 
 def drifted() -> Coverage:

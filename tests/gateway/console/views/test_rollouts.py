@@ -78,7 +78,7 @@ def details(tape: MemoryTape, rid: str = "r1") -> tuple[RolloutSummary, list[Spa
 def test_rollouts() -> None:
     tape = weather_tape()
     rows = [summary(tape, rollout) for _, rollout in tape.rollouts()]
-    check_widths("rollouts", rollouts.rollouts(rows, NOW))
+    check_widths("rollouts", rollouts.ROLLOUTS.table(rows, NOW))
 
 
 def queue_of_rollouts() -> list[RolloutSummary]:
@@ -95,7 +95,7 @@ def queue_of_rollouts() -> list[RolloutSummary]:
 
 
 def test_queued_rollouts() -> None:
-    check_widths("queued-rollouts", rollouts.rollouts(queue_of_rollouts(), NOW))
+    check_widths("queued-rollouts", rollouts.ROLLOUTS.table(queue_of_rollouts(), NOW))
 
 
 def none_but(**fields: Any) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_workers() -> None:
         id="host-1", last_seen_ns=NOW - 3 * 10**9, figures=used, attempts=["q1.0/a1", "q1.1/a2"], finished=1234
     )
     idle = Worker(id="host-2", last_seen_ns=NOW)
-    check_widths("workers", pictures.workers([busy, idle], NOW))
+    check_widths("workers", pictures.WORKERS.table([busy, idle], NOW))
 
 
 def test_what_became_of_tasks() -> None:
@@ -265,7 +265,7 @@ def test_changes() -> None:
 
 
 def test_nothing_is_a_table_too() -> None:
-    assert text_of(rollouts.rollouts([], NOW)).startswith("rollout")
+    assert text_of(rollouts.ROLLOUTS.table([], NOW)).startswith("rollout")
 
 
 # --- what strangers wrote ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 from fakes.goldens import check_widths, text_of
@@ -16,8 +17,9 @@ from penstock.console.views.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
 from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out
 
 EVERY = (
-    ROLLOUTS, SPANS, SUMS, TOOLS, queue.WORKERS, queue.CALLS, resources.RESOURCES, resources.VERSIONS,
-    releases.RELEASES, releases.EVIDENCE, runs.RUNS, runs.METRICS, policy.RULES,
+    [*ROLLOUTS.columns], SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
+    [*resources.RESOURCES.columns], resources.VERSIONS,
+    [*releases.RELEASES.columns], releases.EVIDENCE, [*runs.RUNS.columns], runs.METRICS, policy.RULES,
     policy.STOPPED,
 )  # fmt: skip
 ID = "0193c6f2-7d1a-7c3e-9f54-2b8a6d0e4c71"
@@ -25,7 +27,7 @@ WORD = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_
 PROSE = st.lists(WORD, max_size=12).map(" ".join)
 
 
-def listed(columns: tuple[Column, ...], *rows: list[str]) -> Listing:
+def listed(columns: Sequence[Column], *rows: list[str]) -> Listing:
     made = Listing(*columns)
     for row in rows:
         made.add_row(*row)
@@ -142,7 +144,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 def test_long_ids() -> None:
     """What a day of unmodified agents looks like: ids of coding agents' sessions, long models, long errors."""
     rollouts = listed(
-        ROLLOUTS,
+        [*ROLLOUTS.columns],
         [ID, "swe-bench/astropy-12907", "train", "succeeded", "1/3", "0.75", "128", "", "1,204,311 → 48,220", "127",
          "3 h", "2 h ago"],
         ["q-0042.17", "", "online", "running", "2", "", "9", "2", "? → 5", "", "12 m", "4 s ago"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from penstock.console.views.upstreams import upstreams
+from penstock.console.views.upstreams import UPSTREAMS
 from penstock.gateway.model.upstream import UpstreamView
 
 
@@ -32,10 +32,10 @@ def test_how_long_one_is_paused_at_most_is_not_taken_for_its_number_of_calls() -
         known = {"name": "up", "paused": pause is not None, "paused_s": pause, "bound_s": pause}
         counts = dict.fromkeys(("waiting", "running", "waited", "refused"), 0)
         with console.capture() as capture:
-            console.print(upstreams([UpstreamView.model_validate(known | counts)]))
+            console.print(UPSTREAMS.table([UpstreamView.model_validate(known | counts)], 0))
         assert ("at most" in capture.get()) is named, capture.get()
 
 
 def _state(one: UpstreamView) -> str:
-    (row,) = upstreams([one]).rows
+    (row,) = UPSTREAMS.table([one], 0).rows
     return str(row[1])

@@ -26,7 +26,7 @@ from fakes.shell import Shell
 from rich.console import Console
 
 from examples.demo.model import DemoAnswer
-from penstock.console.views.budgets import budgets, empty_reason
+from penstock.console.views.budgets import BUDGETS, empty_reason
 from penstock.gateway.model.budget import BudgetPage, BudgetUse
 
 PRICED = {"dear": 500, "cheap": 2}
@@ -256,7 +256,7 @@ def test_when_it_frees(frees_ns: int | None, said: str) -> None:
         frees_ns=frees_ns,
     )  # fmt: skip
     console = Console(width=120, file=StringIO())
-    console.print(budgets(BudgetPage(budgets=[use], total=1, configured=["day"]), now_ns=0))
+    console.print(BUDGETS.table([use], 0))
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().rstrip().endswith(said)
 
