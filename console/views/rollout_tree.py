@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
@@ -350,7 +350,7 @@ def _shown(fact: Fact, value: Any) -> str | None:
         return value
     if fact.unit == "ms":
         return duration(round(value * 1e6))
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return ", ".join(map(str, cast("list[object]", value))) if isinstance(value, list) else str(value)
 
 
 def _attempt_line(attempt: Attempt, only: bool) -> Text:

@@ -110,9 +110,8 @@ def _name(span: Span) -> _SessionName | None:
         # A call that is open, or was not passed on, has no upstream yet.
         server = SERVER.match(span.path)
         return _SessionName("mcp", server[1] if server else span.upstream or "", str(id))
-    if span.dialect == "opaque":
-        path = HOSTED.match(span.path)
-        return None if path is None else _SessionName("hosted", span.upstream or "", path[1])
+    if (path := HOSTED.match(span.path)) is not None:
+        return _SessionName("hosted", span.upstream or "", path[1])
     return _SessionName("agent", span.agent or "", span.rollout) if span.kind == "llm" else None
 
 

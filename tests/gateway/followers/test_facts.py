@@ -61,6 +61,7 @@ def earlier(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow  # the index is a process
 async def test_what_an_earlier_version_wrote_is_read(
     earlier: Path, provider: Provider, http: aiohttp.ClientSession
 ) -> None:
