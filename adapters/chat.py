@@ -21,7 +21,7 @@ from penstock.adapters.options import Options
 from penstock.adapters.report import SampleReport
 from penstock.adapters.selection import select_attempts, select_calls
 from penstock.gateway.model.turn import Message, Part, Tool
-from penstock.gateway.reading.diagnosis.turn_tree import TurnChoice, TurnNode, TurnTree, message_digests
+from penstock.gateway.reading.diagnosis.rows import TurnChoice, TurnNode, TurnTree, message_digests
 from penstock.gateway.wire.dialects.parts import fingerprint
 
 Wire = dict[str, Any]

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from penstock.adapters.plain_answer import strip_tokens
+import msgspec
+
 from penstock.gateway.model.rollout import Attempt, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
@@ -23,6 +24,31 @@ from penstock.gateway.reading.diagnosis.rows import CallMessages, call_messages
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj
 from penstock.gateway.wire.dialects.sampling import distribution_fields, forcing_field
+
+# A recorded answer without its tokens. Pure, and free of numpy; odd bytes never raise.
+
+_TOKENS = ("prompt_token_ids", "token_ids", "logprobs")
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_choices = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+def strip_tokens(response: bytes) -> bytes:
+    """A plain answer without ids and log-probabilities, which are most of it, so that a `Turn` can be read from it
+    quickly. Any other body is returned as it is.
+    """
+    try:
+        answer = _without_tokens(_fields(response))
+        if "choices" in answer:
+            choices = list(map(_without_tokens, _choices(answer["choices"])))
+            answer["choices"] = msgspec.Raw(msgspec.json.encode(choices))
+        return msgspec.json.encode(answer)
+    except (ValueError, RecursionError):
+        return response
+
+
+def _without_tokens(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    return {name: value for name, value in fields.items() if name not in _TOKENS}
+
 
 if TYPE_CHECKING:
     from penstock.adapters.tokens import CompletionOutput

@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 
 from penstock.gateway.model.finding_codes import FindingCode, SequenceStart
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.toml import pluralized
 
 SamplingReason = Literal[
     "other_agent",

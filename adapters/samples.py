@@ -24,8 +24,7 @@ from penstock.adapters.report import Reason, SampleReport, Start
 from penstock.adapters.selection import select_attempts, select_calls
 from penstock.adapters.tokens import CompletionOutput, Ids
 from penstock.gateway.reading.diagnosis.findings import CUT
-from penstock.gateway.reading.diagnosis.rows import Lack, RowBuilder, lacks
-from penstock.gateway.reading.diagnosis.turn_tree import TurnNode
+from penstock.gateway.reading.diagnosis.rows import Lack, RowBuilder, TurnNode, lacks
 from penstock.gateway.wire.dialects.token_ids import count_mismatch
 
 Mask = npt.NDArray[np.bool_]

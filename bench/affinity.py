@@ -7,7 +7,7 @@ on the tape. Nothing is sent anywhere.
 
     in turn      each call to the next engine
     least busy   each call to the engine with the fewest calls under way
-    by rollout   as `weights` of a route do it (`gateway.traffic.upstreams.affinity`)
+    by rollout   as `weights` of a route do it (`gateway.traffic.upstreams.routes`)
     by hash      the same without a bound on the load
 
 *cached*: percentage of all prompt tokens that was in the cache. *busiest*: the most calls that one engine had under way
@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 from unittest.mock import patch
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.traffic.upstreams import affinity
+from penstock.gateway.traffic.upstreams import routes
 
 CACHE: Final = 400_000
 """Tokens that an engine's cache holds: the rest of 80 GB beside the weights of 8 billion parameters in 16 bits."""
@@ -75,11 +75,11 @@ def least_busy(engines: Sequence[Engine], number: int, call: Called) -> Engine:
 
 
 def by_rollout(engines: Sequence[Engine], number: int, call: Called) -> Engine:
-    return affinity.rank_upstreams(engines, {one.name: 1.0 for one in engines}, call.rollout)[0]
+    return routes.rank_upstreams(engines, {one.name: 1.0 for one in engines}, call.rollout)[0]
 
 
 def by_hash(engines: Sequence[Engine], number: int, call: Called) -> Engine:
-    with patch.object(affinity, "LOAD_BOUND", 1e9):
+    with patch.object(routes, "LOAD_BOUND", 1e9):
         return by_rollout(engines, number, call)
 
 

@@ -21,8 +21,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from bench.store import HERE, Figure, report
-from penstock.trainer.data.curriculum import Curriculum
-from penstock.trainer.data.tasks import RolloutTask, draw_tasks
+from penstock.trainer.data.tasks import Curriculum, RolloutTask, draw_tasks
 
 OUT = HERE / "out" / "curriculum.json"
 TASKS, GROUPS, SIZE, STEPS = 400, 16, 8, 80

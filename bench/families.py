@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from penstock.gateway.model.template import Template
+from penstock.gateway.model.resource import Template
 
 FIRST = ("Ann", "Bob", "Chloé", "Dmitri", "美咲", "Li", "Omar", "Zoë", "Priya", "Sam", "Ingrid", "Tomás")
 LAST = ("Smith", "Müller", "Ng", "O'Brien", "Иванов", "Garcia", "佐藤", "Rossi", "Khan", "Lee")

@@ -11,7 +11,7 @@ import re
 
 from bench import corpus
 from bench.hiding import SIZES, microseconds
-from penstock.gateway.model.attributes import MASKING_FAILED
+from penstock.gateway.model.facts import MASKING_FAILED
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.wire.masking.masker import MaskingCounts, masker
 from penstock.gateway.wire.masking.rules import MaskingRule

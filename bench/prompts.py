@@ -19,10 +19,9 @@ from functools import partial
 from bench import trajectories
 from bench.families import FAMILIES, TEMPLATES, WORDS, Maker, filled, similar
 from bench.store import HERE, Figure, report
-from penstock.gateway.model.template import Template
-from penstock.gateway.releases.prompts.anchors import TemplateTree
+from penstock.gateway.model.resource import Template
+from penstock.gateway.releases.prompts.anchors import LONG, TemplateTree, match
 from penstock.gateway.releases.prompts.induction import PromptSample, propose
-from penstock.gateway.releases.prompts.match import LONG, match
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
 from penstock.gateway.releases.prompts.rewrite import find_resources, write_versions
 from penstock.gateway.traffic.calls.address import CallAddress

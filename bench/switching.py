@@ -32,9 +32,8 @@ from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import Assignment, NewRelease, Pin, Release
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
-from penstock.gateway.model.resource import NewVersion, Resource, StableVersion
+from penstock.gateway.model.resource import NewVersion, Resource, StableVersion, Template
 from penstock.gateway.model.rollout import Rollout
-from penstock.gateway.model.template import Template
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_request import CallRequest

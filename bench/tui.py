@@ -33,7 +33,7 @@ from typing import Final
 from bench import procfs
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
-from penstock.gateway.model.server_settings import ADMIN_KEY
+from penstock.gateway.model.settings import ADMIN_KEY
 
 LINES, COLUMNS = 48, 160
 BATCH: Final = 1000

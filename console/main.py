@@ -28,7 +28,7 @@ from cyclopts import Group as Section
 from penstock.console.commands.command_table import COMMANDS, GROUPS, CommandEntry, CommandGroup
 from penstock.console.commands.sections import SECTIONS
 from penstock.gateway.client.console import CommandError
-from penstock.gateway.model.terminal_text import terminal_safe
+from penstock.gateway.model.foreign_text import terminal_safe
 
 EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it becomes."""

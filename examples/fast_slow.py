@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
+from penstock.trainer.serving.child_process import spawn
 from transformers import PreTrainedTokenizerFast
 
 from examples.demo.model import DemoAnswer, Json, chat, last_text
@@ -39,7 +40,6 @@ from penstock.gateway.model.rollout import RolloutConfig
 from penstock.trainer.data.chat_template import tokenise
 from penstock.trainer.runs.pair_cells import Rewards, by_task, difference, mean
 from penstock.trainer.runs.pair_cells import format_mean as told
-from penstock.trainer.serving.child_process import spawn
 from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 
 THINKER: Final = "thinker"

@@ -29,9 +29,9 @@ from examples.lookup import CITIES, QUESTIONS, TOOLS, TOPICS, fact
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.chat_template import tokenise
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import TokenExample
 from penstock.trainer.mathematics.sft import train, updates
-from penstock.trainer.runs.display import display
+from penstock.trainer.runs.report import display
 
 ONE_IN = 5
 MOST_LAPS, TAUGHT = 3, 0.99

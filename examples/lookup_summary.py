@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.trainer.mathematics.interval import wilson
+from penstock.trainer.runs.evaluation import wilson
 
 
 class Results(NamedTuple):

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from examples.demo.demo import DemoError, address, run_cli, say
 from examples.demo.model import chat, chat_events, decide
-from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept import session
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 HOST = "api.openai.com"
@@ -107,7 +107,7 @@ async def demo() -> None:
     say(f"Starting a host that stands in for {HOST}, and a gateway, which takes some seconds.")
     with TemporaryDirectory(prefix="penstock-demo-") as folder:
         home = Path(folder)
-        known, _ = trust.write(home, authority.pem)
+        known, _ = session.write(home, authority.pem)
         async with internet(authority, asked) as proxy, gateway(home, proxy, known) as url:
             say(f"$ python {AGENT}        # no base URL, no gateway")
             await run(AGENT, env={"HTTPS_PROXY": proxy, "SSL_CERT_FILE": str(known)})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
-from penstock.gateway.api import routes, upstreams
+from penstock.gateway.api import routes, state
 from penstock.gateway.api.builtin_server import host_builtin_server
 from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.context import Control
@@ -35,17 +35,23 @@ from penstock.gateway.followers.webhooks.service import WebhookService
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import BUILTIN
-from penstock.gateway.process import config_warnings
+from penstock.gateway.process import services
 from penstock.gateway.process.control_plane import ControlPlane, LeaderPlane
 from penstock.gateway.process.dispatch import Dispatch
 from penstock.gateway.process.handover import ALONE, HandoverGrant, HandoverOffer
-from penstock.gateway.process.health import ProcessHealth
-from penstock.gateway.process.listeners import Listeners, listen
+from penstock.gateway.process.listeners import Listeners, listen, server_tls
 from penstock.gateway.process.other_writers import OtherWriters
 from penstock.gateway.process.peer_requests import PeerDispatch
-from penstock.gateway.process.services import Service, ServiceGroup, cut_off, stop_all, wait_for_any
-from penstock.gateway.process.startup import make_auth, open_store
-from penstock.gateway.process.tls import server_tls
+from penstock.gateway.process.services import (
+    ProcessHealth,
+    Service,
+    ServiceGroup,
+    cut_off,
+    make_auth,
+    open_store,
+    stop_all,
+    wait_for_any,
+)
 from penstock.gateway.process.worker_peers import WorkerPeers, WorkerServices
 from penstock.gateway.process.workers import ParentChannel
 from penstock.gateway.reading.policy.policy import ToolPolicy
@@ -59,19 +65,18 @@ from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tools.definitions.service import DefinitionService
 from penstock.gateway.tools.hosted.bridge import Bridge
-from penstock.gateway.tools.hosted.process_exits import TapeProcessJournal
+from penstock.gateway.tools.hosted.process_pool import TapeProcessJournal
 from penstock.gateway.tools.middleware import McpContext
 from penstock.gateway.tools.middleware_stack import build_mcp_middleware
-from penstock.gateway.tools.policy_audit import PolicyAudit
+from penstock.gateway.tools.policy_enforcement import PolicyAudit
 from penstock.gateway.tools.servers import ServerRegistry
 from penstock.gateway.tools.sessions import SessionTable
-from penstock.gateway.traffic.budgets.price_check import prices_of
-from penstock.gateway.traffic.budgets.service import Budgets
+from penstock.gateway.traffic.budgets.service import Budgets, prices_of
 from penstock.gateway.traffic.calls import call_log
 from penstock.gateway.traffic.calls.admission import Admission
-from penstock.gateway.traffic.calls.batch_results import BatchResultService
-from penstock.gateway.traffic.proxy.exact.session_store import ExactSessionStore
-from penstock.gateway.traffic.proxy.middleware import build_middleware
+from penstock.gateway.traffic.calls.batches import BatchResultService
+from penstock.gateway.traffic.proxy.exact.sessions import ExactSessionStore
+from penstock.gateway.traffic.proxy.plan import build_middleware
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.translation.translator import make_translator
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
@@ -80,10 +85,9 @@ from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.traffic.trials.rehearsal.stage import ReplayJob
 from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
 from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
-from penstock.gateway.traffic.upstreams.direct_hosts import DirectHosts
 from penstock.gateway.traffic.upstreams.health_checks import HealthChecker
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.traffic.upstreams.routes import RouteTable
+from penstock.gateway.traffic.upstreams.routes import DirectHosts, RouteTable
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.redaction import Redactor
@@ -116,7 +120,7 @@ class Gateway:
         own = tuple(key for key in (admin_key(), read_key(), audit_key()) if key is not None)
         self._taken, self._place = taken, ALONE if taken is None else taken.place
         if not self._place.number:
-            config_warnings.warn(config, self._prices)
+            services.warn(config, self._prices)
         share = self._place.share
         self.pools = {upstream.name: ConnectionPool(upstream, own, share) for upstream in config.upstreams()}
         own_keys = own_secrets(config.secrets())
@@ -301,7 +305,7 @@ class Gateway:
 
     async def _work_together(self) -> None:
         """Connect with the other workers of this gateway."""
-        view, wrote = upstreams.view, self._others.poll_now
+        view, wrote = state.view, self._others.poll_now
         parts = WorkerServices(
             self.store, self.recorder, self.pins, self.pools, self.measured, self.budgets,
             lambda: self.proxy.active_rollouts, wrote, view,

@@ -14,16 +14,23 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from penstock.gateway.model.baggage import TOKEN
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.budget import Budget
-from penstock.gateway.model.local_names import LocalNames
-from penstock.gateway.model.log_settings import LogSettings
 from penstock.gateway.model.retention import RetentionRule
-from penstock.gateway.model.server_settings import ADMIN_KEY, AUDIT_KEY, READ_KEY, McpSettings, http_url
-from penstock.gateway.model.tls_settings import NO_TLS, TlsSettings
+from penstock.gateway.model.settings import (
+    ADMIN_KEY,
+    AUDIT_KEY,
+    NO_TLS,
+    READ_KEY,
+    LocalNames,
+    LogSettings,
+    McpSettings,
+    TlsSettings,
+    Webhook,
+    http_url,
+)
+from penstock.gateway.model.span import TOKEN
 from penstock.gateway.model.toml import ConfigError, Section, names_differ, read, validated
-from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.reading.policy.rules import PolicyRule, check_names
 from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
 from penstock.gateway.wire.dialects import FAMILIES

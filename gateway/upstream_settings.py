@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.gateway.model.server_settings import environment_key, http_url
+from penstock.gateway.model.settings import environment_key, http_url
 from penstock.gateway.model.toml import Section
 from penstock.gateway.wire.dialects import FAMILIES
 from penstock.gateway.wire.dialects.family import OPENAI, Family

@@ -23,14 +23,13 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
 from penstock.gateway.model.rollout import Judgement, Outcome
 from penstock.gateway.model.span import Span
+from penstock.sidecar.agent.environment import TaskTemplateError
 from penstock.sidecar.agent.output import AgentOutput, Stream
 from penstock.sidecar.agent.process import AgentHandle, ExitStatus
-from penstock.sidecar.agent.templates import TaskTemplateError
 from penstock.sidecar.engines.local import AgentEngine
-from penstock.sidecar.faults import find_fault
 from penstock.sidecar.journal import Journal
 from penstock.sidecar.progress import LineProgress
-from penstock.sidecar.result import AttemptResult
+from penstock.sidecar.result import AttemptResult, find_fault
 from penstock.sidecar.retry import cancel_on, retry_until_answered
 from penstock.sidecar.reward_judge import RewardError, RewardJudge, parse_printed_reward
 from penstock.sidecar.settings import RunnerSettings

@@ -102,8 +102,8 @@ def _try(settings: RunnerSettings, on: str, tasks: Path) -> None:
     """Check what can be checked without an attempt, and print what is doubtful."""
     import asyncio
 
-    from penstock.sidecar.dry_run import dry_run_judge, first_task
     from penstock.sidecar.engines.local import LocalEngine
+    from penstock.sidecar.preflight import dry_run_judge, first_task
 
     task = first_task(tasks)
 

@@ -16,7 +16,7 @@ from penstock.gateway.client.console import control_key
 
 if TYPE_CHECKING:
     from penstock.gateway.model.base import Mode
-    from penstock.sidecar.intercept.policy import InterceptPolicy
+    from penstock.sidecar.intercept.rules import InterceptPolicy
     from penstock.sidecar.settings import RunnerSettings
 
 Words = Annotated[list[str] | None, Parameter(allow_leading_hyphen=True, negative="")]
@@ -138,8 +138,8 @@ class RunOptions:
         )
 
     def _policy(self) -> InterceptPolicy | None:
-        from penstock.sidecar.intercept import upstream_proxy
-        from penstock.sidecar.intercept.policy import InterceptPolicy, intercepted_hosts
+        from penstock.sidecar.intercept import egress
+        from penstock.sidecar.intercept.rules import InterceptPolicy, intercepted_hosts
         from penstock.sidecar.settings import UsageError
 
         if not self.sidecar:
@@ -147,7 +147,7 @@ class RunOptions:
                 raise UsageError("--intercept and --on-unknown are for --sidecar: add it, or leave them out")
             return None
         try:
-            upstream_proxy.check_environment()
+            egress.check_environment()
             return InterceptPolicy(intercepted_hosts(self.intercept or ()), self.on_unknown)
         except ValueError as error:
             raise UsageError(str(error)) from None

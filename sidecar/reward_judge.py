@@ -21,11 +21,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from penstock.gateway.model.rollout import Judgement, RewardSource
-from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Transcript
+from penstock.sidecar.agent.environment import to_json
+from penstock.sidecar.agent.functions import in_thread
 from penstock.sidecar.agent.output import AgentOutput, Stream
 from penstock.sidecar.agent.process import ExitStatus, LaunchCommand, start
-from penstock.sidecar.agent.templates import to_json
-from penstock.sidecar.agent.threads import in_thread
 from penstock.sidecar.settings import JudgeSettings, UsageError
 
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
@@ -148,7 +148,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _load(name: str) -> Callable[..., Any]:
-    from penstock.sidecar.agent.function_loader import LoadError, load
+    from penstock.sidecar.agent.functions import LoadError, load
 
     try:
         return load(name)

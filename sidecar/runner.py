@@ -9,24 +9,180 @@ attempts back. And it leaves when its agents cannot work on this machine (`break
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
-from penstock.gateway.client.client import Client
-from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, HeartbeatRequest, HeldAttempt, QueueState
+from penstock.sidecar.agent.usage import Meter
 from penstock.sidecar.attempt import AttemptRun, hand_back
-from penstock.sidecar.breaker import FailureBreaker
 from penstock.sidecar.engines.local import AgentEngine
-from penstock.sidecar.faults import MOST, PAUSES
-from penstock.sidecar.heartbeat import HeartbeatSender
 from penstock.sidecar.progress import AttemptTally, LineProgress
-from penstock.sidecar.result import AttemptResult
+from penstock.sidecar.result import MOST, PAUSES, AttemptResult
 from penstock.sidecar.retry import cancel_on, retry_until_answered
 from penstock.sidecar.reward_judge import RewardJudge
 from penstock.sidecar.settings import RunnerSettings
+
+# Decides when a runner stops by itself: agents that cannot work on this machine would fail every task of the queue.
+#
+# A failure says nothing about its task when it came at once, before any model call, and other tasks have failed in
+# the very same way with no success between. After `EQUAL` of them the breaker trips. The runner then takes no more
+# work and hands back those attempts, and others that still fail in this way; they do not count as tries. Pure: the
+# runner carries out the decisions.
+#
+# Two failures are equal when they have the same exit code or signal and the same last line on stderr, numbers in that
+# line aside. Each rollout counts once, however often it is tried again, because its task may be at fault.
+
+EQUAL = 5
+"""Tasks that must fail alike. Fewer may do so by chance, because an agent refuses some tasks in one way; more would
+cost more time and money before the user hears of it.
+"""
+NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+")
+"""Parts that differ between equal messages: times, ports, process ids, addresses, ids of containers."""
+
+
+class FailureBreaker:
+    """Judges the results of one runner, of all its workers."""
+
+    def __init__(self, keep_going: bool = False) -> None:
+        """With `keep_going` it never trips."""
+        self.tripped: AttemptResult | None = None
+        """The failure that tripped it; None until then."""
+        self._keep_going = keep_going
+        self._alike: defaultdict[str, list[AttemptResult]] = defaultdict(list)
+
+    def record(self, result: AttemptResult) -> list[AttemptResult]:
+        """Record a result; return the attempts to hand back now."""
+        if self.tripped is None and (result.end == "succeeded" or result.calls):
+            self._alike.clear()
+        if not result.at_once or self._keep_going:
+            return []
+        kind = signature(result)
+        if self.tripped is not None:
+            return [result] if kind == signature(self.tripped) else []
+        self._alike[kind].append(result)
+        if len({each.rollout for each in self._alike[kind]}) < EQUAL:
+            return []
+        self.tripped = result
+        return self._alike.pop(kind)
+
+    def explanation(self) -> str:
+        """A message for the user: what happened and what to do."""
+        assert self.tripped is not None
+        said = "\n".join(f"  {line}" for line in self.tripped.last_lines)
+        return (
+            f"{EQUAL} tasks failed in the same way, at once and before any model call: {self.tripped.reason}\n"
+            + (f"the last lines of {self.tripped.name}:\n{said}\n" if said else "")
+            + "no more work is taken; these attempts are handed back and do not count. Repair what the agents need and "
+            "start again; --keep-going goes on in spite of it"
+        )
+
+
+def signature(result: AttemptResult) -> str:
+    """A text that is the same for equal failures."""
+    outcome = result.outcome
+    how = (None, None) if outcome is None else (outcome.exit_code, outcome.signal)
+    return f"{how}: {NUMBERS.sub('#', result.reason or '')}"
+
+
+# The heartbeat of a runner: it keeps its leases, reports what its agents use, and learns which attempts it has lost.
+#
+# A beat goes out every third of the lease, and soon after an agent was started, so that its rollout is shown as
+# running. A beat without an answer is not repeated: the next one comes in time, and each attempt watches its own
+# lease.
+
+SHORTEST_S = 0.5
+"""The shortest time between two beats, however many agents are started; s."""
+RETURNED_LEASE_S = 1.0
+"""The shortest possible lease, so that a returned attempt is soon handed out again; s."""
+
+
+class HeartbeatSender:
+    """Sends the heartbeats for all attempts of a runner."""
+
+    def __init__(self, client: Client, settings: RunnerSettings, progress: LineProgress) -> None:
+        self._client, self._settings, self._progress = client, settings, progress
+        self._held: dict[tuple[str, str], AttemptRun] = {}
+        self._meter = Meter()
+        self._nudged = asyncio.Event()
+        self.queue: QueueState = "open"
+        """The state of the queue in the gateway's last answer."""
+
+    def add(self, work: AttemptRun) -> None:
+        """Keep the lease of an attempt from now on."""
+        self._held[work.key] = work
+        self._nudged.set()
+
+    def drop(self, work: AttemptRun) -> None:
+        """Stop keeping the lease of an attempt that has ended."""
+        _ = self._held.pop(work.key, None)
+
+    async def run(self) -> None:
+        """Send heartbeats until cancelled."""
+        interval = self._settings.lease_s / 3
+        while True:
+            try:
+                await self.beat(interval)
+            except Exception as e:
+                # If beating ended here, every lease would be lost.
+                self._progress.say(f"a heartbeat failed: {type(e).__name__}: {e}")
+            await asyncio.sleep(min(SHORTEST_S, interval))
+            try:
+                async with asyncio.timeout(max(0.0, interval - SHORTEST_S)):
+                    _ = await self._nudged.wait()
+            except TimeoutError:
+                pass
+
+    async def beat(self, patience_s: float) -> None:
+        """Report that the runner is alive and learn which attempts it still holds; do nothing when the gateway does not
+        answer.
+        """
+        self._nudged.clear()
+        works = list(self._held.values())
+        asked = await self._request(works, self._settings.lease_s)
+        sent = time.monotonic()
+        try:
+            async with asyncio.timeout(patience_s):
+                answer = await self._client.heartbeat(self._settings.name, asked)
+        except (ClientError, TimeoutError):
+            return
+        self.queue = answer.queue
+        left = self._settings.lease_s - (time.monotonic() - sent)
+        for work, said in zip(works, answer.attempts, strict=True):
+            if said.held:
+                work.renew(left)
+            elif said.status == "timeout":
+                work.time_out("it took longer than its rollout allows")
+            else:
+                cancelled = said.status == "cancelled"
+                work.lose(f"the attempt is {said.status or 'unknown'} at the gateway", wants_events=cancelled)
+
+    async def give_back(self, work: AttemptRun) -> None:
+        """Return an attempt whose agent is dead: shorten its lease. If that fails, the lease runs out by itself."""
+        held = [HeldAttempt(rollout=work.key[0], attempt=work.key[1])]
+        await self._say(HeartbeatRequest(attempts=held, lease_s=RETURNED_LEASE_S, complete=False))
+
+    async def say_goodbye(self) -> None:
+        """Report that this worker runs nothing any more, so that its old work is not shown."""
+        await self._say(HeartbeatRequest())
+
+    async def _say(self, asked: HeartbeatRequest) -> None:
+        """Send one beat. If the gateway does not get it, the leases run out by themselves."""
+        with suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(self._settings.lease_s / 3):
+                _ = await self._client.heartbeat(self._settings.name, asked)
+
+    async def _request(self, works: list[AttemptRun], lease_s: float) -> HeartbeatRequest:
+        agents = [work.agent for work in works if work.agent is not None]
+        figures = await self._meter.read([agent.pid for agent in agents if agent.pid is not None])
+        held = [HeldAttempt(rollout=work.key[0], attempt=work.key[1], running=work.agent is not None) for work in works]
+        return HeartbeatRequest(attempts=held, lease_s=lease_s, figures=figures)
+
 
 WATCH_S, LAST_S = 55.0, 0.5
 """The time that a claim waits for work: when the runner stays (`watch`), and when it leaves as soon as there is none;

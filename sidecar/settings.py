@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.gateway.model import times
 from penstock.gateway.model.base import Mode
-from penstock.sidecar.intercept.policy import InterceptPolicy
+from penstock.sidecar.intercept.rules import InterceptPolicy
 
 SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 

@@ -47,8 +47,7 @@ def grpo(
     if online:
         _check_online(loaded)
     found = None if prompts is None else _prompts(prompts, loaded, online)
-    from penstock.trainer.runs.display import display
-    from penstock.trainer.runs.run_end import RunError
+    from penstock.trainer.runs.report import RunError, display
 
     try:
         with display(loaded.run.steps) as shown:
@@ -119,7 +118,7 @@ def merge(
 def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: str) -> None:
     loaded = _loaded(config, release)
     from penstock.trainer.runs import tuning
-    from penstock.trainer.runs.run_end import RunError
+    from penstock.trainer.runs.report import RunError
 
     try:
         tuning.tune(kind, loaded, gateway, control_key())
@@ -152,7 +151,7 @@ def _check_directory(path: Path) -> None:
 
 def _check_online(config: TrainConfig) -> None:
     from penstock.gateway.model.toml import ConfigError
-    from penstock.trainer.config_checks import check_online
+    from penstock.trainer.config import check_online
 
     try:
         check_online(config)
@@ -163,7 +162,7 @@ def _check_online(config: TrainConfig) -> None:
 def _prompts(path: Path, config: TrainConfig, online: bool) -> Prompts:
     from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.apo.config import load
-    from penstock.trainer.config_checks import check_prompts
+    from penstock.trainer.config import check_prompts
 
     if online:
         raise CommandError(

@@ -13,8 +13,41 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.gateway.model.toml import Section, read, validated
-from penstock.trainer.config_evaluate import EvaluateSettings
+from penstock.gateway.model.toml import ConfigError, Section, read, validated
+
+# `[evaluate]` of `train.toml`: held-out tasks.
+
+
+class SuiteSettings(Section):
+    """`[[evaluate.suite]]`: tasks that are never trained on, and are reported together."""
+
+    tasks: Path = Field(strict=False)
+    """JSONL file of the tasks, one rollout input a line."""
+    name: str = Field(default="held-out", pattern=r"^[A-Za-z0-9_-]{1,32}$")
+    """What the suite is called in figures: `evaluation/NAME/reward`."""
+    samples: int = Field(default=1, ge=1, le=1000)
+    """Rollouts of each task."""
+    passed: float = Field(default=1.0, allow_inf_nan=False)
+    """Least reward of a rollout that counts as passed, for `pass@k`."""
+
+
+class EvaluateSettings(Section):
+    """`[evaluate]`: held-out tasks."""
+
+    every: int = Field(default=10, ge=1)
+    """Steps from one evaluation to the next; the last step is always evaluated."""
+    suite: list[SuiteSettings] = Field(default=[])
+    """Suites of tasks; the first one's reward says which weights are the best. Default: none."""
+
+    @field_validator("suite")
+    @classmethod
+    def _names_differ(cls, value: list[SuiteSettings]) -> list[SuiteSettings]:
+        names = [suite.name for suite in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two suites are called {name!r}; give each a name of its own")
+        return value
+
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce++"]
 Credit = Literal["rollout", "turn"]
@@ -261,7 +294,7 @@ class InferenceSettings(Section):
     python: Path | None = Field(default=None, strict=False)
     """Python of the environment with vLLM in it, for a server that is started."""
     port: int = Field(default=8000, ge=1, le=65534)
-    """Port of a server that is started; the second one, which `model.weights = "full"` needs, has the next."""
+    """Port of a server that is started; the second one, which `model.resource = "full"` needs, has the next."""
     flags: list[str] = Field(default=[])
     """More flags for a server that is started."""
     upstream: str = Field(default="vllm", pattern=r"^[A-Za-z0-9._-]{1,62}$")
@@ -369,3 +402,51 @@ class TrainConfig(Section):
 def load(path: Path) -> TrainConfig:
     """Return the configuration in `path`. Raises `gateway.model.toml.ConfigError` naming every wrong key."""
     return validated(TrainConfig, read(path), str(path))
+
+
+# Refuses valid configurations that do not fit a command: each check raises a `ConfigError` with a way out.
+#
+
+
+def check_full(config: TrainConfig) -> None:
+    """Raise `ConfigError` if all weights are trained and cannot be served."""
+    if config.model.weights != "full":
+        return
+    if config.inference.urls:
+        raise ConfigError(
+            "inference.urls: what others have started cannot be given all weights under a name of their own; leave it "
+            'out and name inference.python, or set model.weights to "lora"'
+        )
+    if config.publish.release != "none":
+        raise ConfigError(
+            "publish.release: all weights need a server of their own, and those of a run end with it; set it to "
+            '"none", start a server with the directory of the last version, and release that (docs/training.md)'
+        )
+
+
+def check_prompts(config: TrainConfig) -> None:
+    """Raise `ConfigError` for settings that cannot be trained together with prompts."""
+    if config.model.weights == "full":
+        raise ConfigError(
+            'model.weights: "full" cannot serve the first weights and the last ones at the same time, which --prompts '
+            'compares: use "lora"'
+        )
+
+
+def check_online(config: TrainConfig) -> None:
+    """Raise `ConfigError` for settings that cannot learn from production."""
+    grouped, batch = config.online.grouped, config.advantage.estimator == "reinforce++"
+    wrong = [
+        (not grouped and not batch, "advantage.estimator", f"{config.advantage.estimator!r} compares rollouts of one "
+         'task, and production has many: set "reinforce++", or online.grouped = true where it is queued in groups'),
+        (grouped and batch, "online.grouped", '"reinforce++" compares all rollouts of a step: leave it out'),
+        (config.publish.release == "none", "publish.release", '"none" shows production nothing, and rollouts of '
+         'weights older than rollouts.staleness are not learnt from: set "auto" or "canary"'),
+        (config.rollouts.ahead, "rollouts.ahead", "production's rollouts are not queued: leave it out"),
+        (config.rollouts.curriculum, "rollouts.curriculum", "production's tasks are not drawn: leave it out"),
+        (config.model.weights == "full", "model.weights", '"full" needs a server for every version that production and '
+         'training get: use "lora"'),
+    ]  # fmt: skip
+    for applies, key, problem in wrong:
+        if applies:
+            raise ConfigError(f"{key}: {problem}")

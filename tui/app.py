@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 from rich.traceback import Traceback
 from textual.app import App, SuspendNotSupported
@@ -27,20 +27,64 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.console import LOCAL, CommandError
-from penstock.gateway.model.answers import FilterField
+from penstock.gateway.model.answers import Digest, FilterField
 from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.change import Digest
 from penstock.tui.key_handler import KeyHandler
 from penstock.tui.keys import KeyBinding, KeyMap
-from penstock.tui.link import GatewayLink, is_remote
-from penstock.tui.loader import RefreshKind, ViewLoader
+from penstock.tui.loader import GatewayLink, RefreshKind, ViewLoader, is_remote
 from penstock.tui.main_screen import MainScreen
 from penstock.tui.screens import registry
 from penstock.tui.settings import GatewayContext
-from penstock.tui.terminal import TerminalDriver
 from penstock.tui.traffic import DigestHistory
 from penstock.tui.view import ScreenView, ViewAction
 from penstock.tui.widgets.dialogs import Confirm, Help
+
+# Textual's driver of a terminal, changed so that the program ends when the window is closed.
+#
+# The kernel then sends SIGHUP and SIGCONT, every write fails, and every read reports the end of the file. Textual's
+# own driver (8.2) takes the SIGCONT for a return from the background: it starts a second thread of each kind, and the
+# writing thread ends at its first error, so that its queue is never emptied. After thirty more writes the program
+# waits forever, without a terminal. Here a SIGCONT without a terminal is ignored, and failed writes are dropped.
+
+
+class TerminalDriver(LinuxDriver):
+    """The driver of `penstock tui` in a terminal."""
+
+    def __init__(
+        self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)  # pyright: ignore[reportUnknownMemberType]  # Textual leaves it untyped
+        self._file = cast("IO[str]", TerminalOutput(self._file))
+
+    def _sigcont_application(self, *_: object) -> None:
+        if os.isatty(self.fileno):
+            super()._sigcont_application()  # pyright: ignore[reportUnknownMemberType]  # Textual leaves it untyped
+
+
+class TerminalOutput:
+    """The output file of a terminal; drops writes once the window is closed."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        try:
+            self._file.write(text)
+        except OSError:  # the window is closed: SIGHUP ends the program
+            return
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            return
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
 
 FEED_S: Final = {False: 0.5, True: 2.0}
 """Interval of the feed's digests, by whether the gateway is far away; s."""

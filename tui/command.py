@@ -174,7 +174,7 @@ def _live_source(found: TuiSettings, gateway: str, context: str | None, record: 
     """A source that is a running gateway."""
     from penstock.gateway.client.client import Client, ClientError
     from penstock.tui import settings
-    from penstock.tui.link import is_remote
+    from penstock.tui.loader import is_remote
     from penstock.tui.session_recording import RecordingClient, SessionRecorder
 
     contexts = settings.contexts(found, gateway)

@@ -17,7 +17,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 from textual.widgets import Static
 
-from penstock.console.views.text import clean
+from penstock.console.views.table import clean
 from penstock.tui import completion, row_arrangement
 from penstock.tui.keys import HINTS, KeyBinding, name
 from penstock.tui.loader import RefreshKind, ViewState

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from penstock.console.views.table import Column, Listing
-from penstock.console.views.text import plain
+from penstock.console.views.table import Column, Listing, plain
 from penstock.gateway.client.connection import ClientError
 from penstock.tui.view import Pane, ScreenView, TableModel
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from penstock.gateway.model.answers import FilterField
 from penstock.tui.keys import KeyBinding, KeyMap
-from penstock.tui.link import GatewayLink
-from penstock.tui.loader import ViewLoader
+from penstock.tui.loader import GatewayLink, ViewLoader
 from penstock.tui.traffic import DigestHistory
 from penstock.tui.view import ScreenView
 

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.answers import RolloutPage
-from penstock.gateway.model.change import Digest
+from penstock.gateway.model.answers import Digest, RolloutPage
 from penstock.gateway.model.rollout import RolloutSummary
 
 FORMAT: Final = "penstock tui recording 1"

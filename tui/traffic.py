@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from penstock.gateway.model.change import Digest
+from penstock.gateway.model.answers import Digest
 
 SECONDS: Final = 120
 """The time for which digests are kept; s."""

@@ -27,7 +27,7 @@ from penstock.gateway.model.audit import ActionRequest
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.change import Digest
+    from penstock.gateway.model.answers import Digest
     from penstock.tui.traffic import DigestHistory
 
 D = TypeVar("D")

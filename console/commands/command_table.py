@@ -29,11 +29,12 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
     ),
     "pause": CommandEntry(
-        "penstock.console.commands.queue:pause", "Hand out no work until `penstock resume`; what runs goes on."
+        "penstock.console.commands.administration:pause", "Hand out no work until `penstock resume`; what runs goes on."
     ),
-    "resume": CommandEntry("penstock.console.commands.queue:resume", "Hand out work again."),
+    "resume": CommandEntry("penstock.console.commands.administration:resume", "Hand out work again."),
     "drain": CommandEntry(
-        "penstock.console.commands.queue:drain", "Hand out no work, send workers home, and wait until nothing runs."
+        "penstock.console.commands.administration:drain",
+        "Hand out no work, send workers home, and wait until nothing runs.",
     ),
     "cancel": CommandEntry("penstock.console.commands.rollouts:cancel", "Stop rollouts, whether they wait or run."),
     "requeue": CommandEntry("penstock.console.commands.rollouts:requeue", "Queue rollouts again that have ended."),
@@ -80,11 +81,11 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "Make an agent token: the API key of an agent that may speak for one rollout and nothing else.",
     ),
     "forget": CommandEntry(
-        "penstock.console.commands.retention:forget",
+        "penstock.console.commands.administration:forget",
         "Take rollouts off the tape for good: what they were given, their calls, rewards and outcomes.",
     ),
     "hold": CommandEntry(
-        "penstock.console.commands.retention:hold",
+        "penstock.console.commands.administration:hold",
         "Keep rollouts, whatever the rules of retention say, until that is lifted.",
     ),
     "lake": CommandEntry(
@@ -290,7 +291,9 @@ GROUPS: Final[dict[str, CommandGroup]] = {
         "The index of the tape: filters find rows without a scan. Without a command: status.",
         {
             "status": noun_command("index"),
-            "rebuild": CommandEntry("penstock.console.commands.index:rebuild", "Make the index anew from the tape."),
+            "rebuild": CommandEntry(
+                "penstock.console.commands.administration:rebuild", "Make the index anew from the tape."
+            ),
         },
         usual="status",
     ),
@@ -318,7 +321,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             "list": noun_command("webhooks"),
             "deliveries": noun_command("deliveries"),
             "test": CommandEntry(
-                "penstock.console.commands.webhooks:send_test",
+                "penstock.console.commands.administration:send_test",
                 "Send a webhook a signed test, once, and say what it answers.",
             ),
         },

@@ -15,8 +15,8 @@ from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Json, Url
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.definitions import ServerView
     from penstock.gateway.model.resource import Resource
+    from penstock.gateway.model.tools import ServerView
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -83,7 +83,7 @@ def approve(
         The version to serve, which may be an older one; the newest of every list if not given.
     """
     from penstock.console.views import definitions as display
-    from penstock.gateway.model.definitions import ApproveRequest
+    from penstock.gateway.model.tools import ApproveRequest
 
     asked = validated_model(ApproveRequest, version=version, who=person(said.who), why=said.why)
 
@@ -115,7 +115,7 @@ def adopt(
         Name of the resource; SERVER.TOOL if not given.
     """
     from penstock.console.views import resources
-    from penstock.gateway.model.template import Template
+    from penstock.gateway.model.resource import Template
 
     async def ask(client: Client) -> None:
         texts = _texts(await client.server_definitions(server), tool)

@@ -43,7 +43,7 @@ def export(
     """
     from penstock.gateway.client import tables
     from penstock.gateway.client.files import check_format, whole_file
-    from penstock.gateway.model.validation_messages import pluralized
+    from penstock.gateway.model.toml import pluralized
 
     terms = joined_terms(filter)
     check_format(format, output)
@@ -69,7 +69,7 @@ def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
 
 async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
     """The spans of agents. Calls that were made to try a release belong in no data set or bill."""
-    from penstock.gateway.model.release_calls import is_release_call
+    from penstock.gateway.model.facts import is_release_call
 
     async for head in client.recent_spans(filter):
         if not is_release_call(head):
@@ -77,7 +77,7 @@ async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
 
 
 async def _tools(client: Client, filter: str) -> AsyncIterator[BaseModel]:
-    from penstock.gateway.model.release_calls import is_rehearsal
+    from penstock.gateway.model.facts import is_rehearsal
     from penstock.gateway.model.tools import ToolRow
 
     async for rollout in client.rollouts(filter):
@@ -90,7 +90,7 @@ async def _tools(client: Client, filter: str) -> AsyncIterator[BaseModel]:
 
 async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
     """The conversation of each call, read a few calls at a time."""
-    from penstock.gateway.client.concurrency import PARALLEL
+    from penstock.gateway.client.connection import PARALLEL
 
     heads: list[Span] = []
     async for head in _spans(client, f"kind:llm {filter}"):
@@ -104,7 +104,7 @@ async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel
 
 
 async def _read(client: Client, heads: list[Span]) -> list[BaseModel]:
-    from penstock.gateway.client.concurrency import map_concurrently
+    from penstock.gateway.client.connection import map_concurrently
     from penstock.gateway.client.tables import ConversationRow
 
     details = await map_concurrently(lambda head: client.span(head.rollout, head.attempt, head.sequence), heads)

@@ -26,7 +26,7 @@ from penstock.gateway.client.console import (
     with_client,
 )
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
-from penstock.gateway.model.terminal_text import terminal_safe_json
+from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -89,11 +89,11 @@ def search(
     """
     import time
 
-    from penstock.console.views import search
+    from penstock.console.views import rollouts
 
     async def ask(client: Client) -> None:
         rows = await limited_rows(limit, lambda most: client.search(text, terms, words, most))
-        show(rows, json, lambda: search.findings(rows, time.time_ns()), NOT_SAID)
+        show(rows, json, lambda: rollouts.findings(rows, time.time_ns()), NOT_SAID)
 
     terms, text = joined_terms(filter), utf8(text)
     with_client(gateway, ask)
@@ -259,7 +259,7 @@ async def _show_rollout(client: Client, rid: str, spans: list[Span], json: bool)
 
 async def _details(client: Client, spans: list[Span], exchange: ExchangeBytes) -> AsyncIterator[SpanDetail]:
     """The spans in full, read a few requests at a time."""
-    from penstock.gateway.client.concurrency import PARALLEL, concurrency_for, map_concurrently
+    from penstock.gateway.client.connection import PARALLEL, concurrency_for, map_concurrently
 
     while spans:
         some, spans = spans[:PARALLEL], spans[PARALLEL:]
@@ -273,7 +273,7 @@ async def _details(client: Client, spans: list[Span], exchange: ExchangeBytes) -
 async def _asked(client: Client, rid: str, spans: list[Span]) -> dict[str, RequestedToolRuns]:
     """The tool runs that model calls asked for, by attempt, also those in other rollouts."""
     from penstock.console.views.rollout_tree import RequestedToolRuns
-    from penstock.gateway.client.concurrency import map_concurrently
+    from penstock.gateway.client.connection import map_concurrently
 
     async def run(use: ToolUse) -> SpanDetail:
         rollout, _, aid = (use.run_in or "").partition("/")

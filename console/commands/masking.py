@@ -28,7 +28,7 @@ def try_rules(file: str, /, *, config: _Config = Path("penstock.toml"), content_
     file
         The body: a request, an answer or a recorded stream. `-` reads stdin.
     """
-    from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
+    from penstock.gateway.model.facts import MASKED, MASKING_FAILED
     from penstock.gateway.model.known_secrets import BodyContext
 
     masker, body = _masker(config).for_call(), _read(file)

@@ -42,7 +42,7 @@ def try_rules(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = Fal
     limit
         How many of the calls that would not simply have run are listed.
     """
-    from penstock.console.mcp_server.statistics import difference
+    from penstock.console.mcp_server.comparison import difference
     from penstock.console.views import policy
     from penstock.gateway.reading.policy.report import build_report
 

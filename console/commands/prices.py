@@ -58,7 +58,7 @@ def update(
         Only say what it would change.
     """
     from penstock.console.commands.serve import config_file
-    from penstock.console.views.prices import differences
+    from penstock.console.views.administration import differences
     from penstock.gateway.config import ConfigError, load
     from penstock.gateway.model import price_lists
     from penstock.gateway.model.prices import Prices

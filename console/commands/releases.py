@@ -204,7 +204,7 @@ def verify(release: Name, /, *, anchor: File = None, json: Json = False, gateway
     from rich.text import Text
 
     from penstock.console.commands.verify import verify_release
-    from penstock.console.views.text import plain
+    from penstock.console.views.table import plain
     from penstock.gateway.config import ConfigError, audit_key
     from penstock.gateway.releases.canary.verification import parse_anchors
 

@@ -145,7 +145,7 @@ def doctor(
         How many rollouts of a filter at most, the newest.
     """
     from penstock.console.views import queue
-    from penstock.gateway.client.concurrency import map_concurrently
+    from penstock.gateway.client.connection import map_concurrently
 
     async def ask(client: Client) -> None:
         rids = found or [r.id for r in await limited_rows(limit, lambda most: client.rollouts(filter, most))]
@@ -180,7 +180,7 @@ def fail_if_refused(refused: Sequence[str], rids: Sequence[str], done: str) -> N
 async def apply_to_each(rids: Sequence[str], act: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
     """(the result of each rollout, the message of each refusal)."""
     from penstock.gateway.client.client import ClientError
-    from penstock.gateway.client.concurrency import map_concurrently
+    from penstock.gateway.client.connection import map_concurrently
 
     refused: list[str] = []
 

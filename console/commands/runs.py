@@ -91,8 +91,7 @@ def plot(
 
 def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[RunEvent]) -> bytes:
     from penstock.console.commands.export_runs import png
-    from penstock.console.views.run_charts import charts, drawing
-    from penstock.console.views.run_page import page
+    from penstock.console.views.run_page import charts, drawing, page
 
     if suffix == ".html":
         return page(run, curves, events, time.time_ns()).encode()

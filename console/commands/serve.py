@@ -127,8 +127,8 @@ def _data(given: Path | None) -> Path:
 def _examined(path: Path, name: Path) -> int:
     """Prints figures and problems of a tape under this name; returns the number of problems."""
     from penstock.console.commands.check import examine
-    from penstock.console.views.text import size
-    from penstock.gateway.model.validation_messages import pluralized
+    from penstock.console.views.table import size
+    from penstock.gateway.model.toml import pluralized
 
     figures, problems = examine(path)
     counts = [pluralized(figures[f"{noun}s"], noun) for noun in ("rollout", "attempt", "change")]

@@ -24,12 +24,12 @@ from penstock.gateway.client.console import (
     with_client,
 )
 from penstock.gateway.client.files import whole_file
-from penstock.gateway.model.terminal_text import terminal_safe_json
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.foreign_text import terminal_safe_json
+from penstock.gateway.model.toml import pluralized
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.sql import SqlAnswer
+    from penstock.gateway.model.index import SqlAnswer
 
 Query = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 """A hyphen alone is standard input."""
@@ -65,7 +65,7 @@ def sql(
         How long it may take, 60s at most.
     """
     from penstock.console.views import sql
-    from penstock.gateway.model.sql import SqlRequest
+    from penstock.gateway.model.index import SqlRequest
 
     async def ask(client: Client) -> None:
         if query is None:

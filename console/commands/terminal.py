@@ -9,7 +9,7 @@ from json import dumps
 from typing import TYPE_CHECKING
 
 from penstock.gateway.client.console import note
-from penstock.gateway.model.terminal_text import terminal_safe_json
+from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

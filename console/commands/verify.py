@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from penstock.console.views.release_series import History
-from penstock.gateway.client.concurrency import map_concurrently
-from penstock.gateway.client.connection import ClientError
-from penstock.gateway.client.release_history import read_history
+from penstock.console.views.release_page import History
+from penstock.gateway.client.connection import ClientError, map_concurrently
+from penstock.gateway.client.resources import read_history
 from penstock.gateway.model.release import Assignment, AuditTrailEntry, Pin, Release, RolloutEvidence
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.canary.outcomes import member_outcomes
 from penstock.gateway.releases.canary.verification import (
     Anchor,

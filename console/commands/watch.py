@@ -17,8 +17,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.change import ChangeKind
-from penstock.gateway.model.terminal_text import terminal_safe_json
+from penstock.gateway.model.answers import ChangeKind
+from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

@@ -8,14 +8,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.console.mcp_server.pages import read_rows
-from penstock.console.mcp_server.text_format import cut, moment, plain
+from penstock.console.mcp_server.text_format import cut, moment, plain, read_rows
 from penstock.console.mcp_server.tool import Cursor, ToolAnswer, ToolArguments, ToolContext, ToolDefinition, ToolResult
 from penstock.console.views import rollouts as display
 from penstock.console.views.rollouts import content
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import abbreviate, age, clean, compact, number
-from penstock.console.views.text import plain as cell
+from penstock.console.views.table import Column, Listing, abbreviate, age, clean, compact, figure, number
+from penstock.console.views.table import plain as cell
 from penstock.gateway.model.answers import RolloutPage, SpanPage
 from penstock.gateway.model.base import CALLS, Id
 from penstock.gateway.model.rollout import RolloutSummary

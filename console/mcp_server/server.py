@@ -21,9 +21,8 @@ from pydantic import ValidationError
 
 from penstock.console.mcp_server import tools
 from penstock.console.mcp_server.line_reader import LineReader
-from penstock.console.mcp_server.schema import problems, schema
 from penstock.console.mcp_server.text_format import cut
-from penstock.console.mcp_server.tool import MOST_TEXT, AnyTool, ToolContext, ToolError, ToolResult
+from penstock.console.mcp_server.tool import MOST_TEXT, AnyTool, ToolContext, ToolError, ToolResult, problems, schema
 from penstock.console.views.registry import NOUNS, noun_view
 from penstock.gateway.client.client import Client, ClientError
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from rich.console import Console, RenderableType
 
-from penstock.console.views.table import ENDLESS
-from penstock.console.views.text import clean, compact
+from penstock.console.views.table import ENDLESS, clean, compact
+from penstock.gateway.client.client import Client
+from penstock.gateway.model.answers import Page
 from penstock.gateway.model.turn import Message, Part
 
 
@@ -62,3 +65,49 @@ def _part(part: Part) -> str:
             return f"[tool result{name}] {text or compact(part.data)}"
         case _:
             return f"[{part.type}] {text or compact(part.data)}"
+
+
+# Reads pages of the API's lists: up to the requested number of rows, and the cursor for the rest.
+#
+# A selective filter may match nothing on many pages. After `PAGES` pages the answer is returned, with the cursor to
+# continue.
+
+P = TypeVar("P", bound=Page)
+R = TypeVar("R")
+
+PAGES = 20
+"""Most pages that are read for one answer."""
+
+
+class ListArguments(Protocol):
+    """Arguments that all tools that list have."""
+
+    @property
+    def filter(self) -> str: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def cursor(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowPage(Generic[R]):
+    """Rows, and the cursor of the next ones."""
+
+    rows: list[R]
+    next: str | None
+    scanned: int
+
+
+async def read_rows(
+    client: Client, path: str, model: type[P], rows_of: Callable[[P], list[R]], asked: ListArguments
+) -> RowPage[R]:
+    """Reads rows of the list at `path`, whose pages are of type `model`."""
+    rows, cursor, scanned = list[R](), asked.cursor, 0
+    for _ in range(PAGES):
+        params = {"filter": asked.filter or None, "limit": asked.limit - len(rows), "cursor": cursor}
+        page = await client.get(path, model, params)
+        rows, cursor, scanned = rows + rows_of(page), page.next, scanned + page.scanned
+        if cursor is None or len(rows) >= asked.limit:
+            break
+    return RowPage(rows, cursor, scanned)

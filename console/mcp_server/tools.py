@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from penstock.console.mcp_server import (
-    comparison,
-    diagnosis,
-    nouns,
-    rollouts,
-    state,
-    transcripts,
-    versions,
-    write_tools,
-)
+from penstock.console.mcp_server import comparison, diagnosis, rollouts, state, transcripts, versions, write_tools
 from penstock.console.mcp_server.tool import AnyTool, ToolError
 
 TOOLS: Sequence[AnyTool] = (
@@ -24,7 +15,7 @@ TOOLS: Sequence[AnyTool] = (
     *versions.TOOLS,
     *comparison.TOOLS,
     *state.TOOLS,
-    *nouns.TOOLS,
+    *state.NOUN_TOOLS,
     *write_tools.TOOLS,
 )
 READING = """Penstock is a gateway that has recorded every model call of some AI agents. With these tools you find out \

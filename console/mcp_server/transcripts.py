@@ -24,8 +24,8 @@ from penstock.console.mcp_server.tool import (
     ToolResult,
 )
 from penstock.console.views import rollout_tree
-from penstock.console.views.text import clean, compact
-from penstock.gateway.client.concurrency import concurrency_for, map_concurrently
+from penstock.console.views.table import clean, compact
+from penstock.gateway.client.connection import concurrency_for, map_concurrently
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.base import CALLS, Id
 from penstock.gateway.model.rollout import Attempt, RolloutSummary

@@ -18,7 +18,7 @@ from penstock.console.mcp_server.tool import (
     ToolResult,
 )
 from penstock.console.views import resources as display
-from penstock.console.views.text import abbreviate, clean, compact
+from penstock.console.views.table import abbreviate, clean, compact
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.base import Id
 from penstock.gateway.model.resource import Resource, ResourceView

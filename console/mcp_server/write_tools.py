@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.console.mcp_server.schema import problems
 from penstock.console.mcp_server.text_format import cut
 from penstock.console.mcp_server.tool import (
     ToolAnswer,
@@ -18,14 +17,14 @@ from penstock.console.mcp_server.tool import (
     ToolDefinition,
     ToolError,
     ToolResult,
+    problems,
 )
 from penstock.console.mcp_server.versions import resource_of, version_of
 from penstock.console.views import queue as queue_display
 from penstock.console.views import resources as display
 from penstock.gateway.model.base import Id
-from penstock.gateway.model.resource import MOST_TEXT, NewVersion, Resource
+from penstock.gateway.model.resource import MOST_TEXT, NewVersion, Resource, Template, TemplateError, check_candidate
 from penstock.gateway.model.rollout import Judgement
-from penstock.gateway.model.template import Template, TemplateError, check_candidate
 
 DIFF = 6000
 """Most characters of the difference that is shown after a proposal."""

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.rollouts import sums
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import duration, moment, number, plain
+from penstock.console.views.table import Column, Listing, duration, figure, moment, number, plain
 from penstock.gateway.model.breakdown import Breakdown, UnreadRow
 from penstock.gateway.model.prices import staleness_warning
 

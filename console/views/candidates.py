@@ -10,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views.svg import Chart, LineSeries
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import clean, plain
+from penstock.console.views.table import Column, Listing, clean, figure, plain
 from penstock.gateway.model.run import CandidateTree, RunCandidate
 
 TREE = (

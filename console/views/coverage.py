@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.console.views.text import ago
+from penstock.console.views.table import ago
 from penstock.gateway.model.coverage import Coverage, LastMiss
 
 SHOWN = 40

@@ -14,10 +14,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from penstock.console.views.rollouts import pluralized
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import ago, joined, plain
-from penstock.gateway.model.definitions import DefinitionKind, DefinitionVersion, ServerDefinitions, ServerView
-from penstock.gateway.model.invisible_characters import count_invisible, visible, visible_name
+from penstock.console.views.table import Column, Listing, ago, figure, joined, plain
+from penstock.gateway.model.foreign_text import count_invisible, visible, visible_name
+from penstock.gateway.model.tools import DefinitionKind, DefinitionVersion, ServerDefinitions, ServerView
 
 KINDS: Final[tuple[DefinitionKind, ...]] = ("tools", "prompts", "resources", "templates", "instructions")
 SERVERS: Final = (

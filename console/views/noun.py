@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.table import Column, Listing
-from penstock.console.views.text import compact, joined, plain
+from penstock.console.views.table import Column, Listing, compact, joined, plain
 from penstock.gateway.model.base import Noun
 
 if TYPE_CHECKING:

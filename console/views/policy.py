@@ -9,12 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views.noun import NounSelection, NounView, all_rows
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import abbreviate, ago, clean, duration, number, plain
-from penstock.gateway.model.validation_messages import pluralized
-from penstock.gateway.reading.policy.backtest import BacktestCall
+from penstock.console.views.table import Column, Listing, abbreviate, ago, clean, duration, figure, number, plain
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.reading.policy.questions import Question
-from penstock.gateway.reading.policy.report import PolicyReport, RuleFigures
+from penstock.gateway.reading.policy.report import BacktestCall, PolicyReport, RuleFigures
 
 LONGEST = 2000
 """Maximum number of characters of arguments that are shown."""

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import NounSelection, NounView, all_rows, only_row
 from penstock.console.views.rollouts import pluralized, status
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import age, ago, clean, number, plain, size
+from penstock.console.views.table import Column, Listing, age, ago, clean, figure, number, plain, size
 from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import Rollout, Worker

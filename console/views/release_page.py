@@ -2,37 +2,208 @@
 
 The page is self-contained: it has no script and loads nothing, and its own policy forbids both. It follows light and
 dark, in the colours of Okabe and Ito. It can be read by people who do not see it (titles, descriptions, and a table for
-each chart), and every foreign text is escaped. Its series are computed again from the observations
-(`console.views.release_series`).
+each chart), and every foreign text is escaped. Its series are computed again from the observations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from json import dumps
+from typing import NamedTuple
 
 from penstock.console.views.coverage import lines
-from penstock.console.views.release_charts import charts
-from penstock.console.views.release_series import EvidencePoint, History, series
 from penstock.console.views.release_summary import (
+    ARMS,
+    EValueThreshold,
     StageStatus,
     arms,
     audience,
     decision_thresholds,
     difference,
+    latest,
     left_out,
     path,
+    ramp_thresholds,
+    share,
     stage_name,
     units,
     version_changes,
     versions,
     wait_conditions,
 )
-from penstock.console.views.svg import Chart, legend, svg, text
-from penstock.console.views.text import asked_by, duration, moment
-from penstock.gateway.model.release import AuditTrailEntry, ReleaseView
+from penstock.console.views.svg import Chart, LineSeries, legend, svg, text
+from penstock.console.views.table import asked_by, duration, moment
+from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.toml import pluralized
+from penstock.gateway.releases.canary.decision import Canary, figures, replay_steps
+from penstock.gateway.releases.canary.display import interval
+from penstock.gateway.releases.canary.outcomes import as_of
+
+# The evidence of a release over time: computed again from the tape, as decisions are. Pure.
+#
+# The same observations step the same `Canary` as in `gateway.releases.canary.verification`, and its figures are taken
+# on the way. So the charts show the evidence that decisions were made from, and nothing has to be stored to draw
+# them.
+
+MOST = 300
+"""Maximum number of points of a series: more cannot be told apart on a page."""
+
+
+class History(NamedTuple):
+    """The audit chain, assignments and outcomes of a release at a certain revision and count."""
+
+    audit: Sequence[AuditTrailEntry]
+    assigned: Sequence[Assignment]
+    seen: Sequence[AssignmentEvidence]
+
+    @classmethod
+    def of(
+        cls,
+        release: Release,
+        audit: Sequence[AuditTrailEntry],
+        assigned: Sequence[Assignment],
+        seen: Sequence[AssignmentEvidence],
+        after: int = 0,
+    ) -> History:
+        """The part that belongs to this state of the release, if more has been read: each list only ever grows.
+        `after`: number of the assignment behind which `assigned` and `seen` begin."""
+        until, counted = max(0, release.assigned - after), max(0, release.counted - after)
+        return cls(audit[: release.revision], as_of(release, assigned[:until]), seen[:counted])
+
+
+class EvidencePoint(NamedTuple):
+    """The evidence after some rollouts."""
+
+    counted: int
+    """Number of the assignment that was counted last."""
+    figures: dict[str, float]
+    """The figures that decisions read, by name."""
+    interval: tuple[float, float] | None
+    """Confidence sequence of candidate less stable."""
+
+
+def series(release: Release, history: History, most: int = MOST) -> list[EvidencePoint]:
+    """The evidence over time, evenly thinned to about `most` points; the last one is always included."""
+    canary, points = Canary.of(release), list[EvidencePoint]()
+    every = max(1, -(-len(history.seen) // most))
+    looks = sum(one.early is not None for one in history.assigned)
+    last = 0
+    for number, early, _, person in replay_steps(canary, history.assigned, history.seen, history.audit):
+        ended = (number, early) == (len(history.seen), looks)
+        if not person and (ended or (number > last and number % every == 0)):
+            evidence, last = canary.evidence, number
+            points.append(EvidencePoint(number, figures(evidence), interval(evidence.latest.reward)))
+    return points
+
+
+# The charts of a release: traffic over time; reward, difference and evidence over the counted rollouts. Pure.
+
+
+def charts(view: ReleaseView, history: History, points: Sequence[EvidencePoint], now_ns: int) -> Iterator[Chart]:
+    """All charts that can be drawn so far."""
+    yield _traffic(view, history, now_ns)
+    if points:
+        yield _rewards(view, points)
+        yield _difference(view, points)
+        yield _e_values(view, points)
+        yield _guards(view, points)
+
+
+def _traffic(view: ReleaseView, history: History, now_ns: int) -> Chart:
+    splits = [(float(entry.at_ns), share(entry.after, entry.split) * 100) for entry in history.audit]
+    end = now_ns if view.release.live else view.release.changed_ns
+    if splits and end > splits[-1][0]:
+        splits.append((float(end), splits[-1][1]))
+    counts = view.release.policy.observation_noun
+    now = f"{share(view.release.stage, view.release.split) * 100:g} % of new {counts} get {view.release.candidate} now"
+    line = LineSeries(f"candidate {view.release.candidate}", splits, 1, stepped=True)
+    within_a_day = not splits or splits[-1][0] - splits[0][0] < 86_400e9
+    cut = slice(11, 19) if within_a_day else slice(5, 16)
+    return Chart(
+        "Traffic", f"Share of new {counts} on the candidate over time. {now}.", [line], "UTC", f"new {counts} on it",
+        bounds=(0, 100), tick_x=lambda x: moment(int(x))[cut], tick_y="{:g} %".format,
+    )  # fmt: skip
+
+
+def _rewards(view: ReleaseView, points: Sequence[EvidencePoint]) -> Chart:
+    lines = [LineSeries(arm, _values(points, f"{arm}.reward"), style) for style, arm in enumerate(ARMS)]
+    means = ", ".join(f"{line.name} {line.points[-1][1]:.3f}" for line in lines if line.points)
+    return Chart(
+        "Reward",
+        f"Mean reward of each arm, from 0 to 1. Now: {means or 'none'}.",
+        lines,
+        f"counted {view.release.policy.observation_noun}",
+        "mean reward",
+    )
+
+
+def _difference(view: ReleaseView, points: Sequence[EvidencePoint]) -> Chart:
+    band = [(float(at), *interval) for at, _, interval in points if interval is not None]
+    line = LineSeries("candidate less stable, midpoint", [(x, (low + high) / 2) for x, low, high in band], 1)
+    limits = [("no difference", 0.0)]
+    if view.release.margin:
+        limits.append(("margin", -view.release.margin))
+    said = difference(view) or "not known yet"
+    return Chart(
+        "Difference", f"Candidate less stable with its 95 % confidence sequence. Now: {said}.", [line],
+        f"counted {view.release.policy.observation_noun}", "difference of mean reward", band=band, limits=limits,
+    )  # fmt: skip
+
+
+def _e_values(view: ReleaseView, points: Sequence[EvidencePoint]) -> Chart:
+    found = [*ramp_thresholds(view.release, view.figures)[:2], *_later_harm(view)]
+    lines = [
+        LineSeries(one.name, _values(points, one.figure), style) for one, style in zip(found, (2, 1, 3), strict=False)
+    ]
+    limits = [(f"{one.name} {one.follows} at {one.limit:g}", one.limit) for one in found if one.follows != "nothing"]
+    said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in found)
+    return Chart(
+        "Evidence",
+        f"e-values of the reward. Now: {said}.",
+        lines,
+        f"counted {view.release.policy.observation_noun}",
+        "e-value",
+        limits=limits,
+        log=True,
+    )
+
+
+def _later_harm(view: ReleaseView) -> Iterator[EValueThreshold]:
+    where = latest(view.figures)[1]
+    if where:
+        harm = decision_thresholds(view.release, view.figures)[0]
+        yield harm._replace(name=harm.name + where)
+
+
+def _guards(view: ReleaseView, points: Sequence[EvidencePoint]) -> Chart:
+    """The guards and one line for the splits, that of the stage that strays most: more lines could not be told
+    apart."""
+    found = [
+        one for one in decision_thresholds(view.release, view.figures) if one.name.startswith(("guard ", "split "))
+    ]
+    guards = [one for one in found if one.name.startswith("guard ")]
+    lines = [LineSeries(one.name, _values(points, one.figure), style) for style, one in enumerate(guards)]
+    lines.append(LineSeries("split, the stage that strays most", list(_strays(points)), len(guards)))
+    limits = {one.limit: sorted({it.follows for it in found if it.limit == one.limit}) for one in found}
+    said = ", ".join(f"{one.name} {one.value:.3g} of {one.limit:g}" for one in found)
+    counts = view.release.policy.observation_noun
+    return Chart(
+        "Guardrails", f"e-values of the guards and of the split. Now: {said}.", lines, f"counted {counts}", "e-value",
+        limits=[(f"{' or '.join(follows)} at {limit:g}", limit) for limit, follows in limits.items()], log=True,
+    )  # fmt: skip
+
+
+def _strays(points: Iterable[EvidencePoint]) -> Iterator[tuple[float, float]]:
+    for point in points:
+        splits = [value for name, value in point.figures.items() if "srm." in name]
+        if splits:
+            yield float(point.counted), max(splits)
+
+
+def _values(points: Iterable[EvidencePoint], key: str) -> list[tuple[float, float]]:
+    return [(float(point.counted), value) for point in points if (value := point.figures.get(key)) is not None]
+
 
 ROWS = 24
 """Maximum number of rows of a chart's table."""

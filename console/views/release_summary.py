@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from penstock.console.views.text import duration, moment
+from penstock.console.views.table import duration, moment
 from penstock.gateway.model.release import ENDED, Arm, AuditTrailEntry, Release, ReleaseStage, ReleaseView
 from penstock.gateway.model.release_policy import EARLY, HOLDBACK, SRM_ALPHA, ReleasePolicy
 from penstock.gateway.model.resource import Audience, audience_terms
-from penstock.gateway.model.validation_messages import pluralized
-from penstock.gateway.releases.canary.decision import harm_limit, margins_of
-from penstock.gateway.releases.canary.stages import NEXT
+from penstock.gateway.model.toml import pluralized
+from penstock.gateway.releases.canary.decision import NEXT, harm_limit, margins_of
 
 Mark = Literal["done", "skipped", "failed", "now", "ahead"]
 Figures = Mapping[str, float]

@@ -28,11 +28,10 @@ from penstock.console.views.release_summary import (
     versions,
     wait_conditions,
 )
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import age, asked_by, clean, joined, moment, plain
+from penstock.console.views.table import Column, Listing, age, asked_by, clean, figure, joined, moment, plain
 from penstock.gateway.model.release import AuditTrailEntry, Forecast, Release, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.toml import pluralized
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

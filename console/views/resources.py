@@ -13,10 +13,8 @@ from penstock.console.views import coverage
 from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.release_summary import audience
 from penstock.console.views.rollouts import BRIEF, pluralized
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import abbreviate, age, ago, clean, joined, plain
-from penstock.gateway.model.resource import Resource, ResourceList, ResourceView, sent_by_agents
-from penstock.gateway.model.template import Template
+from penstock.console.views.table import Column, Listing, abbreviate, age, ago, clean, figure, joined, plain
+from penstock.gateway.model.resource import Resource, ResourceList, ResourceView, Template, sent_by_agents
 from penstock.gateway.releases.prompts.induction import FEWEST, PromptProposal
 from penstock.gateway.releases.prompts.recogniser import TextMatch
 from penstock.gateway.releases.prompts.volatile_values import find_volatile_values

@@ -17,7 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from penstock.console.views.rollouts import BRIEF, gaps, pluralized, span_line, status, style, total_tokens
-from penstock.console.views.text import abbreviate, clean, compact, duration, joined, moment, number, plain, size
+from penstock.console.views.table import abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model import span_tree
 from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader

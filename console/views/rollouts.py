@@ -7,21 +7,22 @@ none can control the terminal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 
-from penstock.console.views import span_summary
 from penstock.console.views.noun import LimitedSelection, NounRows, NounView, limited
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import (
+from penstock.console.views.table import (
+    Column,
+    Listing,
     abbreviate,
     age,
     ago,
     clean,
     compact,
     duration,
+    figure,
     joined,
     moment,
     number,
@@ -29,14 +30,97 @@ from penstock.console.views.text import (
     size,
     tally,
 )
-from penstock.gateway.model.answers import RewardStats, ServerState, Stats
-from penstock.gateway.model.attributes import TRIES, UNREAD
+from penstock.gateway.model.answers import Change, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.facts import TRIES, UNREAD
+from penstock.gateway.model.index import Hit, SearchRow
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ToolStats, ToolUse
-from penstock.gateway.model.validation_messages import pluralized
+
+# The few most telling attributes of an agent's span, as short texts. Pure.
+#
+# Instrumentations write dozens: ids of threads, versions, whole requests as JSON. A line has room for four. The
+# attributes of the tables come first, then those that the agent's author has set; never JSON, and nothing that is
+# part of the span's name.
+
+MOST, LONGEST = 4, 60
+"""Attributes of a span, and characters of one."""
+NAMED = {
+    "gen_ai.agent.name": "agent",
+    "gen_ai.tool.name": "tool",
+    "tool.name": "tool",
+    "gen_ai.request.model": "model",
+    "llm.model_name": "model",
+    "gen_ai.tool.call.arguments": "arguments",
+    "gen_ai.tool.call.result": "result",
+    "url.full": "url",
+    "http.url": "url",
+    "http.route": "route",
+    "http.response.status_code": "http",
+    "http.status_code": "http",
+    "db.query.text": "query",
+    "db.statement": "query",
+    "input.value": "input",
+    "output.value": "output",
+}
+"""Labels of the attributes that are shown first, in this order; of several attributes with one label only the first is
+shown."""
+TOKENS = (
+    ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"),
+    ("llm.token_count.prompt", "llm.token_count.completion"),
+)
+FURNITURE = (
+    *("otel.", "span.kind", "openinference.", "telemetry.", "service.", "process.", "thread.", "host.", "os.", "code."),
+    *("gen_ai.", "llm.", "openai.", "input.", "output.", "metadata", "session.", "user_agent.", "penstock."),
+    *("http.", "url.", "server.", "client.", "network.", "net.", "db.", "agentlightning.", "error.type"),
+)
+"""Prefixes of the names of attributes that tell little, or that the tables above contain."""
+
+
+def facts(span: Span) -> list[str]:
+    """The attributes as texts such as `model gpt-5`, `120 → 7 tokens`, `city Bern`; the reason of a failure comes
+    last."""
+    attributes = span.attributes or {}
+    found = dict.fromkeys((*_named(attributes, span.name or ""), *_tokens(attributes), *_others(attributes)))
+    why = _short(attributes.get("otel.status_description"))
+    return list(found)[:MOST] + ([why] if why else [])
+
+
+def _named(attributes: Mapping[str, Any], name: str) -> Iterator[str]:
+    seen: set[str] = set()
+    for key, label in NAMED.items():
+        value = _short(attributes.get(key))
+        if value and label not in seen:
+            seen.add(label)
+            if value not in name:
+                yield f"{label} {value}"
+
+
+def _tokens(attributes: Mapping[str, Any]) -> Iterator[str]:
+    for pair in TOKENS:
+        if any(name in attributes for name in pair):
+            given, made = (_short(attributes.get(name)) or "?" for name in pair)
+            yield f"{given} → {made} tokens"
+            return
+
+
+def _others(attributes: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in attributes.items():
+        if not key.startswith(FURNITURE) and (text := _short(value)):
+            yield f"{key} {text}"
+
+
+def _short(value: Any) -> str:
+    """A value on one line, cut to `LONGEST`; empty for lists, maps and JSON."""
+    if not isinstance(value, str | int | float):
+        return ""
+    text = " ".join(str(value).lower().split() if isinstance(value, bool) else str(value).split())
+    if text[:1] in ("{", "["):
+        return ""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1].rstrip()}…"
+
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -298,14 +382,14 @@ def content(span: Span) -> str:
     if span.kind == "reward":
         return "  ".join(filter(None, _reward(Reward.of(span))))
     if span.kind == "otel":
-        return "  ".join(span_summary.facts(span))
+        return "  ".join(facts(span))
     attributes = span.attributes or {}
     if isinstance(text := attributes.get("text" if span.name in PRINTED else LOGGED), str):
         return abbreviate(text, BRIEF)
     # Attributes with the origin of a log record are left out: every record has them.
-    facts = {name: value for name, value in attributes.items() if not name.startswith("otel.")}
-    said = list(facts.values())
-    return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(facts or None), BRIEF)
+    own = {name: value for name, value in attributes.items() if not name.startswith("otel.")}
+    said = list(own.values())
+    return abbreviate(said[0] if len(said) == 1 and isinstance(said[0], str) else compact(own or None), BRIEF)
 
 
 def _reward(given: Reward) -> Iterator[str]:
@@ -340,7 +424,7 @@ def tokens(span: Span) -> str:
 def _uncounted(span: Span) -> bool:
     # Imported here: most commands show no calls, and need no wire formats.
     from penstock.gateway.wire.dialects import by_name
-    from penstock.gateway.wire.dialects.token_estimate import lacks_token_counts
+    from penstock.gateway.wire.dialects.token_ids import lacks_token_counts
 
     return lacks_token_counts(span, by_name(span.dialect))
 
@@ -364,3 +448,44 @@ def status(word: str) -> Text:
 def style(word: str) -> str:
     """The colour of a status or a role; empty for others."""
     return STYLES.get(word, "")
+
+
+# The results of a search, for a terminal.
+
+BEFORE = 32
+"""Maximum number of characters before a hit that are shown: the hit must be visible on a narrow terminal."""
+MATCH = "bold reverse"
+
+
+def findings(found: Iterable[SearchRow], now_ns: int) -> Group:
+    """A line for each span, and one for each passage of it."""
+    return Group(*(line for finding in found for line in _finding(finding, now_ns)))
+
+
+def _finding(finding: SearchRow, now_ns: int) -> Iterator[Text]:
+    span = finding.span
+    about = [it for it in (span.kind, span.name, span.agent, span.model) if it]
+    line = Text(f"{span.rollout}/{span.attempt}#{span.sequence}", style="bold", no_wrap=True, overflow="ellipsis")
+    yield line.append(f"  {ago(span.start_ns, now_ns)}  {clean(' '.join(about))}", style="not bold dim")
+    for hit in finding.hits:
+        yield _passage(hit)
+    if finding.more:
+        yield Text(f"  {finding.more:,} more in this call", style="dim")
+
+
+def _passage(hit: Hit) -> Text:
+    line = Text("  ", no_wrap=True, overflow="ellipsis")
+    who = " ".join(filter(None, (hit.role, _KINDS.get(hit.part, hit.part))))
+    line.append(f"{' '.join(clean(who).split())}: ", style="dim")
+    before, match, after = (" ".join(clean(it).split()) for it in (hit.before, hit.match, hit.after))
+    if hit.before[-1:].isspace():
+        before += " "
+    if len(before) > BEFORE:
+        before = f"…{before[-BEFORE:]}"
+    line.append(before).append(match, style=MATCH)
+    line.append(f" {after}" if hit.after[:1].isspace() else after)
+    return line.append(f"  ({hit.times} times)", style="dim") if hit.times > 1 else line
+
+
+_KINDS = {"text": "", "tool_call": "calls", "tool_call_response": "result"}
+"""Words for the types of parts; other types are shown as they are."""

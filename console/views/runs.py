@@ -15,8 +15,19 @@ from rich.text import Text
 from penstock.console.views.candidates import tree
 from penstock.console.views.noun import LimitedSelection, NounRows, NounView, limited
 from penstock.console.views.rollouts import pluralized, status
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import age, ago, clean, duration, joined, moment, number, plain
+from penstock.console.views.table import (
+    Column,
+    Listing,
+    age,
+    ago,
+    clean,
+    duration,
+    figure,
+    joined,
+    moment,
+    number,
+    plain,
+)
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead, RunKind, RunStatus
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import LimitedSelection, NounRows, NounView
 from penstock.console.views.rollouts import pluralized
-from penstock.console.views.table import Column, figure
-from penstock.console.views.text import ago, plain
+from penstock.console.views.table import Column, ago, figure, plain
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.span import Span, SpanStatus
 

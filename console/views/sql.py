@@ -8,9 +8,8 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import clean, plain
-from penstock.gateway.model.sql import SqlAnswer, SqlViews
+from penstock.console.views.table import Column, Listing, clean, figure, plain
+from penstock.gateway.model.index import SqlAnswer, SqlViews
 
 _FIGURES = ("bigint", "integer", "double", "hugeint", "decimal", "float", "ubigint")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import count
 
-from penstock.console.views.text import clean
+from penstock.console.views.table import clean
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 14, 12, 34

@@ -7,10 +7,9 @@ from functools import lru_cache, partial
 from itertools import count, takewhile
 from typing import Protocol
 
-from penstock.gateway.model.attributes import TOOL
-from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.facts import TOOL
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Exchange, Passage
 from penstock.gateway.reading.filters.query import ContentReaders
 from penstock.gateway.reading.turns import decode_body, encoding
 from penstock.gateway.tape.store.directory import TapeError

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from penstock.gateway.api.heavy_reads import HeavyReads
-from penstock.gateway.api.pagination import TapeSource
+from penstock.gateway.api.pagination import HeavyReads, TapeSource
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.sql.runner import SqlRunner
 from penstock.gateway.followers.webhooks.service import WebhookService

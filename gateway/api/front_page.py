@@ -11,9 +11,9 @@ from html import escape
 from typing import Final
 
 from penstock.gateway.api.guard import HEADERS
-from penstock.gateway.api.html_docs import STYLE
+from penstock.gateway.api.openapi import STYLE
 from penstock.gateway.traffic.calls.address import AddressError, from_path
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import HttpRequest
 
 
 def front_page(request: HttpRequest) -> bytes | None:

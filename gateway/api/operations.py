@@ -19,11 +19,11 @@ from pydantic import BaseModel
 
 from penstock.gateway.api import compression, guard
 from penstock.gateway.api.context import Control
-from penstock.gateway.api.heavy_reads import DeferredAnswer
 from penstock.gateway.api.openapi import ApiRoute
+from penstock.gateway.api.pagination import DeferredAnswer
 from penstock.gateway.model.audit import ActionRequest, AuthenticatedRequest
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import HttpRequest
 
 Ids = Mapping[str, str]
 """Ids of a path by their names there, checked."""

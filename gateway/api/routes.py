@@ -20,36 +20,24 @@ from aiohttp import web
 from pydantic import Field
 
 from penstock.gateway.api import (
-    audit,
-    breakdown,
-    budgets,
     changes,
-    definitions,
-    digests,
     guard,
-    html_docs,
-    index,
     openapi,
-    policy,
-    prices,
     queue,
     releases,
-    retention,
     rollouts,
     runs,
     search,
     sql,
+    state,
     stats,
-    tool_uses,
-    upstreams,
-    webhooks,
-    whole_rollouts,
+    tools,
 )
 from penstock.gateway.api.context import CONTROL, Control
 from penstock.gateway.api.guard import ApiError, answer, query_of
-from penstock.gateway.api.heavy_reads import DeferredAnswer
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, ApiRoute
 from penstock.gateway.api.operations import Ids, operate
+from penstock.gateway.api.pagination import DeferredAnswer
 from penstock.gateway.followers.otlp.ingest import KEY, post_telemetry
 from penstock.gateway.model import metrics
 from penstock.gateway.model.answers import (
@@ -88,7 +76,7 @@ from penstock.gateway.model.queue import (
 from penstock.gateway.model.release import ENDED, ReleaseStage
 from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
 from penstock.gateway.model.tools import ToolList
-from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Transcript
 from penstock.gateway.reading.filters.fields import describe_fields
 
 
@@ -175,7 +163,7 @@ def _document() -> dict[str, object]:
 
 @cache
 def _docs_page() -> str:
-    return html_docs.page(ROUTES, version("penstock-gateway"))
+    return openapi.page(ROUTES, version("penstock-gateway"))
 
 
 _ATTEMPT = "/api/rollouts/{rid}/attempts/{aid}"
@@ -192,8 +180,8 @@ ROUTES: tuple[ApiRoute, ...] = (
         Diagnosis, rollouts.get_diagnosis, query=rollouts.DiagnosisQuery,
     ),
     ApiRoute(
-        "GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, tool_uses.get_tools,
-        query=tool_uses.ToolsQuery,
+        "GET", f"{_ATTEMPT}/tools", "tools", "Tools that an attempt used", ToolList, tools.get_tools,
+        query=tools.ToolsQuery,
     ),
     ApiRoute(
         "GET", f"{_ATTEMPT}/transcript", "transcript", "The task and every call of an attempt, read",
@@ -226,7 +214,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         "GET", "/api/whole", "whole_rollouts", "Rollouts with their spans and the bytes of their calls",
-        OCTETS, whole_rollouts.get_whole, query=whole_rollouts.WholeRolloutsQuery, errors=(404,),
+        OCTETS, rollouts.get_whole, query=rollouts.WholeRolloutsQuery, errors=(404,),
     ),
     ApiRoute(
         "GET", "/api/spans", "recent_spans", "Spans of all rollouts",
@@ -238,7 +226,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute(
         "GET", "/api/digest", "digest", "Follow the names of what changes",
-        EVENTS, digests.get_digests, query=digests.DigestQuery,
+        EVENTS, changes.get_digests, query=changes.DigestQuery,
     ),
     ApiRoute("GET", "/api/filters", "filters", "The filter language", FilterFields, get_filters),
     ApiRoute(
@@ -280,19 +268,19 @@ ROUTES: tuple[ApiRoute, ...] = (
     ),
     ApiRoute("GET", "/api/workers", "workers", "Who works", WorkerList, rollouts.get_workers),
     *releases.ROUTES,
-    *upstreams.ROUTES,
+    *state.UPSTREAM_ROUTES,
     *runs.ROUTES,
-    *policy.ROUTES,
-    *definitions.ROUTES,
-    *audit.ROUTES,
-    *webhooks.ROUTES,
-    *index.ROUTES,
-    *breakdown.ROUTES,
-    *prices.ROUTES,
-    *budgets.ROUTES,
+    *tools.POLICY_ROUTES,
+    *tools.DEFINITION_ROUTES,
+    *guard.ROUTES,
+    *state.WEBHOOK_ROUTES,
+    *state.INDEX_ROUTES,
+    *stats.ROUTES,
+    *state.PRICE_ROUTES,
+    *state.BUDGET_ROUTES,
     *search.ROUTES,
     *sql.ROUTES,
-    *retention.ROUTES,
+    *state.RETENTION_ROUTES,
     ApiRoute("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     ApiRoute("POST", "/api/tokens", "token", "Make an agent token", AgentToken, make_token, body=TokenRequest),
     ApiRoute("GET", "/api/openapi.json", "openapi", "OpenAPI document", "application/json", get_openapi, public=True),

@@ -26,9 +26,9 @@ from penstock.gateway.api.pagination import (
     recent_walk,
 )
 from penstock.gateway.api.rollouts import PageQuery
-from penstock.gateway.model.passage import Passage
-from penstock.gateway.model.search import Hit, SearchPage, SearchRow
-from penstock.gateway.reading.filters.search import PassageMatch, TextSearch, search
+from penstock.gateway.model.index import Hit, SearchPage, SearchRow
+from penstock.gateway.model.turn import Passage
+from penstock.gateway.reading.filters.query import PassageMatch, TextSearch, search
 
 HITS: Final = 10
 """Most passages of one span that are shown."""

@@ -15,7 +15,7 @@ from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.followers.index.sql.runner import SqlQueryError
 from penstock.gateway.followers.index.sql.views import VIEWS, given
-from penstock.gateway.model.sql import SqlAnswer, SqlRequest, SqlView, SqlViewColumn, SqlViews
+from penstock.gateway.model.index import SqlAnswer, SqlRequest, SqlView, SqlViewColumn, SqlViews
 
 MOST_RUNS: Final = 10_000
 

@@ -24,10 +24,14 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tools.definitions.list_answer import cursor_of
 from penstock.gateway.tools.definitions.operations import AttemptRef
 from penstock.gateway.tools.definitions.service import DefinitionService, ListRequest
-from penstock.gateway.tools.wrapped import session_progress
-from penstock.gateway.tools.wrapped.message_span import WrapperSession
-from penstock.gateway.tools.wrapped.operations import keep
-from penstock.gateway.tools.wrapped.pipe import Pipe
+from penstock.gateway.tools.wrapped.pipe import (
+    Pipe,
+    WrapperSession,
+    decode_progress,
+    encode_progress,
+    keep,
+    session_key,
+)
 from penstock.gateway.traffic.calls.address import FIRST_ATTEMPT
 from penstock.gateway.wire.http.redaction import Redactor
 
@@ -98,7 +102,7 @@ class FrameReceiver:
         self, source: WrapperSession, secrets: Secrets, some: list[StdioFrame], lost: list[int]
     ) -> FrameReceipt:
         """Takes the requests of a session one at a time."""
-        name = session_progress.key_of(source.rollout, source.attempt, source.session)
+        name = session_key(source.rollout, source.attempt, source.session)
         turn = self._turns.get(name)
         if turn is None:
             turn = self._turns[name] = asyncio.Lock()
@@ -111,14 +115,14 @@ class FrameReceiver:
         pipe = self._pipes.pop(name, None)
         if pipe is None:
             note = await asyncio.to_thread(self._recorder.store.note, name)
-            pipe = Pipe(source, session_progress.decode(note), self._limit)
+            pipe = Pipe(source, decode_progress(note), self._limit)
         pipe.secrets = secrets
         before = pipe.progress()
         # On a thread: reading large messages would hold up calls.
         entries = await asyncio.to_thread(_read, pipe, some, lost)
         after = pipe.progress()
         if after != before and not pipe.need:
-            record, now = session_progress.encode(after), time_ns()
+            record, now = encode_progress(after), time_ns()
             await self._recorder.submit(lambda transaction: keep(transaction, entries, name, record, now))
         whose = AttemptRef(source.rollout, source.attempt, source.origin)
         for sent, listed in pipe.listed:

@@ -21,20 +21,26 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from penstock.gateway.client.connection import ClientError, Params, brief
-from penstock.gateway.client.definitions import DefinitionClient
 from penstock.gateway.client.exchanges import PARTS, RECORDS, CallBytes, RolloutPart, Unpacker, WholeRollout
-from penstock.gateway.client.index import IndexClient
-from penstock.gateway.client.policy import PolicyClient
-from penstock.gateway.client.releases import ReleaseClient
+from penstock.gateway.client.resources import (
+    DefinitionClient,
+    IndexClient,
+    PolicyClient,
+    ReleaseClient,
+    UpstreamClient,
+    WebhookClient,
+)
 from penstock.gateway.client.runs import RunClient
-from penstock.gateway.client.upstreams import UpstreamClient
-from penstock.gateway.client.webhooks import WebhookClient
 from penstock.gateway.model.answers import (
+    TAPE_HEADER,
     AgentToken,
     AttemptList,
     AuditPage,
+    Change,
+    ChangeKind,
     ChangePage,
     Diagnosis,
+    Digest,
     ExchangeBytes,
     FilterFields,
     PriceList,
@@ -48,7 +54,7 @@ from penstock.gateway.model.audit import EMPTY_ACTION, ActionRequest, AuditEntry
 from penstock.gateway.model.base import SpanKind
 from penstock.gateway.model.breakdown import Breakdown, UnreadList
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
-from penstock.gateway.model.change import TAPE_HEADER, Change, ChangeKind, Digest
+from penstock.gateway.model.index import SearchPage, SearchRow
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -72,11 +78,10 @@ from penstock.gateway.model.queue import (
     WorkerList,
 )
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutStatus, RolloutSummary, Worker
-from penstock.gateway.model.search import SearchPage, SearchRow
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.model.tools import ToolList, ToolUse
-from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Transcript
 
 __all__ = ["Client", "ClientError"]
 

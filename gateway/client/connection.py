@@ -5,8 +5,9 @@ A gateway is at `http://HOST:PORT`, `https://HOST:PORT`, or `unix:PATH`, where P
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from io import BytesIO
 from typing import Self, TypeVar
@@ -17,7 +18,7 @@ from yarl import URL
 
 from penstock.gateway.client.tls import CLIENT_CERT, client_context
 from penstock.gateway.model.answers import ErrorAnswer, Page
-from penstock.gateway.model.validation_messages import sentence
+from penstock.gateway.model.toml import sentence
 
 M = TypeVar("M", bound=BaseModel)
 P = TypeVar("P", bound=Page)
@@ -198,3 +199,28 @@ def brief(error: ValidationError) -> str:
     """The first error, in one line."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {sentence(first)}"
+
+
+# Several requests at a time.
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+PARALLEL = 8
+"""Number of parallel requests."""
+LARGE = 1 << 20
+"""Bytes of an answer above which the gateway gets one request at a time: it needs about ten times as much memory
+meanwhile."""
+
+
+async def map_concurrently(ask: Callable[[A], Awaitable[B]], about: Sequence[A], at_once: int = PARALLEL) -> list[B]:
+    """The answers of `ask` for each item of `about`, in order, `concurrency_for` requests at a time."""
+    answers: list[B] = []
+    for at in range(0, len(about), at_once):
+        answers += await asyncio.gather(*map(ask, about[at : at + at_once]))
+    return answers
+
+
+def concurrency_for(sizes: Iterable[int]) -> int:
+    """The number of parallel requests for answers of these sizes in bytes."""
+    return 1 if max(sizes, default=0) > LARGE else PARALLEL

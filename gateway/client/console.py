@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.gateway.model.terminal_text import terminal_safe
+from penstock.gateway.model.foreign_text import terminal_safe
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -170,7 +170,7 @@ def validated_model(model: type[M], *arguments: str, **fields: Any) -> M:
     options."""
     from pydantic import ValidationError
 
-    from penstock.gateway.model.validation_messages import sentence
+    from penstock.gateway.model.toml import sentence
 
     try:
         return model(**fields)

@@ -12,15 +12,97 @@ attributes that are no facts of a span.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Literal, Protocol, get_args
 
-from penstock.gateway.model.attributes import AMBIGUOUS, REPLAY_OF, SHADOW_OF, UNREAD
 from penstock.gateway.model.base import CALLS, SpanKind
-from penstock.gateway.model.release_calls import is_rehearsal
 from penstock.gateway.model.rollout import REWARD_PREFIX
+from penstock.gateway.model.span import Span
+
+# Names of the attributes that the gateway itself gives to spans of calls.
+#
+# The attributes of replays, shadows and rehearsals mark calls that were made for a release. Such a call is on the
+# tape like every other, but excluded from everything about agents (`is_release_call`).
+
+REPLAY_OF: Final = "penstock.replay_of"
+"""The call that this one repeats."""
+SHADOW_OF: Final = "penstock.shadow_of"
+"""The live call that this one mirrors."""
+LEG: Final = "penstock.leg"
+"""The arm for which the call repeats another one."""
+BEGAN: Final = "penstock.session.began"
+"""Why a session of exact tokens begins with this call."""
+AMBIGUOUS: Final = "penstock.ambiguous"
+"""The call has no address, and could be another rollout's as well."""
+TOOL: Final = "gen_ai.tool.name"
+"""The tool that a span ran, by its server's own name."""
+POLICY_RULE: Final = "penstock.policy.rule"
+"""The rule that decided on a tool call."""
+POLICY_HARD: Final = "penstock.policy.hard"
+"""True if the violation of a policy ends the release on whose candidate it happens."""
+WEBSOCKET: Final = "penstock.websocket"
+"""The call came as a message on a WebSocket, and its answer is the messages after that."""
+PREWARM: Final = "penstock.prewarm"
+"""The call asked for no answer; it only had the provider read its beginning in advance."""
+UNATTRIBUTED: Final = "penstock.unattributed"
+"""The call's WebSocket had messages that may belong to this answer or not, or that nobody asked for."""
+STEER_TEXT: Final = "penstock.steer.text"
+"""Input that a client sent for a running response."""
+STEER_TARGET: Final = "penstock.steer.response_id"
+"""The id of the response that `STEER_TEXT` was sent for."""
+STEER_FATE: Final = "penstock.steer.fate"
+"""The fate of that input: `used` by the response that came after it, `failed`, `refused` here, or `unknown`."""
+BACKGROUND: Final = "penstock.background"
+"""The name of the call's answer, which it asked for in the background: another call fetches it."""
+FETCHED: Final = "penstock.fetched"
+"""The call that has fetched the answer of this one: ROLLOUT/ATTEMPT#SEQUENCE."""
+BATCH: Final = "penstock.batch"
+"""The batch whose result the call is, such as openai/batch_1: one request of many, answered later
+(`dialects.batches`)."""
+CUSTOM_ID: Final = "penstock.batch.custom_id"
+"""The call's `custom_id` in that batch."""
+WHOLE: Final = "penstock.whole"
+"""True if the answer was to be passed on only when it was complete (`stream = "whole"` of its route)."""
+TRIES: Final = "penstock.tries"
+"""The upstreams that were tried before the one that served the call: for each its name, the time when it was given up
+(milliseconds after the call began) and why."""
+LEFT_OUT: Final = "penstock.credentials.left_out"
+"""The headers and parameters that were not sent upstream, because they held another provider's key."""
+FOLDED: Final = "penstock.system.folded"
+"""Number of the call's system messages that became a part of another message."""
+CAPTURED: Final = "penstock.captured"
+"""The names of the fields that were added to the request."""
+MASKED: Final = "penstock.masked"
+"""Number of places in the call that masking rules have masked, by rule."""
+MASKING_FAILED: Final = "penstock.masking"
+"""The masking rules that could not be applied to the call, and why. The parts to which a rule could not be applied are
+not kept."""
+UNREAD: Final = "penstock.unread"
+"""The content of the answer that was not read: its kind, by path of keys."""
+
+
+# Calls and runs that were made only for a release.
+
+REHEARSAL: Final = "-rehearsal-a"
+"""Stands before the revision in the name of a rehearsal's run: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`."""
+
+
+_NAME: Final = re.compile(rf".+{REHEARSAL}[0-9]+-[0-9]+-(?:candidate|incumbent)")
+
+
+def is_rehearsal(rollout: str) -> bool:
+    """True if a rollout is a run of a rehearsal, under way or not."""
+    return REHEARSAL in rollout and _NAME.fullmatch(rollout) is not None
+
+
+def is_release_call(span: Span) -> bool:
+    """True if a span is of a call that was made for a release, or of a run of a rehearsal; its rewards count too."""
+    marked = bool(span.attributes) and not {REPLAY_OF, SHADOW_OF}.isdisjoint(span.attributes)
+    return marked or is_rehearsal(span.rollout)
+
 
 QUEUE_MS: Final = "penstock.queue_ms"
 """Milliseconds for which the call waited for a place at its upstream or server of tools; absent if it did not."""

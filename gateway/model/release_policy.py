@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from penstock.gateway.model.baggage import BAGGAGE_NAME
 from penstock.gateway.model.base import LONGEST_S
+from penstock.gateway.model.span import BAGGAGE_NAME
 from penstock.gateway.model.toml import ConfigError, Section, explained
 
 MISSING = "missing"

@@ -2,16 +2,277 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from penstock.gateway.model.base import Id, Mode, Noun
 from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.template import Template, TemplateError
-from penstock.gateway.model.validation_messages import sentence
-from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.model.toml import sentence
+
+# A version of a prompt: text with named slots, `Hello {customer}, it is {date}.` A literal brace is doubled: `{{`.
+#
+# The texts between the slots are its *anchors*; there is one more of them than slots, and the first and the last may
+# be empty. Values are data: a value is never expanded, whatever it looks like.
+
+SHORTEST = 6
+"""Least characters of a template's longest anchor: with fewer it cannot be told from other text."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_BRACE = re.compile(r"\{\{|\}\}|\{[^{}\n]*\}|[{}]")
+
+
+class TemplateError(ValueError):
+    """A text that is no template, values or a candidate that do not fit one. The message names the slot."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """Anchors with a slot between each two."""
+
+    anchors: tuple[str, ...]
+    """Literal text, one more than slots."""
+    slots: tuple[str, ...]
+    """Names of the slots in order; a name may occur several times and then has one value."""
+
+    @classmethod
+    def parse(cls, source: str) -> Self:
+        """The template that a text defines; raises TemplateError, which gives the mistake and its place."""
+        anchors, slots, at = [""], list[str](), 0
+        for brace in _BRACE.finditer(source):
+            anchors[-1] += source[at : brace.start()]
+            at, found = brace.end(), brace.group()
+            if found in ("{{", "}}"):
+                anchors[-1] += found[0]
+            else:
+                slots.append(_slot(source, brace.start(), found))
+                anchors.append("")
+        anchors[-1] += source[at:]
+        return cls(tuple(anchors), tuple(slots))
+
+    @cached_property
+    def source(self) -> str:
+        """The text that `parse` reads as this template."""
+        literal = [anchor.replace("{", "{{").replace("}", "}}") for anchor in self.anchors]
+        slots = [f"{{{slot}}}" for slot in self.slots]
+        return "".join(piece for pair in zip(literal, [*slots, ""], strict=True) for piece in pair)
+
+    @cached_property
+    def literal(self) -> int:
+        """Number of characters of literal text."""
+        return sum(map(len, self.anchors))
+
+    @cached_property
+    def utf8(self) -> Template:
+        """The template as bytes: each character of its anchors is a byte of their UTF-8."""
+        return Template(tuple(map(utf8, self.anchors)), self.slots)
+
+    @cached_property
+    def written(self) -> Template:
+        """The template as a JSON string, quotes included, with no more escapes than JSON requires: bytes, as in
+        `utf8`."""
+        first, *others = (json.dumps(anchor, ensure_ascii=False)[1:-1] for anchor in self.anchors)
+        *inner, last = (f'"{first}', *others)
+        anchors = (one.encode("utf-8", "backslashreplace").decode("latin-1") for one in (*inner, f'{last}"'))
+        return Template(tuple(anchors), self.slots)
+
+    def check(self, values: Mapping[str, str]) -> None:
+        """Raise TemplateError, which names the slots that have no value and the values that have no slot, if there are
+        any."""
+        if set(values) != set(self.slots):
+            check_slots(Counter(set(self.slots)), Counter(values.keys()))
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """The text with a value in each slot; raises TemplateError as `check`."""
+        self.check(values)
+        pieces = [self.anchors[0]]
+        for slot, anchor in zip(self.slots, self.anchors[1:], strict=True):
+            pieces += [values[slot], anchor]
+        return "".join(pieces)
+
+    @property
+    def weakness(self) -> str | None:
+        """Why texts cannot be recognised by this template, for a person; None when they can."""
+        if max(map(len, self.anchors)) < SHORTEST:
+            return (
+                f"its longest text between slots is shorter than {SHORTEST} characters: it would match almost anything"
+            )
+        touching = zip(self.slots, self.slots[1:], self.anchors[1:-1], strict=False)
+        pair = next(((one, other) for one, other, between in touching if not between), None)
+        return None if pair is None else f"nothing stands between {{{pair[0]}}} and {{{pair[1]}}}"
+
+
+def utf8(text: str) -> str:
+    """A text with a character for each byte of the given text's UTF-8; such a text takes a byte of memory for each. No
+    character's UTF-8 is part of another's, so that a search in it finds what a search in the text itself would."""
+    return text if text.isascii() else text.encode("utf-8", "surrogatepass").decode("latin-1")
+
+
+def _slot(source: str, at: int, found: str) -> str:
+    """The name in `{name}`; raises TemplateError if it is no slot."""
+    line, column = source.count("\n", 0, at) + 1, at - source.rfind("\n", 0, at)
+    where = f"line {line}, column {column}"
+    if len(found) == 1:
+        raise TemplateError(f"{where}: a single {found}; a slot is {{name}}, a literal brace is written {found * 2}")
+    if _NAME.fullmatch(found[1:-1]) is None:
+        raise TemplateError(
+            f"{where}: {found[:80]} is no slot: a name is a letter or _, then at most 63 letters, digits or _; "
+            "a literal brace is doubled"
+        )
+    return found[1:-1]
+
+
+def check_candidate(stable: Template, candidate: Template) -> None:
+    """Refuse a candidate that loses or adds a slot: raises TemplateError with `missing {x}`, `added {y}`."""
+    check_slots(Counter(stable.slots), Counter(candidate.slots))
+
+
+def check_slots(wanted: Counter[str], given: Counter[str]) -> None:
+    """Refuse slots that are not exactly the wanted ones, each as often; raises TemplateError."""
+    missing = [f"missing {{{slot}}}" for slot in (wanted - given).elements()]
+    added = [f"added {{{slot}}}" for slot in (given - wanted).elements()]
+    if missing or added:
+        raise TemplateError(", ".join(missing + added))
+
+
+# Versions of weights: their server, their name there, and the versions that a server must hold. Pure.
+#
+# A version is served in one of two ways. A LoRA *adapter* is loaded beside its base model under a name of its own
+# (`policy@v12`) before it gets traffic, and unloaded when nothing needs it. A *replica* is a server that was started
+# with the version: nothing is loaded, and the server must already have the name.
+#
+# A server must hold every version that a call may still ask for: the stable version, the candidate, and every version
+# that an unfinished rollout is pinned to. `Residency.plan` compares that with what a server lists. A name belongs to
+# one version for good: engines cache by name and would answer with a mixture of old and new weights. So a name that
+# stands for other weights is reported and never replaced. Adapters that Penstock did not publish are left alone.
+
+ServedName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,256}$")]
+"""The `model` of requests: printable ASCII without spaces."""
+
+
+class ModelVersion(BaseModel):
+    """The content of a resource of kind `model`: one version of weights."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+    upstream: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    """Name of the `[[upstream]]` that serves it."""
+    base: ServedName
+    """Name under which that upstream serves the base model, or the whole model where there is no adapter."""
+    adapter: str | None = None
+    """Directory of the LoRA adapter, as an absolute path on the server; None where the server was started with it."""
+    also: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]] = Field(default_factory=list)
+    """Names of more upstreams that serve it, in the same way and under the same name."""
+    served: ServedName | None = None
+    """Name to send as `model`. Default: `{resource}@{version}` with an adapter, `base` without."""
+
+    @field_validator("adapter")
+    @classmethod
+    def _is_a_path(cls, value: str | None) -> str | None:
+        """Refuse a relative path: engines look it up on a hub, where its content may change."""
+        if value is not None and not (value.startswith("/") and value.isprintable() and ".." not in value.split("/")):
+            raise ValueError(f"{value!r} must be an absolute path on the server, without '..'")
+        return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if self.adapter is not None and self.served == self.base:
+            raise ValueError(f"served: {self.served!r} is the base model's name; the adapter needs one of its own")
+        return self
+
+    @property
+    def upstreams(self) -> tuple[str, ...]:
+        """The upstreams that serve the version, `upstream` first."""
+        return tuple(dict.fromkeys((self.upstream, *self.also)))
+
+    def name(self, resource: str, version: str) -> str:
+        """The `model` of requests for this version of the resource."""
+        return self.served or (self.base if self.adapter is None else f"{resource}@{version}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyPlan:
+    """Changes to make on a server, in this order, and problems for a person."""
+
+    unload: list[str] = field(default_factory=list[str])
+    """Names to unload."""
+    load: dict[str, ModelVersion] = field(default_factory=dict[str, ModelVersion])
+    """Versions to load by name, in the order in which they were wanted."""
+    problems: dict[str, str] = field(default_factory=dict[str, str])
+    """Wanted names that can neither be served nor loaded, and why."""
+    warnings: list[str] = field(default_factory=list[str])
+    """Problems that do not prevent serving."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """The versions that one server should hold."""
+
+    known: Mapping[str, ModelVersion]
+    """Every version registered for the server, by the name under which it is served."""
+    slots: int | None = None
+    """Adapters that the server computes with at a time (`--max-loras`); None when it is not known."""
+
+    def plan(self, present: Mapping[str, str | None], wanted: Iterable[str]) -> ResidencyPlan:
+        """The changes to make. `present`: the names that the server lists, as `Engine.adapters` gives them; `wanted`:
+        names, the most important first.
+
+        Raises `KeyError` for a wanted name that is not known.
+        """
+        made = ResidencyPlan()
+        names = dict.fromkeys(wanted)
+        for name in names:
+            self._place(made, name, self.known[name], present)
+        made.unload.extend(name for name, path in present.items() if name not in names and self._is_ours(name, path))
+        adapters = sum(self.known[name].adapter is not None for name in names)
+        if self.slots is not None and adapters > self.slots:
+            made.warnings.append(
+                f"{adapters} adapters are needed at once and the server computes with {self.slots} (--max-loras): "
+                "calls to the others wait for their turn; start it with more, or wait until pinned rollouts end"
+            )
+        return made
+
+    def _place(self, made: ResidencyPlan, name: str, version: ModelVersion, present: Mapping[str, str | None]) -> None:
+        if name not in present:
+            if version.adapter is None:
+                made.problems[name] = (
+                    f"the server does not serve {name!r}, and the version has no adapter that could be loaded: "
+                    f"start the server with --served-model-name {name}"
+                )
+            else:
+                made.load[name] = version
+        elif present[name] != version.adapter:
+            made.problems[name] = other_weights(name, version.adapter, present[name])
+
+    def _is_ours(self, name: str, path: str | None) -> bool:
+        """True if Penstock published the adapter: its name has the form of a version, is registered, and has this
+        path."""
+        return "@" in name and path is not None and name in self.known and self.known[name].adapter == path
+
+
+def other_weights(name: str, wanted: str | None, found: str | None) -> str:
+    """The error message for a name that stands for other weights than it should."""
+    shown = "a base model" if found is None else f"the adapter in {found}"
+    meant = "a model that the server was started with" if wanted is None else f"the one in {wanted}"
+    return (
+        f"the server serves {name!r} from {shown}, not {meant}. A name is never given to other weights: "
+        f"register the new weights as a new version, or unload {name!r} from the server first"
+    )
+
 
 ResourceKind = Literal["prompt", "model", "tool-text"]
 """The text of a prompt, the weights of a model, the description of a tool."""

@@ -6,9 +6,38 @@ from pydantic import Field, field_validator
 
 from penstock.gateway.model.answers import Page
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
 from penstock.gateway.model.times import NOTATION, nanoseconds
 from penstock.gateway.model.toml import Section
+
+# Records of forgotten rollouts, and holds that keep rollouts from being forgotten.
+
+
+class ForgottenRollout(Noun):
+    """A rollout of which the tape has nothing any more but this."""
+
+    rollout: str
+    """Its name."""
+    at_ns: int
+    """When it was forgotten: Unix time, ns."""
+    why: str = ""
+    """Why; of retention, the rule."""
+    number: int
+    """The cursor of its creation."""
+    wiped: bool = False
+    """Whether its calls are deleted; until then a gateway is at it. `overwritten` of the retention says more."""
+
+
+class RetentionHold(Noun):
+    """That a rollout must be kept: neither retention nor a person forgets it."""
+
+    rollout: str
+    """The rollout."""
+    at_ns: int
+    """Since when: Unix time, ns."""
+    who: str
+    """Who wants it kept."""
+    why: str = ""
+    """Why."""
 
 
 class RetentionRule(Section):

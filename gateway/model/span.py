@@ -11,8 +11,13 @@ on the tape is `gateway.tape.store.records`, which a test holds against `Span`.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator
 from enum import StrEnum
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final
+from urllib.parse import unquote
 
 from penstock.gateway.model.base import Id, Noun, SpanKind
 
@@ -146,3 +151,74 @@ class Span(Noun):
     def duration_ns(self) -> int | None:
         """Length of the call, None while it is open."""
         return None if self.end_ns is None else self.end_ns - self.start_ns
+
+
+# W3C trace context: reads a caller's `traceparent`, and derives ids for callers that sent none.
+#
+# Ids are derived, not drawn: the trace id from the attempt, the span id from its place in it. They cost no bytes on
+# the tape and are the same whenever a span is read or exported. Source: W3C Trace Context, §3.2.
+
+# Version 00 ends with the flags, later versions may continue; ff is forbidden, and so are ids of only zeros.
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+
+
+@lru_cache(maxsize=1024)
+def trace_id(rollout: str, attempt: str) -> str:
+    """The trace id of an attempt: 32 hex digits."""
+    return blake2b(f"{rollout}\0{attempt}".encode(), digest_size=16, person=b"penstock.trace").hexdigest()
+
+
+def span_id(trace: str, rollout: str, attempt: str, sequence: int) -> str:
+    """The span id of a call: 16 hex digits."""
+    name = f"{trace}\0{rollout}\0{attempt}\0{sequence}".encode()
+    return blake2b(name, digest_size=8, person=b"penstock.span").hexdigest()
+
+
+def parse(traceparent: str) -> tuple[str, str] | None:
+    """(trace id, parent span id) of a traceparent header; None when it is not valid."""
+    found = _TRACEPARENT.fullmatch(traceparent.strip().lower())
+    return None if found is None or (found[1] == "00" and found[4]) else (found[2], found[3])
+
+
+# The `baggage` header: names and values that agents pass along (W3C Baggage). Pure.
+#
+#     baggage: user.id=ada%20l,penstock.rollout_id=r1;properties
+#
+# Commas separate members, properties of a member follow a semicolon, values are percent-encoded. The header belongs
+# to other tools: members that cannot be read are passed over.
+
+TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+"""A character of the names of headers and of `baggage` members (RFC 9110, 5.6.2)."""
+BAGGAGE_NAME: Final = rf"^{TOKEN}{{1,128}}$"
+"""Matches a member's name: a token of HTTP."""
+LONGEST: Final = 256
+"""Most characters of a value that is read."""
+
+
+def members(header: str) -> Iterator[tuple[str, str]]:
+    """(name, value as it was sent) of each member, without properties."""
+    for member in header.split(","):
+        name, equals, value = member.partition(";")[0].partition("=")
+        if equals:
+            yield name.strip(), value.strip()
+
+
+def entry(header: str, name: str) -> str | None:
+    """The value of the first member of this name; None where there is none, or one that is empty, longer than
+    `LONGEST`, or not UTF-8."""
+    sent = next((value for found, value in members(header) if found == name), "")
+    try:
+        value = unquote(sent, errors="strict").strip()
+    except UnicodeDecodeError:
+        return None
+    return value if 0 < len(value) <= LONGEST else None
+
+
+def masked(header: str, names: Collection[str], mask: str) -> str:
+    """The header with a mask in place of the values and properties of these names."""
+    found = header.split(",")
+    for at, member in enumerate(found):
+        name, equals, _ = member.partition("=")
+        if equals and name.strip() in names:
+            found[at] = f"{name}={mask}"
+    return ",".join(found)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.span import Usage
+from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
+from penstock.gateway.model.span import Span, Usage
 
 
 class Part(Noun):
@@ -110,3 +111,119 @@ class Turn(Noun):
     """The provider's error message, when it answered with one."""
     problems: list[str] = Field(default_factory=list[str])
     """What could not be read and why; the raw bytes are still on the tape."""
+
+
+# The texts that a call adds to a conversation: `text~` searches them and the index keeps them.
+
+MOST: Final = 4 << 20
+"""Most characters of all passages of a span; the rest is left out, wherever they are read."""
+
+
+class Passage(NamedTuple):
+    """A text that one party sends to another."""
+
+    answer: bool
+    """True if it is part of the call's answer."""
+    role: str
+    """system, developer, user, assistant or tool; empty where the sender is not known."""
+    kind: str
+    """A part's type: `text`, `reasoning`, `tool_call`, `tool_call_response`, `refusal`, `unknown` (JSON that this
+    version has no name for); or `error`, `body` (of a call in no known format) or `attribute`."""
+    name: str | None
+    """The name of the tool or the attribute."""
+    id: str | None
+    """The id of the tool call."""
+    text: str
+    """The text; that of a tool call is `NAME(ARGUMENTS)`, with the arguments exactly as they were generated."""
+
+
+# The bytes of a call.
+
+
+class Chunk(Noun):
+    """One read from the upstream connection."""
+
+    at_ns: int
+    """Since the span's start; ns."""
+    size: int
+    """Body bytes that it carried."""
+
+
+class Side(Noun):
+    """What was said between the gateway and one party in another wire format than the exchange's own."""
+
+    who: Literal["agent", "engine", "receipt"]
+    """The party: the agent, whose call was translated, or the engine, which was asked with token ids. A
+    `receipt` is what the agent was told at first, where another call has fetched its answer."""
+    dialect: str
+    """Wire format spoken with it."""
+    path: str
+    """Path and query that were called, secrets masked."""
+    request_body: bytes
+    """As the agent sent it, or as the engine got it."""
+    response_body: bytes
+    """As the agent got it, or as the engine sent it; without transfer framing."""
+
+
+class Exchange(Noun):
+    """The bytes of a call, exactly as they went upstream and came back. Headers are in order; secrets are masked."""
+
+    url: str
+    """What was called, secrets masked."""
+    request_headers: list[tuple[str, str]]
+    """As sent upstream."""
+    request_body: bytes
+    """As sent upstream, transfer framing removed."""
+    response_headers: list[tuple[str, str]]
+    """As received."""
+    response_body: bytes
+    """As received, transfer framing removed, content encoding kept."""
+    trailers: list[tuple[str, str]] = Field(default_factory=list[tuple[str, str]])
+    """Trailer fields after a chunked response."""
+    chunks: list[Chunk] = Field(default_factory=list[Chunk])
+    """Arrival of the response body, read by read."""
+    sides: list[Side] = Field(default_factory=list[Side])
+    """Parties that were spoken with in another wire format."""
+
+
+# The basis of a reward: the task, its outcome, and every call of the attempt in readable form.
+#
+# Reward functions get it, and `Client.transcript` makes it.
+
+
+class TranscriptCall(Noun):
+    """A model call."""
+
+    span: Span
+    """Its head."""
+    turn: Turn | None = None
+    """What it says; None when nothing of it is stored."""
+
+
+class Transcript(Noun):
+    """An attempt, as the gateway saw it."""
+
+    rollout: Rollout
+    """The task."""
+    attempt: Attempt
+    """The attempt, as the tape has it."""
+    outcome: Outcome
+    """How the agent ended."""
+    calls: list[TranscriptCall] = Field(default_factory=list[TranscriptCall])
+    """Its model calls in the order in which they began."""
+    violations: list[Span] = Field(default_factory=list[Span])
+    """Tool calls that a policy did not let run."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation of the last call that was answered, its first answer included."""
+        for call in reversed(self.calls):
+            if call.turn is not None and call.turn.choices:
+                return [*call.turn.messages, call.turn.choices[0].message]
+        return []
+
+    @property
+    def text(self) -> str:
+        """The text of the model's last answer."""
+        parts = self.messages[-1].parts if self.messages else []
+        return "".join(part.text or "" for part in parts if part.type == "text")

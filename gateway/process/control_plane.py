@@ -6,7 +6,7 @@ keep-alive connection. A request that changes something or wants a transcript is
 answered. Neither is recorded.
 
 With several workers (`process.workers`) the first one answers control requests, and some calls
-(`process.forward_to_leader`): the others pass them on to it in the same way, by a Unix socket.
+(`process.leader_rpc`): the others pass them on to it in the same way, by a Unix socket.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from penstock.gateway.followers.otlp.signals import PATHS as TELEMETRY
 from penstock.gateway.model.stdio_frames import PATH as WRAPPED
 from penstock.gateway.process.handover import short_socket_path
 from penstock.gateway.process.leader_rpc import RELAY
-from penstock.gateway.tape.store.processes import WRITERS
+from penstock.gateway.tape.store.directory import WRITERS
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.proxy.relay import Relay
+from penstock.gateway.traffic.proxy.call_lifecycle import Relay
 from penstock.gateway.traffic.upstreams.pool import Connector, connect_inside
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.errors import ClientFault, HttpRequest
 from penstock.gateway.wire.http.headers import control_head, frame_body
-from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 _READS = frozenset({"GET", "HEAD"})
@@ -90,7 +89,7 @@ class Plane(Connector):
 
     def forward(self, client: ClientConnection, request: HttpRequest, target: bytes, told: bytes | None = None) -> None:
         """Send a request to the server. `told`: the facts that the dispatch has found out about a call
-        (`process.forward_to_leader`)."""
+        (`process.leader_rpc`)."""
         client.served = call = ControlCall(client, request)
         call.plane, call.target, call.forwarded_call = self, target, told
         if self._idle:

@@ -19,25 +19,23 @@ from penstock.gateway.process.control_plane import (
     is_answered_locally,
     is_control,
 )
-from penstock.gateway.process.forward_to_leader import encode_forwarded_call, needs_leader
+from penstock.gateway.process.leader_rpc import encode_forwarded_call, needs_leader
 from penstock.gateway.tools.call import McpCall
 from penstock.gateway.tools.middleware import McpContext
 from penstock.gateway.tools.oauth import metadata_call
-from penstock.gateway.traffic.calls.address import AddressError, from_path
+from penstock.gateway.traffic.calls.address import AddressError, Tunnel, from_path, host_of
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.calls.tunnel import Tunnel, host_of
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.rehearsed_call import make_call
-from penstock.gateway.traffic.proxy.websocket.handshake import HandshakeCall
-from penstock.gateway.traffic.upstreams.direct_hosts import DirectHosts
+from penstock.gateway.traffic.proxy.websocket.connection import HandshakeCall
+from penstock.gateway.traffic.upstreams.routes import DirectHosts
 from penstock.gateway.wire.dialects import family, find
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, Refusal, internal_fault
+from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal, internal_fault
 from penstock.gateway.wire.http.headers import refusal_body, refusal_head
-from penstock.gateway.wire.http.request import HttpRequest
 
 _log = logging.getLogger("penstock.proxy")
 

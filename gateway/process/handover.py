@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.tape.store.processes import WRITERS
+from penstock.gateway.tape.store.directory import WRITERS
 
 _NAME: Final = f"{WRITERS}/handover.sock"
 READY: Final = b"ready"

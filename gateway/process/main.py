@@ -32,7 +32,7 @@ import uvloop
 from penstock.gateway.app import Gateway
 from penstock.gateway.config import ConfigError, GatewayConfig, load
 from penstock.gateway.model.known_secrets import own_secrets
-from penstock.gateway.model.log_settings import LogSettings
+from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.process import hangup, parent
 from penstock.gateway.process.handover import HandoverGrant, receive_grant, request_handover
 from penstock.gateway.process.services import wait_for_any

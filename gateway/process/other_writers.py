@@ -21,7 +21,7 @@ _log = logging.getLogger("penstock.handover")
 
 
 class ReleaseChangeFollower:
-    """Remembers whether others have changed releases or versions since the last check (a `store.follower`). Any
+    """Remembers whether others have changed releases or versions since the last check (a `store.feed`). Any
     transaction here follows the tape, so a check from time to time would miss the change."""
 
     def __init__(self) -> None:

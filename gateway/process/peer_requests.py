@@ -1,5 +1,5 @@
 """Serves the connections that other workers make to the first one: control requests, and some calls
-(`process.forward_to_leader`).
+(`process.leader_rpc`).
 
 The worker that passes a request on has checked it and knows its rollout. Only the user that runs the gateway can
 connect to the socket for these requests.
@@ -13,17 +13,17 @@ from typing import Final
 import msgspec
 
 from penstock.gateway.process.dispatch import Dispatch
-from penstock.gateway.process.forward_to_leader import ForwardedCall
+from penstock.gateway.process.leader_rpc import ForwardedCall
 from penstock.gateway.tools.middleware import McpContext
 from penstock.gateway.traffic.calls.admission import complete_request
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.upstreams.direct_hosts import DirectHosts
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.routes import DirectHosts
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
+from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.headers import PEER_REQUEST
-from penstock.gateway.wire.http.request import HttpRequest
 
 _AGENTS: Final = b"/agent/"
 """Prefix of control requests that only a dispatch can send (`control_plane.agent_target`)."""

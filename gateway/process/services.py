@@ -5,13 +5,30 @@ them: waits with a limit, and calls that have not ended by themselves.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.config import ConfigError, GatewayConfig, admin_key, audit_key, read_key
+from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
+from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.toml import pluralized
+from penstock.gateway.process.other_writers import ReleaseChangeFollower
+from penstock.gateway.releases.operations import LiveReleases
+from penstock.gateway.tape.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.traffic.budgets.limits import Limit
+from penstock.gateway.traffic.calls.auth import Auth, Holder
 from penstock.gateway.traffic.proxy.proxy_context import ActiveCall
+from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
+from penstock.gateway.work.queue.attempts import record_sign_of_life
+from penstock.gateway.work.queue.reader import MemoryQueue
 
 RETRY_S: Final = 1.0
 """Seconds until a service that could not start is started again."""
@@ -112,3 +129,117 @@ def cut_off(running: Iterable[ActiveCall]) -> None:
             named += f" and {len(rollouts) - _NAMED} more"
         calls = pluralized(len(left), "call")
         _log.warning("cut off %s that had not ended (limits.drain_seconds): of rollout %s", calls, named)
+
+
+# Opens the tape and the access control of a gateway before it serves.
+
+
+def open_store(
+    path: Path,
+    map_bytes: int = MAP_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    secrets: Secrets = NO_SECRETS,
+    lock: int | None = None,
+) -> Store:
+    """Return a tape for writing, with the followers of the queue and of releases. `lock`: the writer's lock, if another
+    process hands it over."""
+    return Store(
+        path,
+        followers=(MemoryQueue(), LiveReleases(audit_key()), ReleaseChangeFollower()),
+        woken=record_sign_of_life,
+        map_bytes=map_bytes,
+        memory_bytes=memory_bytes,
+        secrets=secrets,
+        lock=lock,
+    )
+
+
+def make_auth(store: Store, config: GatewayConfig) -> Auth:
+    """Return the access control; raises `ConfigError`, and closes the tape then."""
+    named = [(one.sha256, Holder(one.name, one.role)) for one in config.key if one.role != "call"]
+    callers = [(one.sha256, one.name) for one in config.key if one.role == "call"]
+    try:
+        return Auth(admin_key(), store.secret(), read_key(), named, callers, config.local_names())
+    except ValueError as error:
+        store.close()
+        raise ConfigError(str(error)) from None
+
+
+# The state behind the health endpoints.
+
+
+@dataclass(slots=True)
+class ProcessHealth:
+    """The state that the health endpoints report."""
+
+    recorder: Recorder
+    started: bool = False
+    draining: bool = False
+
+    @property
+    def not_ready(self) -> str | None:
+        """The reason why the gateway takes no calls or cannot record them; None while it does both."""
+        if self.draining:
+            return "the gateway is draining: it stops soon"
+        if not self.started:
+            return "the gateway is not ready yet: it is starting"
+        failing = self.recorder.failing
+        return None if failing is None else f"recording has stopped: {failing}"
+
+
+# Warnings, when a gateway starts, about settings that are allowed and hardly ever intended.
+
+
+def warn(config: GatewayConfig, prices: Prices) -> None:
+    """Log a warning for each such setting."""
+    old = prices.staleness_warning(time.time_ns())
+    for problem in (*([old] if old else []), *_unpriced(config, prices), *_keys_of_others(config)):
+        _log.warning("%s", problem)
+
+
+def _unpriced(config: GatewayConfig, prices: Prices) -> Iterator[str]:
+    """Yield models of routes that a budget in money refuses, because they have no price."""
+    now = time.time_ns()
+    money = [Limit(one) for one in config.budget if one.unit == "usd" and one.unpriced == "refuse"]
+    # A pattern names no model.
+    routes = [route for route in config.route if "*" not in route.model and "?" not in route.model]
+    for route in routes if money else ():
+        names = [route.model, *_aliases(route)]
+        if not any(prices.price(name, now) for name in names):
+            for limit in money:
+                if limit.is_about(route.model):
+                    yield (
+                        f"budget {limit.budget.name!r} refuses calls for model {route.model!r} of [[route]], which has "
+                        'no price: add one to the file that `prices` names, or set unpriced = "free"'
+                    )
+
+
+def _aliases(route: RouteSettings) -> list[str]:
+    if route.alias is None:
+        return []
+    return list(route.alias.values()) if isinstance(route.alias, dict) else [route.alias]
+
+
+def _keys_of_others(config: GatewayConfig) -> Iterator[str]:
+    """Yield upstreams that would get an agent's key for another upstream of their route, at another owner's site."""
+    known = {one.name: one for one in config.upstreams()}
+    told = set[str]()
+    for route in config.route:
+        keyless = [known[name] for name in route.upstream if known[name].key_env is None]
+        for other in keyless[1:]:
+            if _site(other) not in (None, _site(keyless[0])) and other.name not in told:
+                told.add(other.name)
+                yield (
+                    f"upstream {other.name!r} has no key_env: it gets the key that an agent brings for "
+                    f"{keyless[0].name!r}, which comes first for model {route.model!r}; give it a key of its own"
+                )
+
+
+def _site(upstream: UpstreamSettings) -> str | None:
+    """Return the last two names of a public host; None for a host of a private network."""
+    host = urlsplit(upstream.base_url).hostname or ""
+    try:
+        return None if ipaddress.ip_address(host).is_private else host
+    except ValueError:
+        names = host.split(".")
+        return None if len(names) == 1 or names[-1] in ("local", "internal", "test") else ".".join(names[-2:])

@@ -38,8 +38,7 @@ from typing import Final
 
 from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.toml import ConfigError, pluralized
 from penstock.gateway.process.handover import (
     GO_ON,
     READY,
@@ -52,8 +51,7 @@ from penstock.gateway.process.handover import (
 )
 from penstock.gateway.process.leader_rpc import INSIDE
 from penstock.gateway.process.listeners import address_of, bind_ports, bind_unix, rebind
-from penstock.gateway.tape.store.directory import DIRECTORY_MODE, lock_directory
-from penstock.gateway.tape.store.processes import WRITERS
+from penstock.gateway.tape.store.directory import DIRECTORY_MODE, WRITERS, lock_directory
 
 MOST: Final = 64
 """Workers of one gateway at most; their descriptors are in one message, which has room for some 250."""

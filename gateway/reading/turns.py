@@ -14,10 +14,9 @@ from typing import Protocol
 import brotli
 import zstandard
 
-from penstock.gateway.model.attributes import BATCH
-from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.facts import BATCH
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.turn import Turn
+from penstock.gateway.model.turn import Exchange, Turn
 from penstock.gateway.wire.capture.request import original
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.batches import with_batch_tier

@@ -5,7 +5,8 @@
 Two processes that load the same version at once both succeed. After a `timeout` the server may still finish its work;
 the next `load` finds out.
 
-`settle` brings a server to what `gateway.model.weights` plans; one version that does not load does not stop the others.
+`settle` brings a server to what `gateway.model.resource` plans; one version that does not load does not stop the
+others.
 
 docs/weights.md lists the peculiarities of vLLM, as measured.
 """
@@ -23,7 +24,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from penstock.gateway.model.weights import Residency, ResidencyPlan, other_weights
+from penstock.gateway.model.resource import Residency, ResidencyPlan, other_weights
 
 LIST_S, LOAD_S, CHECK_S = 10.0, 120.0, 60.0
 """Bounds for an answer, in seconds. Adapters may lie on a slow disk; the first answer after a start takes long."""

@@ -10,11 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.gateway.model.release import Pin, Release
-from penstock.gateway.model.resource import Resource, StableVersion, ToolText, sent_by_agents
-from penstock.gateway.model.template import Template
-from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.releases.prompts.nearest_text import SentVersion
-from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText
+from penstock.gateway.model.resource import ModelVersion, Resource, StableVersion, Template, ToolText, sent_by_agents
+from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, SentVersion
 from penstock.gateway.releases.prompts.rewrite import (
     RewriteResult,
     TextFindings,

@@ -20,10 +20,9 @@ from penstock.gateway.model.audit import NOBODY, ActionRequest
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import Assignment, Forecast, NewRelease, Release, ReleaseStage, ReleaseView
 from penstock.gateway.model.release_policy import ReleasePolicy
-from penstock.gateway.model.resource import GATEWAY, Need, NewVersion, Resource
-from penstock.gateway.model.weights import ModelVersion
-from penstock.gateway.releases.canary.baseline import Baseline, BaselineReader
+from penstock.gateway.model.resource import GATEWAY, ModelVersion, Need, NewVersion, Resource
 from penstock.gateway.releases.canary.decision import (
+    NEXT,
     Canary,
     add_early_looks,
     add_outcomes,
@@ -32,14 +31,12 @@ from penstock.gateway.releases.canary.decision import (
     stage_progress,
 )
 from penstock.gateway.releases.canary.display import interval, warnings
-from penstock.gateway.releases.canary.forecast import forecast
+from penstock.gateway.releases.canary.forecast import Baseline, BaselineReader, forecast
 from penstock.gateway.releases.canary.outcomes import has_early_guard, is_hard
-from penstock.gateway.releases.canary.stages import NEXT
 from penstock.gateway.releases.canary.verification import OUT_OF_TURN, UNCOVERED, circumstances, coverage_figures
 from penstock.gateway.releases.canary_counter import OutcomeCounter
 from penstock.gateway.releases.operations import ReleaseOperations, assignments
-from penstock.gateway.releases.reader import ReleaseReader, needs
-from penstock.gateway.releases.release_metrics import ReleaseMetrics
+from penstock.gateway.releases.reader import ReleaseMetrics, ReleaseReader, needs
 from penstock.gateway.releases.transitions import PERSON_CHANGES, ROLLED_BACK, entry
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError

@@ -33,9 +33,17 @@ from penstock.gateway.model.release import (
     UnitMember,
     content_hash,
 )
-from penstock.gateway.model.resource import GATEWAY, Audience, NewVersion, Resource, StableRule, StableVersion
-from penstock.gateway.model.template import TemplateError, check_candidate
-from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.model.resource import (
+    GATEWAY,
+    Audience,
+    ModelVersion,
+    NewVersion,
+    Resource,
+    StableRule,
+    StableVersion,
+    TemplateError,
+    check_candidate,
+)
 from penstock.gateway.releases.canary.assignment import (
     Requester,
     are_disjoint,
@@ -45,8 +53,8 @@ from penstock.gateway.releases.canary.assignment import (
     share,
     stable_version,
 )
+from penstock.gateway.releases.canary.decision import MoveError, check_move
 from penstock.gateway.releases.canary.outcomes import counts_member, unit_of
-from penstock.gateway.releases.canary.stages import MoveError, check_move
 from penstock.gateway.releases.coverage.operations import forget
 from penstock.gateway.tape.store import audit_log, keys
 from penstock.gateway.tape.store.operation import OperationRefusedError
@@ -92,7 +100,7 @@ def release_of(name: str, record: bytes) -> Release:
 
 
 class LiveReleases:
-    """The live releases by name, in memory (a `store.follower`): every call that is pinned asks for them."""
+    """The live releases by name, in memory (a `store.feed`): every call that is pinned asks for them."""
 
     def __init__(self, audit_key: str | None = None) -> None:
         """`audit_key`: the key that signs entries of audit chains."""

@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from penstock.gateway.model.attributes import BACKGROUND, FETCHED
-from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.facts import BACKGROUND, FETCHED
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Side
 from penstock.gateway.reading.turns import plain_bodies
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.codec import StoredBody, process_of, values
-from penstock.gateway.tape.store.exchanges import exchange
-from penstock.gateway.tape.store.processes import DEFERRED
+from penstock.gateway.tape.store.directory import DEFERRED
+from penstock.gateway.tape.store.reader import exchange
 from penstock.gateway.tape.store.records import ESTIMATE, OWN, STYLE, SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.wire.dialects import by_name

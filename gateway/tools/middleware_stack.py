@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from penstock.gateway.reading.policy.questions import QuestionQueue
-from penstock.gateway.tools.definition_enforcement import DefinitionMiddleware
+from penstock.gateway.tools.definition_enforcement import DefinitionMiddleware, ToolTextMiddleware
 from penstock.gateway.tools.definitions.service import DefinitionService
 from penstock.gateway.tools.middleware import McpMiddleware
 from penstock.gateway.tools.policy_enforcement import PolicyEnvironment, PolicyMiddleware
-from penstock.gateway.tools.tool_texts import ToolTextMiddleware
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 
 

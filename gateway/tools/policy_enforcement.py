@@ -7,32 +7,34 @@ evades a rule by its size, its encoding or its form. A batch is sent only if all
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from penstock.gateway.model.attributes import POLICY_HARD, POLICY_RULE, TOOL
 from penstock.gateway.model.audit import NOBODY
 from penstock.gateway.model.base import Mode
+from penstock.gateway.model.facts import POLICY_HARD, POLICY_RULE, TOOL
 from penstock.gateway.model.span import POLICY_VIOLATION
-from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, strict, tool_call
-from penstock.gateway.reading.policy.conditions import text_of
-from penstock.gateway.reading.policy.path_values import UnreadableCall
+from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, redacted, strict, tool_call
+from penstock.gateway.reading.policy.conditions import UnreadableCall, text_of
 from penstock.gateway.reading.policy.policy import ALLOWED, Decision, HintsOf, ToolPolicy
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
-from penstock.gateway.reading.policy.redaction import redacted
 from penstock.gateway.reading.policy.rules import PolicyRule, Redaction
+from penstock.gateway.releases.driver import Driver
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tools.kernels import KernelCall, ask, load
 from penstock.gateway.tools.middleware import McpRequest
 from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.wire.dialects.mcp import header_text
-from penstock.gateway.wire.http.errors import ClientFault, Refusal, UpstreamFault
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.json_paths import EVERYTHING
+from penstock.gateway.work.queue.dispatcher import Dispatcher
 
 LARGE: Final = 256 << 10
 """Messages of more bytes are read on a thread."""
@@ -368,3 +370,56 @@ def _check_headers(request: HttpRequest, message: Any, call: ToolCall | None) ->
             raise UnreadableCall("its header Mcp-Method names another method than its body")
         if name == b"mcp-name" and call is not None and header_text(value) != call.tool:
             raise UnreadableCall("its header Mcp-Name names another tool than its body")
+
+
+# The events that policies leave on the tape, and the releases that react to them. No call waits for any of this.
+
+_TURNS: Final = 8
+_log = logging.getLogger("penstock.mcp")
+
+
+class PolicyAudit:
+    """The gateway as policies need it (`policy_enforcement.Around`)."""
+
+    def __init__(
+        self, store: Store, recorder: Recorder, dispatcher: Dispatcher, releases: Driver, now_ns: Callable[[], int]
+    ) -> None:
+        self._store, self._recorder = store, recorder
+        self._dispatcher, self._releases = dispatcher, releases
+        self.now_ns = now_ns
+        self._running: set[asyncio.Future[object]] = set()
+
+    def mode_of(self, rollout: str) -> Mode | None:
+        """The mode of a rollout; None while it is not on the tape."""
+        found = self._store.rollout(rollout)
+        return None if found is None else found.mode
+
+    def record_event(self, entry: SpanEntry) -> None:
+        """Writes an event to the tape."""
+        self._begin(self._dispatcher.add([entry]))
+
+    def report_violation(self, rollout: str) -> None:
+        """Called on a hard violation: once it is on the tape, releases react to it."""
+        self._begin(self._react(rollout))
+
+    async def _react(self, rollout: str) -> None:
+        # The violating call's span is put in one of the next turns of the loop.
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        await self._recorder.flush()
+        await self._releases.on_violation(rollout)
+
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Future[object]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("what became of a tool call could not be noted: %s", error)
+
+    async def finish(self, seconds: float) -> None:
+        """Waits for running work for at most `seconds`."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=seconds)

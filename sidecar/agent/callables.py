@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.sidecar.agent import helper
-from penstock.sidecar.agent.function_loader import LoadError, load
+from penstock.sidecar.agent.functions import LoadError, load
 
 
 def task() -> Any:

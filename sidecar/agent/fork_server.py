@@ -3,7 +3,7 @@ process.
 
     python -m penstock.sidecar.agent.fork_server FD module:function
 
-The runner (`sidecar.agent.fork_client`) has the other end of the socket FD. For each attempt it sends a length (4
+The runner (`sidecar.agent.function_clients`) has the other end of the socket FD. For each attempt it sends a length (4
 bytes, big endian) with five descriptors: stdin, stdout, stderr, the warden's control socket, and one that stays open
 until no process of the attempt is left. Then it sends JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The
 answer is the pid (4 bytes) of a fork, which becomes a warden (`sidecar.agent.supervisor`); its agent calls the
@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.sidecar.agent import callables, supervisor
-from penstock.sidecar.agent.function_loader import load
+from penstock.sidecar.agent.functions import load
 
 FDS = 5
 

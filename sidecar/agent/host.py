@@ -1,6 +1,6 @@
 """Runs many attempts of one function in one process: `python -m penstock.sidecar.agent.host SOCKET module:function`.
 
-The runner (`sidecar.agent.host_client`) listens on the socket. Both sides send lines of JSON:
+The runner (`sidecar.agent.function_clients`) listens on the socket. Both sides send lines of JSON:
 
     from the runner   {"run": 1, "task": ..., "variables": {...}}    {"stop": 1}
     to the runner     {"of": 1, "stream": "stdout", "text": ...}     {"of": 1, "exit_code": 0}
@@ -26,10 +26,9 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from penstock.sidecar.agent import callables, helper
-from penstock.sidecar.agent.function_loader import LoadError, load
+from penstock.sidecar.agent.functions import LoadError, in_thread, load
 from penstock.sidecar.agent.helper_sender import PATIENCE_S, SENDER
 from penstock.sidecar.agent.output import Stream
-from penstock.sidecar.agent.threads import in_thread
 
 LONGEST_LINE = 1 << 30
 """The most bytes of one order: a task may be large."""

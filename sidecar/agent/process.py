@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.sidecar.agent import warden
-from penstock.sidecar.agent.output import Stream
-from penstock.sidecar.agent.pipes import OutputPipe
+from penstock.sidecar.agent.output import OutputPipe, Stream
 
 Sink = Callable[[Stream, bytes], None]
 READ = 1 << 16
@@ -79,7 +78,7 @@ class AgentHandle(Protocol):
 
 
 class AgentProcess:
-    """A running agent; made by `start` and by `sidecar.agent.fork_client`."""
+    """A running agent; made by `start` and by `sidecar.agent.function_clients`."""
 
     def __init__(
         self,

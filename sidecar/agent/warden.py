@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.sidecar.agent import pipes, supervisor
+from penstock.sidecar.agent import output, supervisor
 
 
 class WardenProcess(NamedTuple):
@@ -23,8 +23,8 @@ class WardenProcess(NamedTuple):
     """The socket for orders; when it closes, on purpose or because this process dies, the command and all that it has
     started end.
     """
-    stdout: pipes.OutputPipe
-    stderr: pipes.OutputPipe
+    stdout: output.OutputPipe
+    stderr: output.OutputPipe
 
 
 async def start(
@@ -41,11 +41,11 @@ async def start(
         ours, control = socket.socketpair()
         theirs.callback(control.close)
         try:
-            (out, stdout), (err, stderr) = await pipes.output_pipe(theirs), await pipes.output_pipe(theirs)
+            (out, stdout), (err, stderr) = await output.output_pipe(theirs), await output.output_pipe(theirs)
             words = json.dumps({"control": control.fileno(), **told})
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", supervisor.__file__, words, *command),
-                stdin=await pipes.input_pipe(theirs, stdin) if isinstance(stdin, bytes) else stdin,
+                stdin=await output.input_pipe(theirs, stdin) if isinstance(stdin, bytes) else stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=dict(env),  # uvloop takes no other mapping

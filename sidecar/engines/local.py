@@ -5,20 +5,72 @@ machine, in a container or not.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+import re
+import shutil
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from penstock.gateway.client.socket_folder import LockedFolder
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar import preflight
 from penstock.sidecar.agent.environment import LaunchPlan, environment, import_environment, launch_plan, variables
-from penstock.sidecar.agent.fork_client import ForkServerClient
-from penstock.sidecar.agent.host_client import HostPool
+from penstock.sidecar.agent.function_clients import ForkServerClient, HostPool
 from penstock.sidecar.agent.process import AgentHandle, LaunchCommand, Sink, start
-from penstock.sidecar.engines import containers
-from penstock.sidecar.settings import RunnerSettings
+from penstock.sidecar.settings import RunnerSettings, UsageError
+
+# Agents in containers: the `docker run` (or podman's, which takes the same options) of an attempt. Pure, but `tool`.
+#
+# Variables are passed by name, so that no token is in a list of processes. The container has the attempt's name. The
+# warden removes it at the very end, also when the runner was killed, because the end of `docker run` alone does not
+# end a container.
+
+TOOLS = ("docker", "podman")
+LOCAL = ("localhost", "::1")
+
+
+def tool() -> str:
+    """The command that runs containers here; raises `UsageError` when there is none."""
+    found = next(filter(None, map(shutil.which, TOOLS)), None)
+    if found is None:
+        raise UsageError(f"--image needs {' or '.join(TOOLS)}, and neither is on the PATH")
+    return found
+
+
+def command(
+    tool: str, settings: RunnerSettings, claim: Claim, plan: LaunchPlan, env: Mapping[str, str]
+) -> LaunchCommand:
+    """The command of an attempt in a container. `env`: the environment of the tool itself, which holds the variables
+    for the container.
+    """
+    name = container(settings.name, claim)
+    agents = settings.agents
+    options = [tool, "run", "--rm", "--init", "-i", f"--name={name}", *_network(settings.gateway)]
+    options += [f"--env={variable}" for variable in sorted(plan.own)]
+    if plan.file is not None:
+        options += [f"--volume={plan.file}:{plan.file}:ro"]
+    if agents.cwd is not None:
+        options += [f"--workdir={agents.cwd}"]
+    argv = (*options, *agents.image_args, agents.image or "", *plan.argv)
+    return LaunchCommand(argv, env, plan.stdin, None, after=(tool, "rm", "--force", name))
+
+
+def container(worker: str, claim: Claim) -> str:
+    """The container's name, which no other attempt has; each character that an id allows and a name does not becomes a
+    dash.
+    """
+    name = f"{worker}\0{claim.rollout.id}\0{claim.attempt.id}".encode()
+    readable = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{claim.rollout.id}-{claim.attempt.id}")[:60]
+    return f"penstock-{readable}-{blake2b(name, digest_size=6).hexdigest()}"
+
+
+def _network(gateway: str) -> list[str]:
+    """The option for a gateway on a loopback address, which is reachable only from the machine's own network."""
+    host = urlsplit(gateway).hostname or ""
+    return ["--network=host"] if host in LOCAL or host.startswith("127.") else []
 
 
 class AgentEngine(Protocol):
@@ -38,7 +90,7 @@ class LocalEngine:
         """Raises `UsageError` when the agents need a container and no tool can run it."""
         agents = settings.agents
         self._settings = settings
-        self._tool = containers.tool() if agents.image else None
+        self._tool = tool() if agents.image else None
         self._preloaded: ForkServerClient | None = None
         if agents.preload and agents.callable is not None:
             self._preloaded = ForkServerClient(
@@ -106,5 +158,5 @@ class LocalEngine:
     def _command(self, claim: Claim, made: LaunchPlan) -> LaunchCommand:
         env = environment(os.environ, made.own, self._settings.key)
         if self._tool is not None:
-            return containers.command(self._tool, self._settings, claim, made, env)
+            return command(self._tool, self._settings, claim, made, env)
         return LaunchCommand(made.argv, env, made.stdin, self._settings.agents.cwd)

@@ -26,11 +26,10 @@ from ray.exceptions import RayError
 
 from penstock.gateway.client.client import Client
 from penstock.sidecar.attempt import hand_back
-from penstock.sidecar.breaker import FailureBreaker
 from penstock.sidecar.engines.local import LocalEngine
 from penstock.sidecar.progress import AttemptTally, LineProgress, progress
 from penstock.sidecar.result import AttemptResult
-from penstock.sidecar.runner import Runner
+from penstock.sidecar.runner import FailureBreaker, Runner
 from penstock.sidecar.settings import RunnerError, RunnerSettings, UsageError
 
 ray: Any = _ray

@@ -22,7 +22,7 @@ from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import ConnectionRefusal, EgressConnector, GatewayUnreachable, ProxyTimeouts
 from penstock.sidecar.intercept.local_responses import TargetReader, http_response, status_response
 from penstock.sidecar.intercept.plain_http import PlainError, PlainRequestHead, PlainRequestParser
-from penstock.sidecar.intercept.policy import ConnectionAction, InterceptPolicy
+from penstock.sidecar.intercept.rules import ConnectionAction, InterceptPolicy
 from penstock.sidecar.intercept.splice import SpliceEnd
 
 _LARGEST: Final = 64 << 10

@@ -16,7 +16,7 @@ from penstock.gateway.client.console import FLAT, LOCAL, PORT, PORT_OR_ANY, Comm
 
 if TYPE_CHECKING:
     from penstock.sidecar.intercept.egress_report import AgentIdentity
-    from penstock.sidecar.intercept.policy import InterceptPolicy
+    from penstock.sidecar.intercept.rules import InterceptPolicy
 
 Hosts = Annotated[
     list[str] | None,
@@ -182,9 +182,8 @@ def serve(
     """
     import asyncio
 
-    from penstock.sidecar.intercept import sidecar_process
-    from penstock.sidecar.intercept.admin import SHORTEST, TOKEN
-    from penstock.sidecar.intercept.service import SidecarService
+    from penstock.sidecar.intercept.service import SHORTEST, TOKEN, SidecarService
+    from penstock.sidecar.intercept.service import serve as serve_sidecar
 
     token = os.environ.pop(TOKEN, "")
     if len(token) < SHORTEST or not token.isascii():
@@ -199,7 +198,7 @@ def serve(
     service = SidecarService(_gateway(gateway), _policy(passing), folder.absolute(), mode)
     ports = [port and port + number for number in range(agents)]
     try:
-        problems = asyncio.run(sidecar_process.serve(service, ports, admin, token, whose if whose.rollout else None))
+        problems = asyncio.run(serve_sidecar(service, ports, admin, token, whose if whose.rollout else None))
     except OSError as error:
         raise CommandError(f"the sidecar cannot listen: {error}") from None
     for problem in problems:
@@ -266,20 +265,20 @@ def iptables(
     tool
         The program that makes the rules; nft where there is one, else iptables and ip6tables.
     """
-    from penstock.sidecar.intercept import firewall
+    from penstock.sidecar.intercept import rules
 
     if print_ + apply + remove != 1:
         raise CommandError("say one of --print, --apply and --remove", 2)
     try:
         # Rules may be printed here and be made elsewhere.
-        chosen = (tool or "nft") if print_ else firewall.choose_tool(tool)
-        steps = firewall.rule_commands(chosen, None if remove else (port, uid))
+        chosen = (tool or "nft") if print_ else rules.choose_tool(tool)
+        steps = rules.rule_commands(chosen, None if remove else (port, uid))
         if print_:
             print("\n".join(f"# {' '.join(step.command)}\n{step.text}" for step in steps), end="")
         else:
-            firewall.run(steps)
+            rules.run(steps)
             print("removed" if remove else f"connections go to port {port}, but those of user {uid}")
-    except firewall.RedirectError as error:
+    except rules.RedirectError as error:
         raise CommandError(str(error)) from None
 
 
@@ -331,7 +330,7 @@ def check(
 def _ask(method: str, port: int, admin: str, said: dict[str, str] | None) -> None:
     import asyncio
 
-    from penstock.sidecar.intercept.sidecar_process import request_admin
+    from penstock.sidecar.intercept.service import request_admin
 
     _check_admin(admin)
     status, words = asyncio.run(request_admin(method, f"/agents/{port}", admin, said))
@@ -379,11 +378,11 @@ def _identity(rollout: str | None = None, attempt: str | None = None) -> AgentId
 
 
 def _policy(passing: ConnectionOptions) -> InterceptPolicy:
-    from penstock.sidecar.intercept import upstream_proxy
-    from penstock.sidecar.intercept.policy import InterceptPolicy, intercepted_hosts
+    from penstock.sidecar.intercept import egress
+    from penstock.sidecar.intercept.rules import InterceptPolicy, intercepted_hosts
 
     try:
-        upstream_proxy.check_environment()
+        egress.check_environment()
         return InterceptPolicy(intercepted_hosts(passing.intercept or ()), passing.on_unknown, passing.fail)
     except ValueError as error:
         raise CommandError(str(error), 2) from None

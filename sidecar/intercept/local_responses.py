@@ -7,7 +7,7 @@ import json
 from typing import Final
 
 from penstock.sidecar.intercept.egress import ConnectionRefusal, EgressConnector
-from penstock.sidecar.intercept.policy import InterceptPolicy
+from penstock.sidecar.intercept.rules import InterceptPolicy
 from penstock.sidecar.intercept.splice import SpliceEnd
 
 _REASONS: Final = {200: b"OK", 400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}

@@ -24,7 +24,7 @@ from typing import Any, Final
 from penstock.gateway.client.child_process import ChildProcess
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.certificate_store import CertificateStore
-from penstock.sidecar.intercept.policy import InterceptPolicy
+from penstock.sidecar.intercept.rules import InterceptPolicy
 
 PROGRAM: Final = "PENSTOCK_MITMDUMP"
 """The variable with the path of mitmdump."""

@@ -10,9 +10,67 @@ proves the rules.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from penstock.sidecar.intercept.policy import CHECK
+# Decides the fate of each connection that an agent opens. Pure.
+
+ConnectionAction = Literal["intercept", "tunnel", "deny", "unrecorded", "check"]
+"""The treatment of a connection. `unrecorded`: of an intercepted host, but sent straight to it, because the gateway was
+away and the run may go past it. `check`: answered by the sidecar itself.
+"""
+CHECK: Final = ("192.0.2.1", 443)
+"""An address for documentation (RFC 5737), which no host has: an answer of the sidecar there proves that connections
+reach it.
+"""
+HOSTS: Final = (
+    "api.openai.com",
+    "api.anthropic.com",
+    "generativelanguage.googleapis.com",
+    "chatgpt.com",
+)
+"""The well-known model hosts."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+
+
+@dataclass(frozen=True, slots=True)
+class InterceptPolicy:
+    """The rules of a run for its connections."""
+
+    hosts: frozenset[tuple[str, int]]
+    """Hosts and ports whose calls go through the gateway; their TLS ends here."""
+    unknown: Literal["tunnel", "deny"] = "tunnel"
+    """The fate of connections to all other hosts."""
+    fail: Literal["closed", "open"] = "closed"
+    """Calls while the gateway cannot be reached: refused (closed), or sent straight to their host (open)."""
+
+    def action_for(self, host: str, port: int) -> ConnectionAction:
+        """The fate of a connection to a host."""
+        if (host, port) == CHECK:
+            return "check"
+        return "intercept" if (host, port) in self.hosts else self.unknown
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all hosts that need certificates."""
+        return sorted({host for host, _ in self.hosts} | {CHECK[0]})
+
+
+def intercepted_hosts(more: Iterable[str] = ()) -> frozenset[tuple[str, int]]:
+    """The known model hosts, and more hosts given as `HOST` or `HOST:PORT`; raises `ValueError`."""
+    return frozenset(map(_address, (*HOSTS, *more)))
+
+
+def _address(value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":") if re.search(r"[^:]:[0-9]*$|]:[0-9]*$", value) else (value, "", "443")
+    if _NAME.fullmatch(host) is None or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"--intercept {value!r} is no HOST or HOST:PORT")
+    return host.lower().strip("[]"), int(port)
+
 
 NAME: Final = "penstock"
 _CHAIN: Final = "PENSTOCK"
@@ -66,3 +124,59 @@ def _tables(nat: list[str], refused: list[str], *jumps: str) -> str:
     for table, rules, jump in (("nat", nat, jumps[0]), ("filter", refused, jumps[1])):
         lines += [f"*{table}", f":{_CHAIN} - [0:0]", f"{jump} -j {_CHAIN}", *rules, "COMMIT"]
     return "\n".join([*lines, ""])
+
+
+# Applies the kernel's rules (`rules`) with the programs that this machine has.
+
+Tool = Literal["nft", "iptables"]
+_PROGRAMS: Final[dict[Tool, tuple[str, ...]]] = {
+    "nft": ("nft",),
+    "iptables": ("iptables-restore", "ip6tables-restore"),
+}
+_NEEDED: Final = "it needs the right to change rules of this network (CAP_NET_ADMIN), and the kernel's tables for them"
+
+
+class RedirectError(Exception):
+    """Raised when the rules cannot be applied; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleCommand:
+    """A program to run and its stdin."""
+
+    command: tuple[str, ...]
+    text: str
+    may_fail: bool = False
+    """True if a failure is ignored: there may be nothing to remove."""
+
+
+def choose_tool(tool: Tool | None) -> Tool:
+    """The requested program, else one that this machine has. Raises `RedirectError` when it is missing."""
+    for one in ("nft", "iptables") if tool is None else (tool,):
+        if all(map(shutil.which, _PROGRAMS[one])):
+            return one
+    if tool is not None:
+        raise RedirectError(f"--tool {tool}: {' and '.join(_PROGRAMS[tool])} cannot be found")
+    raise RedirectError("neither nft nor iptables-restore and ip6tables-restore can be found: install nftables")
+
+
+def rule_commands(tool: Tool, wanted: tuple[int, int | None] | None) -> list[RuleCommand]:
+    """The steps that apply the rules for (port, user id), or remove them when `wanted` is None."""
+    if tool == "nft":
+        return [RuleCommand(("nft", "-f", "-"), nft_removal() if wanted is None else nft(*wanted))]
+    made: list[RuleCommand] = []
+    for program in _PROGRAMS["iptables"]:
+        command = (program, "--noflush")
+        made.append(RuleCommand(command, iptables_removal(), may_fail=True))
+        if wanted is not None:
+            made.append(RuleCommand(command, iptables(*wanted, six=program == "ip6tables-restore")))
+    return made
+
+
+def run(todo: list[RuleCommand]) -> None:
+    """Run the steps in order; raises `RedirectError` at the first that fails."""
+    for step in todo:
+        done = subprocess.run(step.command, input=step.text, capture_output=True, text=True)
+        if done.returncode != 0 and not step.may_fail:
+            said = " ".join((done.stderr or done.stdout).split())[:300]
+            raise RedirectError(f"{step.command[0]} failed: {said or f'it ended with {done.returncode}'}; {_NEEDED}")

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
+import ssl
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +21,83 @@ from typing import Final, Literal
 
 from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
 from penstock.sidecar.agent.keys import KEYS, LOGINS
-from penstock.sidecar.intercept import mitm, namespace, trust
+from penstock.sidecar.intercept import mitm, namespace
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress_report import AgentIdentity, EgressLedger, report_egress
-from penstock.sidecar.intercept.policy import InterceptPolicy
+from penstock.sidecar.intercept.rules import InterceptPolicy
+
+# The variables and files that make an agent's clients use the front and trust its authority.
+#
+# Clients read different variables. Some replace the system's certificates, so they name a bundle of these and ours.
+# Node's own variable adds to them, so it names ours alone.
+
+BUNDLES: Final = (
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "CODEX_CA_CERTIFICATE",
+    "GIT_SSL_CAINFO",
+    "CARGO_HTTP_CAINFO",
+    "AWS_CA_BUNDLE",
+    "PIP_CERT",
+    "DENO_CERT",
+)
+"""Read, in this order, by OpenSSL (Python's httpx, Ruby, PHP) and Go; requests; curl; Codex; git; cargo; boto; pip;
+Deno.
+"""
+ADDED: Final = ("NODE_EXTRA_CA_CERTS",)
+"""Read by Node, in addition to its built-in certificates."""
+PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+_SYSTEM: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+
+
+_PR_SET_DUMPABLE: Final = 4
+_HERE: Final = ("localhost", "127.0.0.1", "::1")
+
+
+def variables(bundle: Path, own: Path, port: int, hosts: Collection[str]) -> dict[str, str]:
+    """The variables of an agent with a proxy. Only this machine itself is exempt from the proxy, unless one of the
+    intercepted hosts is on it.
+    """
+    excepted = "" if set(_HERE) & set(hosts) else ",".join(_HERE)
+    proxy = f"http://127.0.0.1:{port}"
+    return {
+        **certificates(bundle, own),
+        **dict.fromkeys(PROXIES, proxy),
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), excepted),
+        "NODE_USE_ENV_PROXY": "1",
+    }
+
+
+def certificates(bundle: Path, own: Path) -> dict[str, str]:
+    """The variables of an agent whose connections the kernel redirects: it has no proxy."""
+    return {**dict.fromkeys(BUNDLES, str(bundle)), **dict.fromkeys(ADDED, str(own))}
+
+
+def write(folder: Path, pem: str) -> tuple[Path, Path]:
+    """Write (bundle, our certificate alone) into a folder; return their paths."""
+    bundle, own = folder / "ca-bundle.pem", folder / "penstock-ca.pem"
+    own.write_text(pem)
+    bundle.write_bytes(_system() + pem.encode())
+    return bundle, own
+
+
+def _system() -> bytes:
+    """The certificates that this machine trusts, as bytes: comments among them may be in any encoding."""
+    found = ssl.get_default_verify_paths().cafile
+    for name in filter(None, (found, *_SYSTEM)):
+        file = Path(name)
+        if file.is_file():
+            return file.read_bytes() + b"\n"
+    return b""
+
+
+def close_memory() -> None:
+    """Forbid other processes of this user, such as an agent, to read the memory and the variables of this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
 
 SOCKETS: Final = {
     "api.anthropic.com": {"ANTHROPIC_UNIX_SOCKET": "{path}", "ANTHROPIC_BASE_URL": "http://api.anthropic.com"},
@@ -76,9 +150,9 @@ async def open_session(wanted: SessionOptions, folder: Path) -> AsyncGenerator[A
     stack = AsyncExitStack()
     try:
         front.bind(wanted.identity.rollout_binding)
-        bundle, own = trust.write(folder, authority.pem)
+        bundle, own = write(folder, authority.pem)
         if wanted.transparent:
-            made = AgentSession(front, trust.certificates(bundle, own))
+            made = AgentSession(front, certificates(bundle, own))
         else:
             port = await front.start()
             if wanted.engine == "mitmproxy":
@@ -86,15 +160,15 @@ async def open_session(wanted: SessionOptions, folder: Path) -> AsyncGenerator[A
                 engine = await stack.enter_async_context(standing)
                 ours.add(engine.port)
                 # With our authority too: our front's own answers pass through mitmproxy with our certificate.
-                port, (bundle, own) = engine.port, trust.write(engine.folder, engine.pem + authority.pem)
-            made = AgentSession(front, trust.variables(bundle, own, port, names))
+                port, (bundle, own) = engine.port, write(engine.folder, engine.pem + authority.pem)
+            made = AgentSession(front, variables(bundle, own, port, names))
         if wanted.surrogates and wanted.identity.token is not None:
             made.variables |= dict.fromkeys(KEYS, wanted.identity.token) | dict.fromkeys(LOGINS, "")
         if wanted.sockets:
-            for host, variables in SOCKETS.items():
+            for host, templates in SOCKETS.items():
                 path = folder / _SOCKET.format(host=host)
                 await front.start_socket(path, host)
-                made.variables |= {name: value.format(path=path) for name, value in variables.items()}
+                made.variables |= {name: value.format(path=path) for name, value in templates.items()}
         yield made
     finally:
         await stack.aclose()
@@ -113,7 +187,7 @@ async def run(wanted: SessionOptions, command: Sequence[str]) -> tuple[int, list
     """Run a command; return its exit code (128 plus the number of a signal that ended it, 127 when it does not exist)
     and the problems to report to the user. Raises `NamespaceError` when it cannot have a network of its own.
     """
-    trust.close_memory()
+    close_memory()
     with folder_for_sockets() as folder:
         async with open_session(wanted, Path(folder)) as made:
             given = os.environ | made.variables

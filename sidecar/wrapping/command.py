@@ -11,17 +11,19 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
 from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url
+from penstock.sidecar.wrapping.delivery import Destination
 
 if TYPE_CHECKING:
     from penstock.sidecar.wrapping.delivery import Destination, SpoolSender
-    from penstock.sidecar.wrapping.relay import TrafficRecorder
-    from penstock.sidecar.wrapping.server import ToolServerProcess
+    from penstock.sidecar.wrapping.server import ToolServerProcess, TrafficRecorder
     from penstock.sidecar.wrapping.spool import Spool
 
 Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
@@ -79,7 +81,7 @@ def wrap(*command: Command, name: str, gateway: Url = LOCAL, options: Annotated[
         raise CommandError("--attempt is of a rollout: say --rollout, too", 2)
     if options.spool < 1:
         raise CommandError(f"--spool: {options.spool} is not a number of megabytes from 1", 2)
-    from penstock.sidecar.wrapping.rollout_identity import find_destination
+    pass
 
     _run(command, name, find_destination(gateway, options.rollout, options.attempt, os.environ), options.spool << 20)
 
@@ -116,7 +118,7 @@ class _WrapSession:
         """Begin to record. A failure of the recording does not prevent the use of the server."""
         from penstock.sidecar.wrapping import spool
         from penstock.sidecar.wrapping.delivery import SessionDelivery, SpoolSender, destination_record, say
-        from penstock.sidecar.wrapping.relay import TrafficRecorder
+        from penstock.sidecar.wrapping.server import TrafficRecorder
 
         try:
             root = spool.directory()
@@ -165,7 +167,7 @@ class _WrapSession:
         self._client_left = True
 
     def _copy(self, kind: int, source: int, sink: int) -> None:
-        from penstock.sidecar.wrapping.relay import copy
+        from penstock.sidecar.wrapping.server import copy
 
         copy(kind, source, sink, self._recording)
 
@@ -175,3 +177,43 @@ class _WrapSession:
         by = "client" if self._client_left or self._server.signalled else "server"
         self._spool.end(by, code, self._recording.now_ns())
         self._sender.close(LAST_S)
+
+
+# Finds the rollout of a wrapper: the one on the command line, else the one that `penstock run` has set.
+#
+# MCP clients often give a server only a few of their variables; the official SDKs do. So missing ones are taken from
+# the parent processes, which are the agent's own, if they belong to this user.
+
+ADDRESS: Final = "PENSTOCK_URL"
+TOKEN, ADMIN_KEY = "PENSTOCK_TOKEN", "PENSTOCK_ADMIN_KEY"
+_ABOVE: Final = 16
+"""The most parent processes that are examined."""
+
+
+def find_destination(gateway: str, rollout: str | None, attempt: str | None, own: Mapping[str, str]) -> Destination:
+    """The address and key that a session is sent with. Without a rollout the gateway makes one for it."""
+    if rollout is not None:
+        address = f"{gateway.rstrip('/')}/rollout/{rollout}/attempt/{attempt or 'a1'}"
+        return Destination(address, own.get(TOKEN) or own.get(ADMIN_KEY))
+    known = own if ADDRESS in own else inherited(os.getppid())
+    if address := known.get(ADDRESS):
+        return Destination(address.rstrip("/"), known.get(TOKEN))
+    return Destination(gateway.rstrip("/"), own.get(TOKEN) or own.get(ADMIN_KEY))
+
+
+def inherited(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
+    """The variables of the nearest process, from `pid` upwards, that has the address of a rollout; empty when none
+    has.
+    """
+    for _ in range(_ABOVE):
+        try:
+            lines = (proc / str(pid) / "environ").read_bytes().split(b"\0")
+            above = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[1]
+        except (OSError, IndexError):
+            break
+        pairs = (line.decode(errors="replace").partition("=") for line in lines)
+        found = {name: value for name, _, value in pairs}
+        if ADDRESS in found:
+            return found
+        pid = int(above)
+    return {}

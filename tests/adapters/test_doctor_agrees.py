@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Sample, samples
 from penstock.gateway.model.answers import Diagnosis
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.diagnosis.diagnosis import diagnose
 
 Json = dict[str, Any]

@@ -25,8 +25,8 @@ from penstock.adapters.preferences import pairs
 from penstock.adapters.report import Note, SamplingReason, Start, Unpaired
 from penstock.adapters.samples import Options, samples
 from penstock.console.main import main
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.turn import Exchange
 
 DOCS = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text(encoding="utf-8")
 KINDS = {

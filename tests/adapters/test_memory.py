@@ -25,8 +25,8 @@ from penstock.adapters.options import Options
 from penstock.adapters.report import SampleReport
 from penstock.adapters.source import by_group
 from penstock.adapters.training_rows import preferences, rows
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.model.turn import Exchange
 
 FORMS: tuple[Form, ...] = get_args(Form)
 LARGE = "water " * 80_000

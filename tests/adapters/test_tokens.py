@@ -14,7 +14,7 @@ from fakes.tokens import answer, streamed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.plain_answer import strip_tokens
+from penstock.adapters.episode import strip_tokens
 from penstock.adapters.tokens import LARGEST, CompletionOutput, read_outputs
 from penstock.gateway.wire.dialects import by_name
 

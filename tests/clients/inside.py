@@ -27,8 +27,8 @@ from fakes import alone
 from fakes.process import PATHS, Gateway, running
 from fakes.tape import Tape
 
-from penstock.sidecar.intercept import trust
-from penstock.sidecar.intercept.policy import HOSTS
+from penstock.sidecar.intercept import session
+from penstock.sidecar.intercept.rules import HOSTS
 
 _PATIENCE = 120.0
 
@@ -64,14 +64,14 @@ class Session:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text)
         home.mkdir(exist_ok=True)
-        command, bundle, own = self.profile.command, *trust.write(self.folder, self.hosts.authority.pem)
+        command, bundle, own = self.profile.command, *session.write(self.folder, self.hosts.authority.pem)
         env = self._env(home)
         if how == "behind":
             place = (sys.executable, "-m", "penstock", "sidecar", "--gateway", self.gateway.url)
             command = (*place, "--rollout", "r1", *self.profile.sidecar, "--", *command)
             env |= {"SSL_CERT_FILE": str(bundle)}  # as a machine has it that trusts the hosts
         else:
-            env |= trust.variables(bundle, own, self.proxy, ())
+            env |= session.variables(bundle, own, self.proxy, ())
         if how == "based":
             env |= {"ANTHROPIC_BASE_URL": self.gateway.address("b1")}
         if how in ("direct", "based"):

@@ -21,8 +21,7 @@ from fakes.provider import Provider
 
 from examples import shop, shop_model
 from examples.demo.model import DemoAnswer, Json, as_messages, last_text, text_of
-from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.model.template import Template
+from penstock.gateway.model.resource import NewVersion, Template
 
 CLAUDE = next(profile for profile in PROFILES if profile.client == "Claude Code")
 OURS = "You answer customers of Acme, a furniture shop.\nName the article that the customer asks about."

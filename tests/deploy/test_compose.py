@@ -19,7 +19,7 @@ from penstock.gateway import config
 from penstock.gateway.model.metrics import METRICS
 from penstock.gateway.model.rollout import AttemptStatus
 from penstock.gateway.model.span import SpanStatus
-from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept import session
 
 Json = dict[str, Any]
 HERE = ROOT / "deploy"
@@ -106,7 +106,7 @@ def test_the_agent_gets_nowhere_but_through_its_sidecar() -> None:
     (path,) = agent["env_file"]
     lines = [line for line in (HERE / path).read_text().splitlines() if not line.startswith("#")]
     folder = Path("/run/penstock")
-    wanted = trust.variables(folder / "ca-bundle.pem", folder / "penstock-ca.pem", 8100, ["api.openai.com"])
+    wanted = session.variables(folder / "ca-bundle.pem", folder / "penstock-ca.pem", 8100, ["api.openai.com"])
     assert dict(line.split("=", 1) for line in lines) == wanted
 
 

@@ -19,7 +19,7 @@ from fakes.pod_security import containers, violations
 from fakes.process import ROOT
 
 from penstock.gateway import config
-from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept import session
 
 Json = dict[str, Any]
 HERE = ROOT / "deploy" / "kubernetes"
@@ -154,9 +154,9 @@ def test_files_are_written_to_volumes_only() -> None:
 @needs_kubectl
 def test_agents_are_given_the_variables_that_a_sidecar_writes() -> None:
     folder = Path("/run/penstock")
-    wanted = trust.variables(folder / "ca-bundle.pem", folder / "penstock-ca.pem", 8100, ["api.openai.com"])
+    wanted = session.variables(folder / "ca-bundle.pem", folder / "penstock-ca.pem", 8100, ["api.openai.com"])
     assert given("base") == wanted
-    assert given("transparent") == {name: wanted[name] for name in (*trust.BUNDLES, *trust.ADDED)}
+    assert given("transparent") == {name: wanted[name] for name in (*session.BUNDLES, *session.ADDED)}
 
 
 def given(layer: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ from penstock.gateway.model.release_policy import (
     Shadow,
 )
 from penstock.gateway.reading.filters.query import FIELDS
-from penstock.gateway.releases.canary import stages
+from penstock.gateway.releases.canary import decision
 from penstock.gateway.tape.store import codec, keys, records
 from penstock.gateway.tape.store.environment import DATABASES, FORMAT
 from penstock.gateway.work.runs import operations
@@ -152,7 +152,7 @@ def test_diagrams_and_figures_are_those_of_the_code() -> None:
     }
     wanted = [
         *(("queue.md", queue, f"{name}:\n\n{diagram(next(iter(moves)), moves)}") for name, moves in MOVES.items()),
-        ("releases.md", releases, diagram("draft", stages.MOVES)),
+        ("releases.md", releases, diagram("draft", decision.MOVES)),
         ("releases.md", releases, ramp.replace("%", " %")),
         *(("runs.md", runs, f"| {what} | {most:,}") for what, most in limits.items()),
         *(("runs.md", runs, f"`{word}`") for word in (*get_args(run.RunKind), *get_args(run.RunStatus))),

@@ -19,7 +19,7 @@ from fakes.source import GROUP, rendered
 from bench.structure import sources
 from penstock.gateway.model.metrics import METRICS
 from penstock.gateway.wire.dialects.batches import BatchError
-from penstock.gateway.wire.dialects.failures import Failure
+from penstock.gateway.wire.dialects.family import Failure
 
 pytestmark = GROUP
 REFUSALS = ("ClientFault", "GatewayFault", "UpstreamFault")

@@ -11,8 +11,7 @@ from fakes.memory_tape import T0
 from fakes.otlp import Inlet
 
 from penstock.gateway.config import OtlpSettings
-from penstock.gateway.followers.otlp.collector_client import ExportLimits
-from penstock.gateway.followers.otlp.exporter import Exporter
+from penstock.gateway.followers.otlp.exporter import Exporter, ExportLimits
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.tape.store.records import SpanEntry
 

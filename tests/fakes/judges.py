@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.gateway.model.transcript import Transcript
-from penstock.sidecar.dry_run import ANSWER
+from penstock.gateway.model.turn import Transcript
+from penstock.sidecar.preflight import ANSWER
 
 
 def right(task: Any, output: Any, transcript: Transcript) -> float:

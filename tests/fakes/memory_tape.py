@@ -14,15 +14,15 @@ from aiohttp import web
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.routes import make_application
 from penstock.gateway.followers.webhooks.service import WebhookService
-from penstock.gateway.model.change import Change
-from penstock.gateway.model.exchange import Chunk, Exchange
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.turn import Chunk, Exchange
 from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.releases.driver import Driver
-from penstock.gateway.releases.release_metrics import ReleaseMetrics
+from penstock.gateway.releases.reader import ReleaseMetrics
 from penstock.gateway.tape.store.audit_log import AuditLog
 from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tape.store.directory import TapeError

@@ -31,7 +31,7 @@ WANTED = (
     "penstock.gateway.process.main",
     "penstock.gateway.client.client",
     "penstock.console.commands.audit",
-    "penstock.console.commands.prompt_discovery",
+    "penstock.console.commands.prompts",
     "penstock.console.commands.enqueue",
     "penstock.console.commands.inspection",
     "penstock.console.commands.releases",

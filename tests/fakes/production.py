@@ -21,7 +21,7 @@ from fakes.process import Gateway
 
 from examples.demo.model import DemoAnswer, Json
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.rollout import Judgement
 
 PATIENCE = 90.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from fakes import asking
 
-from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Transcript
 from penstock.trainer.apo.protocol import Candidate, Evidence, Pool
 
 PROMPT = "You answer questions of our customers."

@@ -24,14 +24,13 @@ from fakes.web_site import event_stream, everywhere, site
 from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.app import open_store
 from penstock.gateway.config import GatewayConfig, TapeSettings
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import AuditTrailEntry as UpstreamConnection
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.turn import Turn
+from penstock.gateway.model.turn import Exchange, Turn
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
@@ -46,7 +45,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.work.queue.span_operations import SpanOperations
+from penstock.gateway.work.queue.operations import SpanOperations
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"

@@ -7,8 +7,8 @@ from typing import Any
 
 from fakes.memory_tape import call, chat_exchange, exchange
 
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Exchange
 
 Json = dict[str, Any]
 Recorded = tuple[Span, Exchange]

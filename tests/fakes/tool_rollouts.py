@@ -15,8 +15,7 @@ from typing import Any
 
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 from penstock.gateway.reading.diagnosis.tool_calls import ModelCall
-from penstock.gateway.reading.diagnosis.tool_join import ToolCallRef
-from penstock.gateway.reading.diagnosis.tool_pairs import ToolRun
+from penstock.gateway.reading.diagnosis.tool_join import ToolCallRef, ToolRun
 
 Json = dict[str, Any]
 MS = 1_000_000

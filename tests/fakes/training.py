@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.adapters.samples import Sample, Segment
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import TokenExample
 
 
 def sample(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.console.views.release_series import History
+from penstock.console.views.release_page import History
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -22,6 +22,7 @@ from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.releases.canary.assignment import share
 from penstock.gateway.releases.canary.decision import (
+    NEXT,
     Canary,
     apply_action,
     apply_early_look,
@@ -31,7 +32,6 @@ from penstock.gateway.releases.canary.decision import (
 )
 from penstock.gateway.releases.canary.display import interval, warnings
 from penstock.gateway.releases.canary.outcomes import has_early_guard, observation, unit_hash, unit_outcome
-from penstock.gateway.releases.canary.stages import NEXT
 
 START = 1_790_000_000 * 10**9
 EVERY = 10 * 10**9

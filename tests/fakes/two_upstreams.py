@@ -16,7 +16,7 @@ from fakes.raw import Wire
 from fakes.rig import CHAT, Inside, inside, odd_on
 from fakes.waiting import until
 
-from penstock.gateway.model.attributes import TRIES
+from penstock.gateway.model.facts import TRIES
 from penstock.gateway.model.span import Span
 
 NOTHING: Mapping[str, object] = MappingProxyType({})

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Facts
-from penstock.gateway.wire.dialects.failures import Failure
+from penstock.gateway.wire.dialects.family import Failure
 
 Json = dict[str, Any]
 

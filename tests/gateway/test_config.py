@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.config import ConfigError, GatewayConfig, load
-from penstock.gateway.model.server_settings import McpServer
-from penstock.gateway.traffic.budgets.price_check import prices_of
+from penstock.gateway.model.settings import McpServer
+from penstock.gateway.traffic.budgets.service import prices_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 UPSTREAM = '[[upstream]]\nname = "local"\nbase_url = "http://127.0.0.1:8000/v1/"\n'

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from examples.demo.model import DemoAnswer, DemoToolCall, pieces
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.traffic.proxy.translation.answer_converter import AnswerConverter
-from penstock.gateway.traffic.proxy.translation.chat_pieces import AnswerPiece, TranslationError
+from penstock.gateway.traffic.proxy.translation.chat_pieces import AnswerConverter, AnswerPiece, TranslationError
 from penstock.gateway.traffic.proxy.translation.chat_pieces import ChatAnswer as Read
 from penstock.gateway.traffic.proxy.translation.chat_pieces import tool_calls as read_calls
 from penstock.gateway.traffic.proxy.translation.framing import StreamTranslationFraming
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
-from penstock.gateway.traffic.proxy.translation.messages_answer import MessagesConverter
-from penstock.gateway.traffic.proxy.translation.responses_answer import ResponsesConverter
+from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter
+from penstock.gateway.traffic.proxy.translation.responses import ResponsesConverter
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj
 from penstock.gateway.wire.dialects.sse import events

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.proxy.translation import messages_request, responses_request
+from penstock.gateway.traffic.proxy.translation import messages, responses
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.traffic.proxy.translation.translator import Translator
 from penstock.gateway.wire.dialects.loose_json import Json, arr, obj
@@ -30,7 +30,7 @@ def of_messages(litellm: LiteLlmApi, more: Json) -> Json:
     """What is asked, and that the agent's request is not written into."""
     asked = ASK | more
     before = json.dumps(asked)
-    chat = messages_request.chat_request(litellm, asked)
+    chat = messages.chat_request(litellm, asked)
     assert json.dumps(asked) == before
     assert chat["model"] == "claude-policy"
     return chat
@@ -39,7 +39,7 @@ def of_messages(litellm: LiteLlmApi, more: Json) -> Json:
 def of_responses(litellm: LiteLlmApi, more: Json) -> Json:
     asked: Json = {"model": "claude-policy", "input": "hi"} | more
     before = json.dumps(asked)
-    chat = responses_request.chat_request(litellm, asked)
+    chat = responses.chat_request(litellm, asked)
     assert json.dumps(asked) == before
     assert chat["model"] == "claude-policy"
     return chat
@@ -221,7 +221,7 @@ def test_a_begun_answer_is_continued_and_not_answered(litellm: LiteLlmApi, begun
 @pytest.mark.parametrize(("field", "more"), REFUSED_MESSAGES, ids=str)
 def test_what_messages_cannot_say_in_chat_is_refused(litellm: LiteLlmApi, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
-        messages_request.chat_request(litellm, ASK | more)
+        messages.chat_request(litellm, ASK | more)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
@@ -368,7 +368,7 @@ REFUSED_RESPONSES: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("field", "more"), REFUSED_RESPONSES, ids=str)
 def test_what_responses_cannot_say_in_chat_is_refused(litellm: LiteLlmApi, field: str, more: Json) -> None:
     with pytest.raises(ClientFault) as refused:
-        responses_request.chat_request(litellm, {"model": "policy", "input": "hi"} | more)
+        responses.chat_request(litellm, {"model": "policy", "input": "hi"} | more)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 

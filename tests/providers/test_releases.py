@@ -14,7 +14,7 @@ from fakes.tape import Tape
 
 from examples.demo.model import DemoAnswer, Json
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.attributes import SHADOW_OF
+from penstock.gateway.model.facts import SHADOW_OF
 from penstock.gateway.model.release import NewRelease
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -18,7 +18,7 @@ from fakes.rig import CHAT, MESSAGES, Inside, inside
 from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
-from penstock.gateway.traffic.proxy.translation.messages_answer import MessagesConverter
+from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter
 from penstock.gateway.wire.dialects.loose_json import Json, loads
 from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.dialects.token_ids import read_tokens

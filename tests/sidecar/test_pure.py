@@ -21,9 +21,15 @@ from rich.text import Text
 from penstock.gateway.model.queue import Claim, Event
 from penstock.gateway.model.rollout import Attempt, Judgement, Rollout
 from penstock.sidecar.agent import usage
-from penstock.sidecar.agent.environment import LARGEST_VARIABLE, environment, launch_plan, variables
+from penstock.sidecar.agent.environment import (
+    LARGEST_VARIABLE,
+    TaskTemplateError,
+    environment,
+    fill,
+    launch_plan,
+    variables,
+)
 from penstock.sidecar.agent.output import LONGEST_LINE, AgentOutput, LineDecoder, parse_json_line
-from penstock.sidecar.agent.templates import TaskTemplateError, fill
 from penstock.sidecar.agent.usage import gpus
 from penstock.sidecar.journal import LARGEST_BATCH, LARGEST_EVENT, Journal
 from penstock.sidecar.progress import AttemptTally, TerminalProgress

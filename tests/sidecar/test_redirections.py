@@ -17,7 +17,7 @@ from penstock.gateway.client.connection import ApiConnection, ClientError
 from penstock.gateway.model.queue import Event, EventsRequest
 from penstock.sidecar.agent import helper_sender
 from penstock.sidecar.intercept.egress_report import AgentIdentity, report_egress
-from penstock.sidecar.intercept.sidecar_process import request_admin
+from penstock.sidecar.intercept.service import request_admin
 from penstock.sidecar.wrapping.delivery import DeliveryRefusal, Destination, post
 
 KEY = "pst_of-an-attempt"

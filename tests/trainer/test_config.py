@@ -20,8 +20,7 @@ from fakes.settings import documented, read
 
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import TrainConfig
-from penstock.trainer.config_evaluate import SuiteSettings
+from penstock.trainer.config import SuiteSettings, TrainConfig
 
 DOCS = ROOT / "docs" / "training.md"
 MODEL = '[model]\npath = "model"\n'
@@ -116,7 +115,7 @@ def test_what_cannot_be_trained_with_prompts_is_refused(tmp_path: Path) -> None:
     from penstock.gateway.client.console import CommandError
     from penstock.trainer.apo.config import load
     from penstock.trainer.commands import _prompts
-    from penstock.trainer.runs.pinned_laboratory import settings_of
+    from penstock.trainer.runs.pair_cells import settings_of
 
     path = tmp_path / "apo.toml"
     path.write_text('[texts]\nprompts = ["policy"]\n[reflection]\nmodel = "m"\n')

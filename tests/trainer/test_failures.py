@@ -33,7 +33,7 @@ from fakes.waiting import until
 
 from bench.procfs import tree
 from examples.lookup_model import write_model, write_tokenizer
-from penstock.trainer.serving.server_supervisor import MOST_DEATHS
+from penstock.trainer.serving.vllm import MOST_DEATHS
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -15,7 +15,7 @@ from fakes.process import PATIENCE
 from textual.app import App
 from textual.drivers._writer_thread import MAX_QUEUED_WRITES, WriterThread
 
-from penstock.tui.terminal import TerminalDriver, TerminalOutput
+from penstock.tui.app import TerminalDriver, TerminalOutput
 
 WRITES = 4 * MAX_QUEUED_WRITES
 """As many as would fill the queue of a thread that has ended."""

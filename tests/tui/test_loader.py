@@ -11,8 +11,7 @@ from fakes.process import PATIENCE
 from fakes.waiting import News
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.tui.link import AWAY_S, LONGEST_S, GatewayLink
-from penstock.tui.loader import ViewLoader, ViewState
+from penstock.tui.loader import AWAY_S, LONGEST_S, GatewayLink, ViewLoader, ViewState
 from penstock.tui.view import ScreenView
 
 WHOAMI = b'{"role": "admin", "version": "1", "started_ns": 1}'

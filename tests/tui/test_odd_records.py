@@ -14,11 +14,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from penstock.console.views.noun import NounRows
-from penstock.console.views.text import clean
+from penstock.console.views.table import clean
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.resource import ResourceView
-from penstock.tui.link import GatewayLink
-from penstock.tui.loader import ViewLoader, ViewState
+from penstock.tui.loader import GatewayLink, ViewLoader, ViewState
 from penstock.tui.panes import raw
 from penstock.tui.screens.registry import comparison_words
 from penstock.tui.screens.tools import ToolsData as Tools

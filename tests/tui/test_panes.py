@@ -14,22 +14,20 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 
-from penstock.console.views.release_series import EvidencePoint
+from penstock.console.views.release_page import EvidencePoint
 from penstock.console.views.release_summary import EValueThreshold
-from penstock.gateway.model.answers import ModelStats, RewardStats, SpanDetail, Stats
-from penstock.gateway.model.change import Digest
+from penstock.gateway.model.answers import Digest, ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Totals, Worker
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.wire.dialects.token_logprobs import TokenLogprob, read_logprobs
+from penstock.gateway.wire.dialects.token_ids import TokenLogprob, read_logprobs
 from penstock.tui.panes import waterfall
 from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
 from penstock.tui.panes.race import FEWEST, remaining_rollouts
-from penstock.tui.panes.step_alignment import StepPair, TranscriptStep, align_steps, find_divergence
-from penstock.tui.panes.timing import timing
+from penstock.tui.panes.step_alignment import StepPair, TranscriptStep, align_steps, find_divergence, mark_differences
 from penstock.tui.panes.tokens import NONE, tokens
-from penstock.tui.panes.word_diff import mark_differences
+from penstock.tui.panes.waterfall import timing
 from penstock.tui.screens.overview import OverviewData, draw_blocks
 from penstock.tui.traffic import BUCKETS, SECONDS, DigestHistory
 from penstock.tui.widgets import sheet as module

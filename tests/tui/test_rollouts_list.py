@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.answers import RewardStats, RolloutPage, Stats
-from penstock.gateway.model.change import Digest
+from penstock.gateway.model.answers import Digest, RewardStats, RolloutPage, Stats
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary, Totals
 from penstock.tui.screens.rollouts import FIRST_PAGE, RolloutsView
 

@@ -9,8 +9,7 @@ pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or 
 import numpy as np
 from fakes.training import example, random_examples
 
-from penstock.trainer.mathematics.batch import MicroBatch, micro_batches
-from penstock.trainer.mathematics.shares import collect_values, deal, is_filler
+from penstock.trainer.mathematics.batch import MicroBatch, collect_values, deal, is_filler, micro_batches
 
 Token = tuple[tuple[int, ...], float, float, float]
 

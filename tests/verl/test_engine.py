@@ -35,8 +35,7 @@ from penstock.trainer.engines.engine_factory import make_engine
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import Objective, TrainingEngine
 from penstock.trainer.mathematics import dpo
-from penstock.trainer.mathematics.batch import MicroBatch, micro_batches
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import MicroBatch, TokenExample, micro_batches
 from penstock.trainer.mathematics.loss import cross_entropy, policy_loss
 from penstock.trainer.mathematics.update import learn
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from fakes.process import Gateway, running, upstream
 
-from penstock.gateway.model.weights import ModelVersion, Residency
+from penstock.gateway.model.resource import ModelVersion, Residency
 from penstock.gateway.releases.adapter_server import ServingError, VllmClient, settle
 
 from .conftest import SLOTS, Vllm

@@ -174,7 +174,7 @@ def _ends(wrong: int = 1) -> Generator[None]:
     except ConfigError as error:
         raise CommandError(str(error), wrong) from None
     except Exception as error:
-        from penstock.trainer.runs.run_end import RunError
+        from penstock.trainer.runs.report import RunError
 
         if not isinstance(error, RunError):
             raise

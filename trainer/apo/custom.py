@@ -24,8 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.client.concurrency import map_concurrently
-from penstock.gateway.client.connection import brief
+from penstock.gateway.client.connection import brief, map_concurrently
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutSummary
@@ -44,13 +43,11 @@ from penstock.trainer.apo.gateway_laboratory import (
 )
 from penstock.trainer.apo.protocol import Reflection, without_surrogates
 from penstock.trainer.apo.session import check_gateway, runner_beside
-from penstock.trainer.data.json_lines import json_lines
-from penstock.trainer.data.rollout_waiter import RolloutWaiter
-from penstock.trainer.runs import run_end
-from penstock.trainer.runs.display import display
-from penstock.trainer.runs.report import RunDisplay, RunReporter
-from penstock.trainer.runs.retry_client import RetryClient
-from penstock.trainer.runs.runner import run_alongside, send_heartbeats
+from penstock.trainer.data.collector import RolloutWaiter
+from penstock.trainer.data.tasks import json_lines
+from penstock.trainer.runs import report
+from penstock.trainer.runs.companions import RetryClient, run_alongside, send_heartbeats
+from penstock.trainer.runs.report import RunDisplay, RunReporter, display
 
 TIMEOUT_S: Final = 3600.0
 Algorithm = Callable[["CustomRun"], Awaitable[None]]
@@ -186,7 +183,7 @@ def parse_arguments(
 def train(asked: CustomArguments, gateway: str, key: str | None) -> None:
     """Do a whole run. Raises `RunError` when it ended early."""
     with display(None) as shown:
-        run_end.run_blocking(_train(asked, gateway, key, shown))
+        report.run_blocking(_train(asked, gateway, key, shown))
 
 
 async def _train(asked: CustomArguments, gateway: str, key: str | None, shown: RunDisplay) -> None:
@@ -209,7 +206,7 @@ async def _train(asked: CustomArguments, gateway: str, key: str | None, shown: R
             beside = [awaited.run(), send_heartbeats(reporter), *runner]
             await run_alongside(_called(asked.function, custom), beside)
 
-        await run_end.supervise(work(), reporter, lambda: custom.step)
+        await report.supervise(work(), reporter, lambda: custom.step)
 
 
 async def _called(function: Algorithm, custom: CustomRun) -> None:
@@ -217,4 +214,4 @@ async def _called(function: Algorithm, custom: CustomRun) -> None:
         await function(custom)
     except SystemExit as error:
         # SystemExit would leave the event loop without an event on the tape.
-        raise run_end.RunError(f"the function has left by sys.exit: {error.code}") from None
+        raise report.RunError(f"the function has left by sys.exit: {error.code}") from None

@@ -31,25 +31,22 @@ import aiohttp
 
 from penstock.console.views.rollout_tree import ConversationPrefixes
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.concurrency import map_concurrently
-from penstock.gateway.client.connection import base_of
+from penstock.gateway.client.connection import base_of, map_concurrently
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.resource import NewVersion, Resource, ResourceView
+from penstock.gateway.model.resource import NewVersion, Resource, ResourceView, Template, TemplateError, check_candidate
 from penstock.gateway.model.rollout import Reward, RolloutConfig, RolloutStatus, RolloutSummary
 from penstock.gateway.model.run import EventLevel
 from penstock.gateway.model.span import Estimate, Span, Usage
-from penstock.gateway.model.template import Template, TemplateError, check_candidate
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.model.transcript import Transcript
-from penstock.gateway.model.turn import Message
+from penstock.gateway.model.turn import Message, Transcript
 from penstock.gateway.wire.dialects.loose_json import obj
 from penstock.trainer.apo.config import ApoConfig, ReflectionSettings
 from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec, ignore
-from penstock.trainer.data.rollout_waiter import RolloutWaiter
-from penstock.trainer.runs.retry_client import RetryClient
-from penstock.trainer.runs.run_end import RunError
+from penstock.trainer.data.collector import RolloutWaiter
+from penstock.trainer.runs.companions import RetryClient
+from penstock.trainer.runs.report import RunError
 
 NOTE: Final = 4000
 FIRST_ROLLOUTS: Final = 8

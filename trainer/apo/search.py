@@ -11,7 +11,7 @@
 5. The winner is the finalist that is better by the highest margin; without one the seed stays.
 
 In the race the difference of rewards on each task counts. A finalist is *better* once the wealth that was bet against
-"it is no better than the seed" (`gateway.releases.canary.betting`) reaches K / ALPHA, where K is the number of
+"it is no better than the seed" (`gateway.releases.canary.evidence`) reaches K / ALPHA, where K is the number of
 finalists: so a candidate that is no better passes with probability ALPHA at most, however many rollouts it takes and
 however often one looks (Ville's inequality). It is *out* once the opposite bet reaches 1 / ALPHA, or when `ENOUGH`
 pairs have shown no gain. Half of the stake is bet at the rate that fits the results of the search, and half at every
@@ -32,7 +32,7 @@ from typing import Any, Final, Literal, cast
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.releases.canary.betting import Wealth
+from penstock.gateway.releases.canary.evidence import Wealth
 from penstock.trainer.apo.protocol import (
     AgentTask,
     BudgetExhausted,

@@ -31,7 +31,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.console.views.text import abbreviate
+from penstock.console.views.table import abbreviate
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import QueueState
 from penstock.gateway.model.release import NewRelease, Release
@@ -52,13 +52,10 @@ from penstock.trainer.apo.protocol import AgentTask, Candidate, SearchBudget, Tr
 from penstock.trainer.apo.report.pages import leak, page
 from penstock.trainer.apo.report.result import NAME, RunResult, build_result, candidate_tree, read_result
 from penstock.trainer.apo.search import PlaceboLaboratory, PromptSearch, SearchResult, Splits, agent_tasks, best, split
-from penstock.trainer.data.json_lines import json_lines
-from penstock.trainer.data.rollout_waiter import RolloutWaiter
-from penstock.trainer.runs.display import display
-from penstock.trainer.runs.report import RunDisplay, RunReporter
-from penstock.trainer.runs.retry_client import RetryClient
-from penstock.trainer.runs.run_end import run_blocking, supervise
-from penstock.trainer.runs.runner import keep_running, run_alongside
+from penstock.trainer.data.collector import RolloutWaiter
+from penstock.trainer.data.tasks import json_lines
+from penstock.trainer.runs.companions import RetryClient, keep_running, run_alongside
+from penstock.trainer.runs.report import RunDisplay, RunReporter, display, run_blocking, supervise
 from penstock.trainer.serving.publisher import PRODUCTION, release_command, release_policy, release_status
 
 PAGE: Final = "report.html"

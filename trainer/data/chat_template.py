@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from penstock.trainer.mathematics.examples import Owner, TokenExample
+from penstock.trainer.mathematics.batch import Owner, TokenExample
 
 Message = Mapping[str, Any]
 Reason = Literal["unmarked", "content", "template"]

@@ -7,6 +7,7 @@ and rollouts that have not ended when the step's time is over are cancelled; the
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -16,15 +17,210 @@ from typing import Final, NamedTuple
 from penstock.adapters.episode import Episode
 from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Options, Sample, samples
-from penstock.adapters.source import load
-from penstock.gateway.client.client import Client
+from penstock.adapters.source import ENDED, load
+from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus
-from penstock.trainer.data.outcomes import RolloutOutcomes
-from penstock.trainer.data.rollout_waiter import RolloutWaiter
-from penstock.trainer.data.sampling import SamplingCounts
+from penstock.gateway.wire.dialects.sampling import distribution_changes
 from penstock.trainer.data.tasks import RolloutTask
+
+# Waits for rollouts to end: the gateway's change feed says when. Those that do not end in time are cancelled.
+
+ENDED_ALREADY: Final = 409
+FORGOTTEN: Final = 404
+
+
+class RolloutWaiter:
+    """Rollouts that were queued and are waited for. `run` must run beside it: it follows the gateway's changes."""
+
+    def __init__(self, client: Client, names: Sequence[str] = ()) -> None:
+        """`names`: patterns that all rollout ids match, such as RUN-*; every rollout when empty."""
+        self._client, self._names = client, names
+        self._waiting: dict[str, RolloutStatus] = {}
+        """Newest known status by rollout id."""
+        self._news = asyncio.Condition()
+        self._follows = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follows the changes of rollouts, for ever."""
+        cursor = (await self._client.stats(spans=0)).cursor
+        self._follows.set()
+        async with aclosing(self._client.changes(cursor, ["rollout"], self._names, ENDED)) as changes:
+            async for change in changes:
+                if change.rollout is not None and change.rollout.id in self._waiting:
+                    await self._note(change.rollout.id, change.rollout.status)
+
+    async def _note(self, name: str, status: RolloutStatus) -> None:
+        async with self._news:
+            self._waiting[name] = status
+            self._news.notify_all()
+
+    async def enqueue(self, specs: Sequence[RolloutSpec]) -> None:
+        """Queue rollouts, which must have names. One that is queued already is not queued again, and may have ended."""
+        # Follow the changes first: a rollout that ends at once must not be missed.
+        await self._follows.wait()
+        self._waiting |= {spec.id or "": RolloutStatus.QUEUING for spec in specs}
+        for start in range(0, len(specs), MOST_ROLLOUTS):
+            for queued in await self._client.enqueue(specs[start : start + MOST_ROLLOUTS]):
+                if queued.status in ENDED:
+                    await self._note(queued.id, queued.status)
+
+    async def wait_for(self, names: Sequence[str], timeout_s: float) -> int:
+        """Wait until all have ended. Those that have not ended after `timeout_s` are cancelled; return how many."""
+        late, left = list[str](), self._open(names)
+
+        def over() -> bool:
+            # Each rollout is checked once per wake-up at most: there may be very many rollouts and changes.
+            while left and not self._open(left[-1:]):
+                left.pop()
+            return not left
+
+        try:
+            async with asyncio.timeout(timeout_s), self._news:
+                await self._news.wait_for(over)
+        except TimeoutError:
+            late = [name for name in self._open(names) if await self._cancel(name)]
+        return len(late)
+
+    def pending(self) -> int:
+        """Return how many awaited rollouts have not ended."""
+        return len(self._open(list(self._waiting)))
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Stop waiting for these rollouts."""
+        for name in names:
+            self._waiting.pop(name, None)
+
+    def _open(self, names: Sequence[str]) -> list[str]:
+        # Another caller may have awaited the same rollout and forgotten it since.
+        return [name for name in dict.fromkeys(names) if name in self._waiting and self._waiting[name] not in ENDED]
+
+    async def _cancel(self, name: str) -> bool:
+        """Cancel a rollout. False if it had ended already and the change feed has not said so yet."""
+        try:
+            await self._note(name, (await self._client.cancel(name)).status)
+        except ClientError as error:
+            if error.status not in (ENDED_ALREADY, FORGOTTEN):
+                raise
+            return error.status == FORGOTTEN
+        return True
+
+
+# Classifies the rollouts of a step that teach nothing. Pure.
+#
+# A rollout has one reason: the first that applies of
+#
+#     late, cancelled    it had not ended when the step's time was over, or somebody cancelled it
+#     failed             its agent failed or ran out of time
+#     no_calls           its agent made no call to a model through the gateway
+#     REASON             it has no sample; the reason of `penstock doctor` that most of its calls have
+#
+# Rollouts that have a sample and no other reason have none. Rollouts that credit assignment leaves out later are
+# counted by `learn`.
+
+
+class ExampleRollout(NamedTuple):
+    """A rollout that stands for all with the same reason."""
+
+    rollout: str
+    """Rollout id."""
+    detail: str
+    """The tape's words about it; empty if there are none."""
+
+
+@dataclass(slots=True)
+class RolloutOutcomes:
+    """The reasons why rollouts of a step teach nothing."""
+
+    lost: Counter[str] = field(default_factory=Counter[str])
+    """Number of rollouts by reason."""
+    examples: dict[str, ExampleRollout] = field(default_factory=dict[str, ExampleRollout])
+    """First rollout by reason."""
+    truncated: int = 0
+    """Rollouts with a sample in which the model was cut off at the limit of tokens."""
+
+    def record(self, episode: Episode, made: Sequence[Sample], report: SampleReport) -> None:
+        """Add a rollout with its samples and the report of its calls that are in no sample."""
+        self.truncated += any(segment.truncated for sample in made for segment in sample.segments)
+        found = untrainable_reason(episode, made, report)
+        if found is not None:
+            reason, detail = found
+            self.lost[reason] += 1
+            self.examples.setdefault(reason, ExampleRollout(episode.rollout.id, detail))
+
+    def add(self, other: RolloutOutcomes) -> None:
+        self.lost += other.lost
+        self.examples = other.examples | self.examples
+        self.truncated += other.truncated
+
+
+def untrainable_reason(episode: Episode, made: Sequence[Sample], report: SampleReport) -> tuple[str, str] | None:
+    """Return why a rollout teaches nothing, as a reason and in words; None while no reason is known."""
+    rollout = episode.rollout
+    ends = [one.outcome.reason for one in rollout.attempts if one.outcome is not None and one.outcome.reason]
+    if rollout.status == RolloutStatus.CANCELLED:
+        return "cancelled", ends[-1] if ends else ""
+    if rollout.status == RolloutStatus.FAILED:
+        return "failed", ends[-1] if ends else str(rollout.attempts[-1].status) if rollout.attempts else ""
+    if made:
+        return None
+    if not any(one.calls for one in episode.attempts):
+        return "no_calls", ""
+    reason = max(report.reasons, key=lambda name: report.reasons[name], default=None)
+    return None if reason is None else (reason, next(one.detail for one in report.dropped if one.reason == reason))
+
+
+# Compares the sampling settings of a step's calls with the training's assumption: `rollouts.temperature`, and no
+# tokens cut off.
+#
+# An answer that was sampled with other settings comes from another distribution than the trainer's. Importance
+# sampling corrects a little of it; tokens that top_p or top_k cut off cannot come back. So the run reports how many
+# calls are concerned.
+
+
+@dataclass(slots=True)
+class SamplingCounts:
+    """Counts of the calls that are in samples."""
+
+    calls: int = 0
+    """Number of calls."""
+    mismatched: int = 0
+    """Number of calls with settings that training does not assume."""
+    settings: Counter[str] = field(default_factory=Counter[str])
+    """Number of calls by setting that training does not assume, such as `top_p 0.9`."""
+
+    def record(self, episode: Episode, made: Sequence[Sample], temperature: float) -> None:
+        """Add the calls of a rollout that are in its samples."""
+        used = {(one.attempt, part.sequence) for one in made for part in one.segments}
+        calls = [call for one in episode.attempts for call in one.calls]
+        for call in calls:
+            if (call.span.attempt, call.span.sequence) in used:
+                found = distribution_changes(call.skewing, temperature)
+                self.calls += 1
+                self.mismatched += bool(found)
+                self.settings.update(found)
+
+    def add(self, other: SamplingCounts) -> None:
+        self.calls += other.calls
+        self.mismatched += other.mismatched
+        self.settings += other.settings
+
+    @property
+    def share(self) -> float:
+        """Share of the calls with settings that training does not assume."""
+        return self.mismatched / max(1, self.calls)
+
+    def warning(self, temperature: float) -> str | None:
+        """Return a warning for a person; None if all calls are as assumed."""
+        if not self.mismatched:
+            return None
+        found = ", ".join(f"{name} ({count})" for name, count in self.settings.most_common(5))
+        return (
+            f"{self.mismatched} of {self.calls} calls ({self.share:.0%}) were sampled otherwise than training assumes, "
+            f"which is temperature {temperature:g} (rollouts.temperature) and nothing else: {found}; let the agent "
+            "leave these out, or set rollouts.temperature to what it asks for"
+        )
 
 
 class CollectError(Exception):

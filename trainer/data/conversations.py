@@ -29,7 +29,7 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import brief
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import DataSettings
-from penstock.trainer.data.json_lines import json_lines
+from penstock.trainer.data.tasks import json_lines
 from penstock.trainer.engines.checkpoint import write_directory
 from penstock.trainer.engines.errors import CheckpointError
 

@@ -21,7 +21,7 @@ from penstock.adapters.episode import Episode, EpisodeAttempt
 from penstock.adapters.samples import Options
 from penstock.adapters.source import load
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.collector import RolloutBatch, add_episode
 from penstock.trainer.data.consumed_log import AttemptSpans, ConsumedLog

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.adapters.source import ENDED
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.attributes import BACKGROUND
+from penstock.gateway.model.facts import BACKGROUND
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus

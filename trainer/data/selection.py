@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.trainer.serving.pruning import step_of
+from penstock.trainer.serving.publisher import step_of
 
 EPS: Final = 1e-6
 """Rewards that differ by less are equal; as in `trainer.mathematics.advantage`."""

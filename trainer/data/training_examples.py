@@ -17,8 +17,7 @@ from penstock.adapters.preferences import pairing_advice, pairs
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import SftSettings, TrainConfig
 from penstock.trainer.data.chat_template import Tokenizer, tokenise
-from penstock.trainer.mathematics.batch import admit
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import TokenExample, admit
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import OptimiserSettings, TrainConfig
-from penstock.trainer.engines import seeds
+from penstock.trainer.engines import policy
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.policy import PolicyModel
@@ -60,7 +60,7 @@ class TrainingEngine:
     """
 
     def __init__(self, config: TrainConfig, reference: bool = False, updates: int | None = None) -> None:
-        seeds.seed(config.run.seed)
+        policy.seed(config.run.seed)
         self.config = config
         with enough_memory(config):
             self.model = PolicyModel(config, reference or config.loss.kl > 0)
@@ -152,7 +152,7 @@ class TrainingEngine:
             "done": self.done,
             "weights": {name: one.detach().cpu() for name, one in self.model.trained.items()},
             "optimiser": self.optimiser.state_dict(),
-            "random": seeds.state(),
+            "random": policy.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -164,7 +164,7 @@ class TrainingEngine:
                 one.copy_(weights[name])
         self.optimiser.load_state_dict(state["optimiser"])
         self.done = state["done"]
-        seeds.restore(state["random"])
+        policy.restore(state["random"])
 
 
 def check_fit(weights: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> None:

@@ -11,10 +11,11 @@ if these are many (`head`).
 from __future__ import annotations
 
 import copy
+import random
 import shutil
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -24,15 +25,76 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.engines import head
-from penstock.trainer.engines.checkpoint import write_directory
+from penstock.trainer.engines.checkpoint import State, write_directory
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.mathematics.batch import MicroBatch
+
+# Computes log-probabilities from a model's last hidden states in pieces, so that memory does not grow with the
+# tokens.
+#
+# A row of logits has a number for each token of the vocabulary: 32,000 trained tokens of a vocabulary of 150,000 are
+# 20 GB in float32, and as much again for their gradients. Here at most `LOGITS` numbers exist at a time. The backward
+# pass computes the pieces again (`torch.utils.checkpoint`), which costs the output layer once more and nothing else.
+#
+# The output layer is replaced while the model runs, so that its wrappers (an adapter, FSDP) see one call and one
+# output. A model that changes its logits afterwards would change log-probabilities instead; `agrees` detects such
+# models, and their logits are computed in one piece.
+
+LOGITS: Final = 1 << 25
+"""Logits computed at a time: 128 MiB in float32."""
+
+
+def score_logits(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Return [2, N] in nats, from logits [N, V] and tokens [N]: log-probabilities, with gradients, and entropies,
+    without."""
+    chosen = logits.float() / temperature
+    whole = chosen.logsumexp(-1)
+    logprobs = chosen.gather(1, targets[:, None])[:, 0] - whole
+    with torch.no_grad():
+        entropy = whole - (torch.softmax(chosen, -1) * chosen).sum(-1)
+    return torch.stack((logprobs, entropy))
+
+
+@contextmanager
+def chunked_head(
+    network: torch.nn.Module, rows: Tensor, places: Tensor, targets: Tensor, temperature: float, size: int
+) -> Generator[None]:
+    """Replace the network's output layer: within the context its logits are `score_logits` of the hidden states at
+    [rows, places], `size` tokens at a time."""
+    head = cast(Any, network).get_output_embeddings()
+    whole: Callable[[Tensor], Tensor] = head.forward
+
+    def piece(hidden: Tensor, wanted: Tensor) -> Tensor:
+        return score_logits(whole(hidden), wanted, temperature)
+
+    def forward(hidden: Tensor) -> Tensor:
+        chosen = hidden[rows, places]
+        parts = zip(chosen.split(size), targets.split(size), strict=True)
+        # cast: `checkpoint` has no type for its result.
+        return torch.cat([cast(Tensor, checkpoint(piece, *part, use_reentrant=False)) for part in parts], 1)
+
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def chunk_size(vocabulary: int) -> int:
+    """Return the number of tokens of a piece."""
+    return max(1, LOGITS // vocabulary)
+
+
+def agrees(whole: Tensor, pieces: Tensor) -> bool:
+    """True if a model's log-probabilities are the same in one piece and in pieces, up to rounding."""
+    return whole.shape == pieces.shape and torch.allclose(whole, pieces, atol=0.05)
+
 
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 """Endings of files with weights, and of their index files."""
@@ -90,7 +152,7 @@ class PolicyModel:
                 f"a sample has the token {largest}, and the model in {self.config.model.path} has {self._vocabulary}: "
                 "what samples is another model; let the inference server have this one, or correct model.path"
             )
-        size = head.chunk_size(self._vocabulary)
+        size = chunk_size(self._vocabulary)
         logprobs, entropy = self._scored(batch, size if len(batch.rows) > size and self._in_pieces else None, model)
         return logprobs, entropy.detach()
 
@@ -101,7 +163,7 @@ class PolicyModel:
         network, rows, places = model or self.network, self.tensor(batch.rows), self.tensor(place)
         targets = self.tensor(batch.ids[batch.rows, batch.columns]).long()
         temperature = self.config.rollouts.temperature
-        pieces = nullcontext() if size is None else head.chunked_head(network, rows, places, targets, temperature, size)
+        pieces = nullcontext() if size is None else chunked_head(network, rows, places, targets, temperature, size)
         with self._autocast(), pieces:
             made: Tensor = network(
                 input_ids=self.tensor(batch.ids).long(),
@@ -109,7 +171,7 @@ class PolicyModel:
                 use_cache=False,
                 logits_to_keep=self.tensor(columns),
             ).logits
-        return made if size is not None else head.score_logits(made[rows, places], targets, temperature)
+        return made if size is not None else score_logits(made[rows, places], targets, temperature)
 
     @property
     def _vocabulary(self) -> int:
@@ -120,7 +182,7 @@ class PolicyModel:
         self.network.eval()
         batch = _batch(np.arange(8, dtype=np.int32)[None] % self._vocabulary, np.arange(8, dtype=np.int32)[None])
         with torch.no_grad():
-            return head.agrees(self._scored(batch, None), self._scored(batch, 2))
+            return agrees(self._scored(batch, None), self._scored(batch, 2))
 
     def tensor(self, array: Any) -> Tensor:
         """Return an array as a tensor on the model's device."""
@@ -295,3 +357,32 @@ def _with_adapter(model: PreTrainedModel, adapter: Path) -> torch.nn.Module:
             f"model.adapter: the adapter in {adapter} cannot be loaded ({type(error).__name__}: {first_line(error)}); "
             "its files are damaged, or it is of another model"
         ) from None
+
+
+# Every source of random numbers that training draws from: seeded, saved and restored together.
+
+
+def seed(number: int) -> None:
+    """Seeds python, numpy and torch."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+
+
+def state() -> State:
+    """Return the states of all sources of random numbers."""
+    kind, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, keys.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore(saved: State) -> None:
+    """Restore a `state()`, which may be of a machine with more GPUs."""
+    random.setstate(saved["python"])
+    np.random.set_state(saved["numpy"])
+    torch.set_rng_state(saved["torch"])
+    torch.cuda.set_rng_state_all(saved["cuda"][: torch.cuda.device_count()])

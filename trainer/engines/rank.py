@@ -25,13 +25,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.engines import seeds
+from penstock.trainer.engines import policy
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.local import Objective, TrainingEngine, check_fit
 from penstock.trainer.engines.policy import PolicyModel, without_dropout
-from penstock.trainer.mathematics.batch import MicroBatch
+from penstock.trainer.mathematics.batch import MicroBatch, is_filler
 from penstock.trainer.mathematics.loss import LossInputs, StepMetrics
-from penstock.trainer.mathematics.shares import is_filler
 
 
 class ShardedPolicy(PolicyModel):
@@ -97,7 +96,7 @@ class ShardedEngine(TrainingEngine):
         return {
             "weights": self.weights(),
             "optimiser": {"state": moments, "param_groups": [settings | {"params": list(range(len(trained)))}]},
-            "random": seeds.state(),
+            "random": policy.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -111,7 +110,7 @@ class ShardedEngine(TrainingEngine):
                 one.copy_(_like(weights[name], one))
                 if number in moments:
                     self.optimiser.state[one] = {key: _like(value, one) for key, value in moments[number].items()}
-        seeds.restore(state["random"])
+        policy.restore(state["random"])
 
 
 def _part(logprobs: Tensor, tokens: LossInputs, objective: Objective, ranks: int) -> tuple[Tensor, StepMetrics]:

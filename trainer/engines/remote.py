@@ -3,7 +3,7 @@
     engine = RemoteEngine(config, ranks)    # used like trainer.engines.local.Engine
     engine.close()
 
-Micro-batches are dealt to the ranks (`trainer.mathematics.shares`), each of which holds a part
+Micro-batches are dealt to the ranks (`trainer.mathematics.batch`), each of which holds a part
 (`trainer.engines.rank`); their tallies are added up here. States, adapters and models have the local engine's formats.
 """
 
@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.engines import seeds
+from penstock.trainer.engines import policy
 from penstock.trainer.engines.checkpoint import State, write_directory
 from penstock.trainer.engines.local import Objective, TrainingEngine, schedule
 from penstock.trainer.engines.policy import PolicyModel, fill_adapter
-from penstock.trainer.mathematics.batch import MicroBatch
+from penstock.trainer.mathematics.batch import MicroBatch, collect_values, deal
 from penstock.trainer.mathematics.loss import StepMetrics
-from penstock.trainer.mathematics.shares import collect_values, deal
 
 
 class RankGroup(Protocol):
@@ -46,7 +45,7 @@ class RemoteEngine(TrainingEngine):
     with the same configuration."""
 
     def __init__(self, config: TrainConfig, ranks: RankGroup, updates: int | None = None) -> None:
-        seeds.seed(config.run.seed)
+        policy.seed(config.run.seed)
         self.config = config
         self.updates = config.run.steps * config.optimiser.updates if updates is None else updates
         self.done = 0
@@ -93,7 +92,7 @@ class RemoteEngine(TrainingEngine):
         states of the ranks."""
         parts = self._ranks.ask("state")
         random = [part["random"] for part in parts]
-        return parts[0] | {"done": self.done, "random": seeds.state(), "ranks": random}
+        return parts[0] | {"done": self.done, "random": policy.state(), "ranks": random}
 
     def restore(self, state: State) -> None:
         """Like `TrainingEngine.restore`; the state may be of another number of ranks."""
@@ -101,7 +100,7 @@ class RemoteEngine(TrainingEngine):
         shared = {key: state[key] for key in ("weights", "optimiser")}
         self._ranks.ask("restore", [random[rank % len(random)] for rank in range(len(self._ranks))], shared)
         self.done = state["done"]
-        seeds.restore(state["random"])
+        policy.restore(state["random"])
 
     def close(self) -> None:
         """End the ranks; they also end with this process."""

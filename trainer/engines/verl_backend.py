@@ -32,7 +32,7 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.engines import seeds
+from penstock.trainer.engines import policy
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import Objective
@@ -130,7 +130,7 @@ class Rank(Worker):
         backend = "cpu:gloo,cuda:nccl" if self.gpu else "gloo"
         torch.distributed.init_process_group(backend, rank=self.rank, world_size=self.world_size)
         # All ranks use the first rank's adapter, and the seed makes it the same as the local engine's.
-        seeds.seed(self.config.run.seed)
+        policy.seed(self.config.run.seed)
         self.verl = _built(self.config)
         device = torch.device("cuda", torch.cuda.current_device()) if self.gpu else torch.device("cpu")
         model = ShardedPolicy(self.config, self.verl.module, device)

@@ -46,7 +46,7 @@ import numpy.typing as npt
 from penstock.adapters.rewards import returns
 from penstock.adapters.samples import Sample, Segment
 from penstock.trainer.config import AdvantageSettings, Credit, Estimator
-from penstock.trainer.mathematics.examples import Owner, TokenExample, example
+from penstock.trainer.mathematics.batch import Owner, TokenExample, example
 
 Values = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.intp]

@@ -22,14 +22,63 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.adapters.samples import Sample
 from penstock.trainer.config import Aggregate
-from penstock.trainer.mathematics.examples import Floats, Ids, Owner, TokenExample
+
+# The engine's input: a sequence of tokens, with the trained tokens and their advantages.
+#
+# A `TokenExample` is a sample after credit assignment. `advantage` makes examples of the tape's samples,
+# `trainer.data.chat_template` makes them of chats.
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+Owner = tuple[str, str]
+"""(rollout, attempt): the unit of weight in the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenExample:
+    """One sequence of P + R tokens. It is never truncated."""
+
+    owner: Owner
+    """Its rollout and attempt; all examples of an owner together weigh as much as those of any other."""
+    prompt: Ids
+    """[P] Tokens of the first prompt."""
+    response: Ids
+    """[R] Tokens that follow: the model's own, and in between the tokens of later prompts."""
+    mask: Flags
+    """[R] True for tokens that are trained."""
+    behaviour: Floats
+    """[R] Log-probabilities of the engine that sampled; nan where it gave none."""
+    advantages: Floats
+    """[R] Advantage of each token; counts only where the mask is true."""
+    sequences: Ids
+    """[R] Number of the call in which a token was sampled, from 0 within the example; -1 between calls."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, prompt and response together."""
+        return len(self.prompt) + len(self.response)
+
+
+def example(sample: Sample, worth: Sequence[float]) -> TokenExample:
+    """Return the example of a sample; `worth[n]` is the advantage of each token of its n-th segment."""
+    advantages = np.zeros(len(sample.response), np.float32)
+    sequences = np.full(len(sample.response), -1, np.int32)
+    for number, (segment, value) in enumerate(zip(sample.segments, worth, strict=True)):
+        advantages[segment.start : segment.end] = value
+        sequences[segment.start : segment.end] = number
+    owner = (sample.rollout, sample.attempt)
+    return TokenExample(owner, sample.prompt, sample.response, sample.mask, sample.logprobs, advantages, sequences)
+
 
 Indices = npt.NDArray[np.intp]
 Layout = Literal["packed", "padded"]
@@ -194,3 +243,69 @@ def passes(count: int, size: int, times: int, seed: int) -> list[list[int]]:
     random = np.random.default_rng(seed)
     orders = [random.permutation(count).tolist() for _ in range(times)]
     return [order[start : start + size] for order in orders for start in range(0, count, size)]
+
+
+# Deals the micro-batches of a step to ranks that go through the model together, and collects the results.
+#
+# Ranks take turns in rounds: in each, every rank has one micro-batch. Whole micro-batches are dealt as long as there
+# is one for every rank; the rest are split by their rows, so that no rank is idle if there are rows enough. A rank
+# without a row in a round gets a filler, which weighs nothing: ranks hold the model together and all must go through
+# it.
+#
+# Every token keeps its weight, so the sum over all ranks is the loss of the step, however the tokens are dealt.
+
+BY_TOKEN = [one.name for one in fields(MicroBatch) if one.name not in ("ids", "positions")]
+"""Fields with one value for each trained token."""
+
+
+def deal(batches: Sequence[MicroBatch], ranks: int) -> list[list[MicroBatch]]:
+    """Return each rank's micro-batches, as many for one as for another."""
+    whole = len(batches) // ranks * ranks
+    rounds = [list(batches[start : start + ranks]) for start in range(0, whole, ranks)]
+    rounds += [_parts(batch, ranks) for batch in batches[whole:]]
+    return [list(hand) for hand in zip(*rounds, strict=True)]
+
+
+def collect_values(
+    hands: Sequence[Sequence[npt.NDArray[Any]]], batches: Sequence[MicroBatch]
+) -> list[npt.NDArray[Any]]:
+    """Return the values [N] of each of `batches`, from the ranks' values for the micro-batches that were dealt to
+    them."""
+    ranks, whole = len(hands), len(batches) // len(hands) * len(hands)
+    rounds = list(zip(*hands, strict=True))
+    found = [values for turn in rounds[: whole // ranks] for values in turn]
+    # Fillers come last.
+    rest = zip(rounds[whole // ranks :], batches[whole:], strict=True)
+    return found + [np.concatenate(turn)[: len(batch.rows)] for turn, batch in rest]
+
+
+def is_filler(weights: Any) -> bool:
+    """True if tokens with these weights are a filler's; the weight of a trained token is never 0."""
+    return not weights.any()
+
+
+def _parts(batch: MicroBatch, ranks: int) -> list[MicroBatch]:
+    """Return a micro-batch for each rank: its rows, in their order, as evenly as possible."""
+    count = min(ranks, len(batch.ids))
+    borders = [len(batch.ids) * place // count for place in range(count + 1)]
+    return [_rows(batch, *span) for span in pairwise(borders)] + [_filler(batch)] * (ranks - count)
+
+
+def _rows(batch: MicroBatch, start: int, end: int) -> MicroBatch:
+    there = (batch.rows >= start) & (batch.rows < end)
+    part = _tokens(batch, there)
+    return replace(part, ids=batch.ids[start:end], positions=batch.positions[start:end], rows=part.rows - start)
+
+
+def _filler(batch: MicroBatch) -> MicroBatch:
+    """Return the shortest possible micro-batch: one token that follows another, with weight 0."""
+    one = _tokens(batch, np.arange(len(batch.rows)) == 0)
+    return replace(
+        one, ids=batch.ids[:1, :2], positions=batch.positions[:1, :2], rows=one.rows * 0, columns=one.columns * 0 + 1,
+        weights=one.weights * 0,
+    )  # fmt: skip
+
+
+def _tokens(batch: MicroBatch, there: npt.NDArray[np.bool_]) -> MicroBatch:
+    values = {name: getattr(batch, name) for name in BY_TOKEN}
+    return replace(batch, **{name: one[there] for name, one in values.items() if one is not None})

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.mathematics.batch import MicroBatch, micro_batches, passes
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import MicroBatch, TokenExample, micro_batches, passes
 from penstock.trainer.mathematics.loss import LossInputs, StepMetrics, preference_loss
 
 PairSides = tuple[Sequence[TokenExample], Sequence[TokenExample]]

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.mathematics.batch import micro_batches, passes
-from penstock.trainer.mathematics.examples import Owner, TokenExample
+from penstock.trainer.mathematics.batch import Owner, TokenExample, micro_batches, passes
 from penstock.trainer.mathematics.loss import cross_entropy
 
 

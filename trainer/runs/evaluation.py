@@ -11,16 +11,96 @@ The agent sets the sampling: with temperature 0 it is greedy, and more than one 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from math import comb
+from dataclasses import dataclass
+from math import comb, sqrt
+from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from penstock.trainer.config import SuiteSettings as Settings
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.config_evaluate import SuiteSettings as Settings
 from penstock.trainer.data.collector import RolloutBatch, RolloutOrder
 from penstock.trainer.data.tasks import RolloutTask, read_tasks
-from penstock.trainer.mathematics.interval import wilson
+
+# The best weights of a run: those with the highest mean reward on the first held-out suite. Their directory is kept
+# however many versions follow, the link `best` in the run's directory leads to it, and a release takes them.
+#
+# The highest of several means overestimates the reward on other tasks, the more so the more evaluations and the fewer
+# held-out tasks there are. A release's canary measures the weights anew.
+
+LINK: Final = "best"
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """The progress of a run; the next step follows from this and the engine's state."""
+
+    step: int = 0
+    """Number of steps done."""
+    tasks: int = 0
+    """Number of tasks taken by these steps."""
+    trained: int = 0
+    """Step of the newest update."""
+    version: int = 0
+    """Step of the newest published weights."""
+    best: int | None = None
+    """Step of the best weights; None before the first evaluation."""
+    best_reward: float | None = None
+    """Mean reward of the best weights on the held-out tasks."""
+    owed: bool = False
+    """True if the held-out tasks of `step` run beside the next step and have not ended."""
+
+    def publish_due(self, last: bool, every: int) -> bool:
+        """True if weights must be published now: new ones every `every` steps, and the last ones always."""
+        return self.trained > self.version and (last or self.step % every == 0)
+
+    def record_evaluation(self, reward: float) -> bool:
+        """Note an evaluation of the newest published weights; return True if they are the best so far."""
+        if self.best_reward is not None and reward <= self.best_reward:
+            return False
+        self.best, self.best_reward = self.version, reward
+        return True
+
+
+def link_best(directory: Path, version: Path) -> None:
+    """Let `best` in a run's directory lead to a version; atomically, so that it always leads to one. Raises OSError."""
+    beside = directory / f".{LINK}"
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(os.path.relpath(version, directory))
+    os.replace(beside, directory / LINK)
+
+
+def choose_release(place: TrainingProgress) -> tuple[int, str]:
+    """Return (the step of the weights to release, the reason for a person); step 0 if there are none to release."""
+    if place.best is None:
+        return place.version, "the last weights"
+    reward = f"reward {place.best_reward:.4g}"
+    if place.best == 0:
+        return 0, f"no later weights were better on the held-out tasks than those that the run began with ({reward})"
+    return place.best, f"the best on the held-out tasks ({reward})"
+
+
+# Wilson's score interval: how far a measured share may be from the true one (E. B. Wilson, Probable inference, JASA
+# 22, 1927). Unlike the mean plus or minus its standard error it stays between 0 and 1, and has a width even if all
+# tasks went well.
+#
+# It holds for a mean of rewards between 0 and 1 as well, where tasks are independent: such a reward varies no more
+# than one that is 0 or 1 with the same mean, so the interval is wide enough.
+
+Z: Final = 1.959964
+"""95 % of a normal distribution lie within this many standard deviations."""
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share, 0 to 1, of `count` independent observations, 1 or more."""
+    if not 0 <= share <= 1 or count < 1:
+        raise ValueError(f"a share of {count} observations cannot be {share}")
+    spread = Z * Z / count
+    middle = (share + spread / 2) / (1 + spread)
+    reach = Z / (1 + spread) * sqrt(share * (1 - share) / count + spread / (4 * count))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 class EvaluationSuite(NamedTuple):

@@ -29,20 +29,23 @@ from penstock.trainer.data.collector import (
     Variant,
     group_name,
 )
-from penstock.trainer.data.curriculum import Curriculum
-from penstock.trainer.data.tasks import RolloutTask, draw_tasks
+from penstock.trainer.data.tasks import Curriculum, RolloutTask, draw_tasks
 from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics, learn
-from penstock.trainer.runs.best_weights import TrainingProgress, choose_release, link_best
-from penstock.trainer.runs.evaluation import EvaluationSuite, PendingEvaluation, figures
+from penstock.trainer.runs.evaluation import (
+    EvaluationSuite,
+    PendingEvaluation,
+    TrainingProgress,
+    choose_release,
+    figures,
+    link_best,
+)
 from penstock.trainer.runs.idle_steps import IdleStepCounter
 from penstock.trainer.runs.report import RunReporter
-from penstock.trainer.serving.pruning import step_of
-from penstock.trainer.serving.publisher import Publisher
-from penstock.trainer.serving.replicas import Replicas
-from penstock.trainer.serving.server_supervisor import ServerSupervisor
+from penstock.trainer.serving.publisher import Publisher, step_of
+from penstock.trainer.serving.vllm import Replicas, ServerSupervisor
 
 
 class TrainingLoop:

@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple
 
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.data.collector import RolloutBatch
-from penstock.trainer.data.outcomes import ExampleRollout
+from penstock.trainer.data.collector import ExampleRollout, RolloutBatch
 from penstock.trainer.mathematics.update import Metrics
-from penstock.trainer.runs.run_end import RunError
+from penstock.trainer.runs.report import RunError
 
 MOST: Final = 3
 """Steps in a row that teach nothing after which a run fails: one may be bad luck, three are a mistake."""

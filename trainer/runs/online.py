@@ -22,15 +22,12 @@ from penstock.trainer.data.production import ProductionRollouts
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.early_stop import EvaluationHistory
 from penstock.trainer.mathematics.update import Metrics
-from penstock.trainer.runs.best_weights import TrainingProgress
-from penstock.trainer.runs.evaluation import EvaluationSuite, PendingEvaluation, reward_of
+from penstock.trainer.runs.evaluation import EvaluationSuite, PendingEvaluation, TrainingProgress, reward_of
 from penstock.trainer.runs.grpo import TrainingLoop
-from penstock.trainer.runs.report import RunReporter
-from penstock.trainer.runs.run_end import RunHalt
+from penstock.trainer.runs.report import RunHalt, RunReporter
 from penstock.trainer.serving.production_release import ProductionReleaser
 from penstock.trainer.serving.publisher import Publisher, release_policy
-from penstock.trainer.serving.replicas import Replicas
-from penstock.trainer.serving.server_supervisor import ServerSupervisor
+from penstock.trainer.serving.vllm import Replicas, ServerSupervisor
 
 
 class OnlineLoop(TrainingLoop):

@@ -25,15 +25,13 @@ from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics
 from penstock.trainer.runs.evaluation import EvaluationSuite
 from penstock.trainer.runs.grpo import TrainingLoop
-from penstock.trainer.runs.pair_cells import Age, Cell, Rewards, figures, table
-from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
+from penstock.trainer.runs.pair_cells import Age, Cell, PinnedLaboratory, Rewards, figures, table
 from penstock.trainer.runs.prompt_front import PromptFront
 from penstock.trainer.runs.prompt_rounds import PromptRounds
 from penstock.trainer.runs.prompt_setup import PromptSetup, agent_tasks
 from penstock.trainer.runs.report import RunReporter
 from penstock.trainer.serving.publisher import Publisher
-from penstock.trainer.serving.replicas import Replicas
-from penstock.trainer.serving.server_supervisor import ServerSupervisor
+from penstock.trainer.serving.vllm import Replicas, ServerSupervisor
 
 CLAIM: Final = 120
 """Most characters of a prompt's claim in an event."""

@@ -32,7 +32,7 @@ from penstock.trainer.apo.protocol import (
 )
 from penstock.trainer.apo.search import FINALISTS, best, run_engine
 from penstock.trainer.config import PromptSettings
-from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
+from penstock.trainer.runs.pair_cells import PinnedLaboratory
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront, choose_front
 
 CHOICE: Final = 0.4

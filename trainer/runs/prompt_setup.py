@@ -12,12 +12,12 @@ from penstock.trainer.apo.gateway_laboratory import ReflectionClient, seed_versi
 from penstock.trainer.apo.protocol import AgentTask, Candidate
 from penstock.trainer.apo.session import reflection_rollout, reflection_session
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.data.rollout_waiter import RolloutWaiter
+from penstock.trainer.data.collector import RolloutWaiter
 from penstock.trainer.data.tasks import RolloutTask
 from penstock.trainer.engines.checkpoint import Checkpoints
-from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory, settings_of, versions_of
+from penstock.trainer.runs.companions import RetryClient
+from penstock.trainer.runs.pair_cells import PinnedLaboratory, settings_of, versions_of
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront
-from penstock.trainer.runs.retry_client import RetryClient
 
 
 @dataclass(slots=True)

@@ -13,26 +13,28 @@ import torch
 from penstock.adapters.samples import Options
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.config import ApoConfig as Settings
-from penstock.trainer.config import TrainConfig
-from penstock.trainer.config_checks import check_full
+from penstock.trainer.config import TrainConfig, check_full
 from penstock.trainer.data.collector import RolloutCollector
 from penstock.trainer.data.tasks import read_tasks
 from penstock.trainer.engines.engine_factory import make_engine
 from penstock.trainer.engines.machine import describe_machine
+from penstock.trainer.runs.companions import RetryClient, keep_running, run_after, run_alongside, send_heartbeats
 from penstock.trainer.runs.evaluation import read_suites
 from penstock.trainer.runs.grpo import TrainingLoop
 from penstock.trainer.runs.online import OnlineLoop
 from penstock.trainer.runs.pairs import PairLoop
 from penstock.trainer.runs.preflight import check
 from penstock.trainer.runs.prompt_setup import PromptSetup, prepare_prompts
-from penstock.trainer.runs.report import RunDisplay, RunReporter
-from penstock.trainer.runs.retry_client import RetryClient
-from penstock.trainer.runs.run_end import run_blocking, supervise
-from penstock.trainer.runs.runner import keep_running, run_after, run_alongside, send_heartbeats
+from penstock.trainer.runs.report import RunDisplay, RunReporter, run_blocking, supervise
 from penstock.trainer.serving.publisher import Publisher, release_policy
-from penstock.trainer.serving.replicas import Replicas, replicas_of
-from penstock.trainer.serving.server_supervisor import ServerSupervisor
-from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
+from penstock.trainer.serving.vllm import (
+    Replicas,
+    ServerSupervisor,
+    VllmServer,
+    adapter_arguments,
+    replicas_of,
+    server_arguments,
+)
 
 
 def grpo(

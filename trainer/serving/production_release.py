@@ -14,11 +14,9 @@ from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.run import EventLevel
-from penstock.trainer.runs.best_weights import TrainingProgress
-from penstock.trainer.runs.report import RunReporter
-from penstock.trainer.runs.run_end import RunHalt
-from penstock.trainer.serving.pruning import step_of
-from penstock.trainer.serving.publisher import CONFLICT, PRODUCTION, Publisher, PublishError
+from penstock.trainer.runs.evaluation import TrainingProgress
+from penstock.trainer.runs.report import RunHalt, RunReporter
+from penstock.trainer.serving.publisher import CONFLICT, PRODUCTION, Publisher, PublishError, step_of
 
 
 class ProductionReleaser:

@@ -14,7 +14,7 @@ from typing import Final
 
 from rich.text import Text
 
-from penstock.console.views.text import clean, number
+from penstock.console.views.table import clean, number
 
 MARKS: Final = ("•", "×", "○", "+")
 COLOURS: Final = ("cyan", "magenta", "yellow", "green")

@@ -15,10 +15,9 @@ from typing import Final, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.release_series import EvidencePoint
+from penstock.console.views.release_page import EvidencePoint
 from penstock.console.views.release_summary import EValueThreshold, decision_thresholds, wait_conditions
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import clean, joined, plain
+from penstock.console.views.table import Column, Listing, clean, figure, joined, plain
 from penstock.gateway.model.release import ReleaseView
 from penstock.tui.panes.chart import TerminalCurve, chart, legend
 

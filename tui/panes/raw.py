@@ -13,9 +13,9 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.text import clean, duration, size
+from penstock.console.views.table import clean, duration, size
 from penstock.gateway.model.answers import Body, ExchangeView, SpanDetail
-from penstock.gateway.model.exchange import Chunk
+from penstock.gateway.model.turn import Chunk
 from penstock.tui.view import Pane
 
 MOST: Final = 64 << 10

@@ -14,9 +14,8 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import clean
-from penstock.gateway.wire.dialects.token_logprobs import TokenLogprob
+from penstock.console.views.table import Column, Listing, clean, figure
+from penstock.gateway.wire.dialects.token_ids import TokenLogprob
 
 UNSURE, UNLIKELY = math.log(0.5), math.log(0.1)
 MOST: Final = 2_000

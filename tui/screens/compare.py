@@ -23,16 +23,21 @@ from rich.text import Text
 
 from penstock.console.views import resources, rollouts
 from penstock.console.views.runs import sparkline
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import abbreviate, clean, joined, number, plain
-from penstock.gateway.client.concurrency import map_concurrently
+from penstock.console.views.table import Column, Listing, abbreviate, clean, figure, joined, number, plain
+from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.resource import Resource, ResourceView
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.gateway.model.run import Curve, Run
-from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Transcript
 from penstock.tui.panes.chart import chart, legend
-from penstock.tui.panes.step_alignment import StepPair, TranscriptStep, align_steps, find_divergence, steps
-from penstock.tui.panes.word_diff import mark_differences
+from penstock.tui.panes.step_alignment import (
+    StepPair,
+    TranscriptStep,
+    align_steps,
+    find_divergence,
+    mark_differences,
+    steps,
+)
 from penstock.tui.screens.runs import json_lines, terminal_curve
 from penstock.tui.view import Pane, ScreenView, TableModel, pane
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 
 from penstock.console.views import rollouts as shown
-from penstock.console.views.table import Column, figure
-from penstock.console.views.text import age, joined, number, plain
+from penstock.console.views.table import Column, age, figure, joined, number, plain
 from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.tui.screens.rollouts import RolloutsView
 from penstock.tui.view import Pane, ScreenView, TableModel, pane

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from penstock.console.views import rollouts
-from penstock.console.views.audit import AUDIT
-from penstock.console.views.table import Column
-from penstock.console.views.text import clean, joined
+from penstock.console.views.administration import AUDIT
+from penstock.console.views.table import Column, clean, joined
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.audit import AuditEntry
-from penstock.gateway.model.change import Change
 from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:

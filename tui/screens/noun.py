@@ -11,7 +11,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import NounRows, NounView
 from penstock.console.views.registry import NOUNS, noun_view
-from penstock.console.views.text import joined
+from penstock.console.views.table import joined
 from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:

@@ -15,18 +15,17 @@ from penstock.console.views import queue, rollouts
 from penstock.console.views.release_summary import decision_thresholds, stage_name
 from penstock.console.views.releases import bar
 from penstock.console.views.runs import sparkline
-from penstock.console.views.text import age, clean, compact, duration, joined, number, plain, size
-from penstock.gateway.client.concurrency import map_concurrently
-from penstock.gateway.model.answers import Stats
-from penstock.gateway.model.change import Digest
-from penstock.gateway.model.definitions import ServerView
+from penstock.console.views.table import age, clean, compact, duration, joined, number, plain, size
+from penstock.gateway.client.connection import map_concurrently
+from penstock.gateway.model.answers import Digest, Stats
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.release import ReleaseView
 from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Curve, RunHead
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.toml import pluralized
+from penstock.gateway.model.tools import ServerView
 from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.model.validation_messages import pluralized
 from penstock.gateway.reading.policy.questions import Question
 from penstock.tui.traffic import DigestHistory
 from penstock.tui.view import Pane, ScreenView

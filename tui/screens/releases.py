@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.console.views import releases as shown
 from penstock.console.views.noun import NounRows
-from penstock.console.views.release_series import EvidencePoint, History, series
+from penstock.console.views.release_page import EvidencePoint, History, series
 from penstock.console.views.release_summary import (
     audience,
     left_out,
@@ -22,9 +22,8 @@ from penstock.console.views.release_summary import (
     version_changes,
     wait_conditions,
 )
-from penstock.console.views.table import Column, Listing
-from penstock.console.views.text import ago, clean, compact, joined, plain
-from penstock.gateway.client.release_history import read_history
+from penstock.console.views.table import Column, Listing, ago, clean, compact, joined, plain
+from penstock.gateway.client.resources import read_history
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import ARMS, Release, ReleaseView
 from penstock.tui.panes.race import race

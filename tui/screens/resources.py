@@ -11,8 +11,7 @@ from rich.text import Text
 from penstock.console.views import resources as shown
 from penstock.console.views.noun import NounRows
 from penstock.console.views.release_summary import audience
-from penstock.console.views.table import Column, Listing
-from penstock.console.views.text import clean, joined, plain
+from penstock.console.views.table import Column, Listing, clean, joined, plain
 from penstock.gateway.model.resource import Need, Resource, ResourceView
 from penstock.tui.screens.noun import NounScreen
 from penstock.tui.view import Pane, pane

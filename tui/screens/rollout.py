@@ -17,25 +17,24 @@ from rich.text import Text
 
 from penstock.console.views import queue, rollout_tree
 from penstock.console.views import rollouts as shown
-from penstock.console.views.table import Column, figure
-from penstock.console.views.text import clean, compact, duration, joined, number, plain, size
-from penstock.gateway.client.concurrency import map_concurrently
+from penstock.console.views.table import Column, clean, compact, duration, figure, joined, number, plain, size
+from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.answers import Diagnosis, ExchangeBytes, SpanDetail
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.wire.dialects.token_logprobs import read_logprobs
+from penstock.gateway.wire.dialects.token_ids import read_logprobs
 from penstock.tui.panes import raw, waterfall
-from penstock.tui.panes.timing import timing
 from penstock.tui.panes.tokens import tokens
+from penstock.tui.panes.waterfall import timing
 from penstock.tui.screens.rollout_actions import rollout_actions
 from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.change import Digest
+    from penstock.gateway.model.answers import Digest
 
 MOST: Final = 2_000
 """The most spans that are shown."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from rich.text import Text
 
 from penstock.console.views import rollouts as shown
-from penstock.console.views.text import compact, joined, plain
+from penstock.console.views.table import compact, joined, plain
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.tui.screens.rollout import RolloutView
@@ -28,8 +28,7 @@ from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.answers import RolloutPage
-    from penstock.gateway.model.change import Digest
+    from penstock.gateway.model.answers import Digest, RolloutPage
 
 FIRST_PAGE, NEXT_PAGE, LONGEST_PAGE = 60, 250, 1000
 """Rows of the first page, which the screen waits for, of the second, and the most of later ones."""

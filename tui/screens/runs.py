@@ -15,8 +15,7 @@ from rich.text import Text
 from penstock.console.views import runs as shown
 from penstock.console.views.candidates import tree
 from penstock.console.views.noun import NounRows
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import clean, joined, number, plain
+from penstock.console.views.table import Column, Listing, clean, figure, joined, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
 from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
 from penstock.tui.screens.noun import NounScreen

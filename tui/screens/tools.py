@@ -11,12 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views import definitions, policy, rollouts
-from penstock.console.views.table import Column
-from penstock.console.views.text import abbreviate, joined
+from penstock.console.views.table import Column, abbreviate, joined
 from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.definitions import ApproveRequest, ServerView
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.tools import ToolStats
+from penstock.gateway.model.tools import ApproveRequest, ServerView, ToolStats
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question
 from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 

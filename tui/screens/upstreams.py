@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rich.text import Text
 
 from penstock.console.views import rollouts
+from penstock.console.views.administration import UPSTREAMS
 from penstock.console.views.noun import NounRows
-from penstock.console.views.upstreams import UPSTREAMS
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.model.validation_messages import pluralized
 from penstock.tui.screens.noun import NounScreen
 from penstock.tui.view import Pane, ViewAction, pane
 

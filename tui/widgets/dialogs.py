@@ -13,7 +13,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from penstock.console.views.text import abbreviate, plain
+from penstock.console.views.table import abbreviate, plain
 from penstock.gateway.model.audit import ActionRequest
 from penstock.tui.keys import TITLES, KeyBinding, name
 

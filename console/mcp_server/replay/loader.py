@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.console.mcp_server.replay.catalog import ReplayCatalog
+from penstock.console.mcp_server.replay.player import ReplayCatalog
 from penstock.console.mcp_server.replay.replay_calls import ReplayCall, SpanExchange, read
 from penstock.gateway.client.client import Client, ClientError
 

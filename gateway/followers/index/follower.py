@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from penstock.gateway.followers.index.finder import NoAnswerError, find, sum_up
-from penstock.gateway.followers.index.passages import PassageReader
 from penstock.gateway.followers.index.protocol import (
     FindRequest,
     FindResult,
@@ -27,6 +26,7 @@ from penstock.gateway.followers.index.protocol import (
 )
 from penstock.gateway.followers.index.removal import Removal
 from penstock.gateway.followers.index.rows import (
+    PassageReader,
     RolloutNumbers,
     Row,
     SpanRecord,
@@ -37,11 +37,11 @@ from penstock.gateway.followers.index.rows import (
 )
 from penstock.gateway.followers.index.segments import SEALED, Manifest, SegmentDirectory, SegmentFile, clear
 from penstock.gateway.followers.index.snapshots import Files, Snapshots
+from penstock.gateway.followers.index.sums import compute_totals
 from penstock.gateway.followers.index.tables import DAMAGE_ERRORS, IndexTables
 from penstock.gateway.followers.index.texts import TextIndex
-from penstock.gateway.followers.index.totals import compute_totals
-from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.turn import Passage
 from penstock.gateway.tape.store import Store, codec, damage, keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.view import FORGOTTEN, TapeView

@@ -42,8 +42,8 @@ from penstock.gateway.followers.index.protocol import (
 )
 from penstock.gateway.followers.index.segments import NEAR, SEALED, clear
 from penstock.gateway.model.index import IndexStatus, IndexView
-from penstock.gateway.model.log_settings import LogSettings
 from penstock.gateway.model.prices import BUILTIN
+from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.model.times import Backoff
 
 When = Literal["large", "always", "never"]

@@ -35,8 +35,8 @@ from penstock.gateway.followers.index.protocol import (
 )
 from penstock.gateway.followers.index.segments import NEAR, IndexLockedError
 from penstock.gateway.followers.index.tables import DAMAGE_ERRORS, PERSISTENT_ERRORS
-from penstock.gateway.model.log_settings import LogSettings
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.reading.filters.query import QueryError
 from penstock.gateway.tape.store import Store

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from penstock.gateway.followers.index.segments import SegmentDirectory, SegmentFile
-from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.turn import Passage
 from penstock.gateway.reading.filters.query import MOST_TEXTS
 
 np: Final[Any] = import_module("numpy")

@@ -14,8 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.gateway.followers.index.passages import PassageReader
-from penstock.gateway.followers.index.rows import COLUMNS, Row, SpanRecord, attempt_row, rollout_row, span_row
+from penstock.gateway.followers.index.rows import (
+    COLUMNS,
+    PassageReader,
+    Row,
+    SpanRecord,
+    attempt_row,
+    rollout_row,
+    span_row,
+)
 from penstock.gateway.followers.lake.table_definitions import (
     BODIES,
     DAY_NS,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.gateway.followers.index.rows import COLUMNS, Row
 from penstock.gateway.followers.index.sql.views import VIEWS
-from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.turn import Passage
 
 SCHEMA: Final = 1
 """The version of all tables. It stands in each table and in the metadata of each file; a newer one is refused."""

@@ -3,7 +3,7 @@
 The first of these that names a rollout counts: the scope of the request (its address or its agent token), the
 attributes of the span's resource, its own attributes, its trace, the session that it names. A log record is joined in
 the same way. A trace is known when an attempt's calls carried its `traceparent`, when the gateway derives it for an
-attempt (`gateway.model.trace`), or when other spans of it have named the rollout. A trace that several attempts have
+attempt (`gateway.model.span`), or when other spans of it have named the rollout. A trace that several attempts have
 used names none: a guess would mix their data.
 
 Traces are learned from the change feed when a span needs them, from where the last reading ended. They are a bounded
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.gateway.followers.otlp import semconv
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import Origin
-from penstock.gateway.model.change import Change
-from penstock.gateway.model.trace import trace_id
+from penstock.gateway.model.span import trace_id
 from penstock.gateway.tape.store import Store
 from penstock.gateway.traffic.calls.address import FIRST_ATTEMPT, AddressError, check_id, session_rollout
 

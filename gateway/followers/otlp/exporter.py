@@ -12,17 +12,258 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import random
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from time import monotonic, time_ns
+from typing import Final, NamedTuple
+
+import aiohttp
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from penstock.gateway.config import OtlpSettings
-from penstock.gateway.followers.otlp import batches
-from penstock.gateway.followers.otlp.collector_client import DEFAULT_LIMITS, CollectorClient, ExportLimits
+from penstock.gateway.followers.otlp import request_builder
+from penstock.gateway.followers.otlp.request_builder import ExportRequest
+from penstock.gateway.followers.otlp.selection import ExportItem, SpanSelector
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.rollout import Attempt
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.damage import is_damage, unless_damaged
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.wire.http.errors import retry_after
 from penstock.gateway.work.queue.dispatcher import Dispatcher
+
+# Requests to a collector: sent until they are accepted or refused for good.
+#
+# Answers are handled as the OTLP specification says ("Retryable Response Codes", "OTLP/HTTP Throttling"). After 429,
+# 502, 503, 504 or no answer at all the request is sent again, after `Retry-After` or after pauses that grow and vary.
+# After any other answer that is no success it is dropped and counted. One request is under way at a time: the tape is
+# the buffer.
+
+RETRYABLE = frozenset({429, 502, 503, 504})
+PAUSES: Final = Backoff(0.5, 30.0)
+LONGEST_WAIT_S: Final = 300.0
+"""Longest pause that a collector may ask for."""
+LARGEST_ANSWER = 4 << 20
+
+_HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+
+
+class ExportLimits(NamedTuple):
+    """The size of requests, and the time for an answer."""
+
+    batch: int = 512
+    """Most spans in one request: as many as SDKs send at most, so that every collector takes it."""
+    timeout: float = 10.0
+    """Seconds after which a request that was not answered is sent again: the OTLP specification's."""
+
+
+DEFAULT_LIMITS = ExportLimits()
+
+
+class CollectorClient:
+    """A connection to one collector. `open` before use, `close` after."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float, metrics: Metrics) -> None:
+        self.failing = False
+        """True while the collector accepts nothing."""
+        self._url = url
+        self._headers = {**headers, **_HEADERS}
+        self._timeout_s = timeout_s
+        self._metrics = metrics
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Create the client; on the event loop."""
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, body: bytes, spans: int, before_pause: Callable[[], None]) -> None:
+        """Send a request (gzip); returns when it was accepted, or dropped for good. Cancel it to give up."""
+        failures = 0
+        while (wait := await self._try(body, spans)) is not None:
+            before_pause()
+            failures += 1
+            # A collector that comes back must not get all its clients at once.
+            await asyncio.sleep(wait or PAUSES.after(failures, random.uniform(0.5, 1.5)))
+            self._metrics.otlp_retries += 1
+
+    async def _try(self, body: bytes, spans: int) -> float | None:
+        """Send once. Returns None when the request is done, else the seconds that the collector asks to wait, 0 when it
+        gives none."""
+        assert self._session is not None, "open() comes first"
+        try:
+            async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as answer:
+                if answer.status in RETRYABLE:
+                    self._fails(f"{answer.status} {answer.reason}")
+                    return retry_after(answer.headers.get("Retry-After"), LONGEST_WAIT_S) or 0.0
+                told = bytearray()
+                while len(told) < LARGEST_ANSWER and (piece := await answer.content.read(LARGEST_ANSWER)):
+                    told += piece
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            # ValueError: an invalid host name (UnicodeError).
+            self._fails(str(error) or type(error).__name__)
+            return 0.0
+        self._settle(answer.status, bytes(told), spans)
+        return None
+
+    def _settle(self, status: int, told: bytes, spans: int) -> None:
+        if self.failing:
+            _log.info("%s takes spans again", self._url)
+        self.failing = False
+        if not 200 <= status < 300:
+            # The collector's message is not shown: it may repeat the headers that were sent.
+            _log.error("%s refused %d spans for good with %d: they are dropped", self._url, spans, status)
+            self._metrics.otlp_dropped += spans
+            return
+        rejected, why = _rejected(told)
+        if why:
+            _log.warning("%s rejected %d of %d spans: %.500s", self._url, rejected, spans, why)
+        self._metrics.otlp_dropped += min(rejected, spans)
+        self._metrics.otlp_exported += spans - min(rejected, spans)
+
+    def _fails(self, why: str) -> None:
+        if not self.failing:
+            _log.warning("%s does not take spans (%s): trying again until it does", self._url, why)
+        self.failing = True
+
+
+def _rejected(told: bytes) -> tuple[int, str]:
+    """(number of rejected spans, why) in a successful answer."""
+    try:
+        partial = ExportTraceServiceResponse.FromString(told).partial_success
+    except DecodeError:
+        return 0, ""
+    return max(0, partial.rejected_spans), partial.error_message
+
+
+# Cuts the change feed into export requests of a bounded size. `selection` chooses the spans of a change that are
+# sent.
+#
+# A request ends at a number of spans or at a size, whichever comes first, so memory is bounded whatever the tape
+# holds.
+
+LARGEST_REQUEST = 4 << 20
+"""Bytes after which a request is sent, before compression."""
+
+
+class ExportBatch(NamedTuple):
+    """A piece of the feed, ready to be sent."""
+
+    body: bytes
+    """The request, gzip; empty when there is nothing to send."""
+    spans: int
+    after: int
+    """The cursor after the piece."""
+    full: bool
+    """True if there may be more to send at once."""
+
+
+class BatchReader:
+    """Turns pieces of the feed into requests; for one thread at a time."""
+
+    def __init__(
+        self,
+        tape: Store,
+        settings: OtlpSettings,
+        servers: Mapping[str, str],
+        metrics: Metrics,
+        now_ns: Callable[[], int],
+        batch: int = DEFAULT_LIMITS.batch,
+    ) -> None:
+        """`batch`: most spans in one request."""
+        self._tape = tape
+        self._batch = batch
+        self._selection = SpanSelector(tape, settings.wait, now_ns)
+        self._maker = request_builder.RequestBuilder(tape, settings, servers)
+        self._metrics = metrics
+        self._changes: deque[Change] = deque()
+        self._going: Iterator[ExportItem] | None = None
+        """The rest of the first change's spans, where a request was full before its end."""
+        self._at = self._end = 0
+        """The cursor at the end of the last piece, and at the end of the changes that were read."""
+        self._more = False
+        """True if the feed has more changes after those."""
+
+    def read(self, since: int, patient: bool = True) -> ExportBatch:
+        """The changes after a cursor, as one request. `patient`: calls may wait for their agents' spans."""
+        if since != self._at:
+            self._forget()
+        try:
+            return self._read(since, patient)
+        except TapeError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        self._changes.clear()
+        self._going = None
+
+    def _read(self, since: int, patient: bool) -> ExportBatch:
+        request = self._maker.request()
+        if not self._changes:
+            found, self._end = self._tape.changes(since, self._batch)
+            self._more = self._end - since >= self._batch
+            self._changes.extend(found)
+        self._selection.refresh(self._changes, self._going is not None)
+        while self._changes:
+            change = self._changes[0]
+            if patient and unless_damaged(partial(self._selection.must_wait, change)):
+                return self._piece(request, change.cursor - 1, False)
+            if not self._add(request, change):
+                return self._piece(request, change.cursor - 1, True)
+            self._changes.popleft()
+        return self._piece(request, self._end, self._more)
+
+    def _piece(self, request: ExportRequest, after: int, full: bool) -> ExportBatch:
+        self._at = after
+        return ExportBatch(request.packed(), request.spans, after, full)
+
+    def _add(self, request: ExportRequest, change: Change) -> bool:
+        """Add the spans of a change to a request; False when the request is full before all are added."""
+        going = self._going or self._selection.select(change)
+        while (following := self._next(going, change)) is not None:
+            if request.size >= LARGEST_REQUEST or request.spans >= self._batch:
+                self._going = chain((following,), going)
+                return False
+            self._make(request, following, change)
+        self._going = None
+        return True
+
+    def _next(self, going: Iterator[ExportItem], change: Change) -> ExportItem | None:
+        with self._isolated(change):
+            return next(going, None)
+        return None
+
+    def _make(self, request: ExportRequest, following: ExportItem, change: Change) -> None:
+        with self._isolated(change):
+            if isinstance(following, Attempt):
+                self._maker.add_root(request, following)
+            else:
+                self._maker.add(request, *following)
+
+    @contextmanager
+    def _isolated(self, change: Change) -> Generator[None]:
+        """Skip one span that cannot be sent, so that it does not hold back all that follow."""
+        try:
+            yield
+        except Exception as error:
+            damaged = isinstance(error, TapeError)
+            if damaged and not is_damage(error):
+                raise
+            _log.error("change %d cannot be exported", change.cursor, exc_info=None if damaged else error)
+            self._metrics.otlp_dropped += 1
+
 
 NOTE = "otlp.cursor"
 """The name of the cursor on the tape."""
@@ -53,7 +294,7 @@ class Exporter:
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._delivery = CollectorClient(settings.traces_url(), settings.headers(), pace.timeout, metrics)
-        self._reader = batches.BatchReader(tape, settings, servers, metrics, now_ns, pace.batch)
+        self._reader = BatchReader(tape, settings, servers, metrics, now_ns, pace.batch)
         self._cursor = self._noted = 0
         self._noted_at = 0.0
         self._said = ""

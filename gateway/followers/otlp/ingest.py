@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from penstock.gateway.followers.otlp import log_import, span_import, wire
+from penstock.gateway.followers.otlp import span_import, wire
 from penstock.gateway.followers.otlp.attempt_lookup import (
     AttemptReference,
     ItemRejectedError,
@@ -45,7 +45,7 @@ from penstock.gateway.followers.otlp.signals import (
     place_of,
 )  # fmt: skip
 from penstock.gateway.followers.otlp.span_import import has_reward, judgement_of, scope_of
-from penstock.gateway.followers.otlp.values import Bounds
+from penstock.gateway.followers.otlp.wire import Bounds
 from penstock.gateway.model.base import Origin
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import RewardSource
@@ -63,7 +63,7 @@ KEY = "key"
 _HOWTO = "send them to the rollout's address or with its token, or set the resource attribute penstock.rollout_id"
 _ENTRIES: dict[str, Callable[[Any, dict[str, Any], dict[str, Any]], SpanEntry]] = {
     TRACES.name: span_import.entry_of,
-    LOGS.name: log_import.entry_of,
+    LOGS.name: span_import.log_entry_of,
 }
 _POINTS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 

@@ -8,28 +8,152 @@ them. The choice follows from the tape, so a gateway that is started again needs
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import islice
 from typing import NamedTuple
 
-from penstock.gateway.followers.otlp.call_placer import CallPlacer
-from penstock.gateway.followers.otlp.causes import CauseFinder
+from penstock.gateway.followers.otlp import semconv
 from penstock.gateway.followers.otlp.placement import (
     MOST_LINKS,
     AttemptTrace,
     SpanPlacement,
+    guessed_placement,
     original_placement,
     root_id,
 )
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.change import Change
 from penstock.gateway.model.rollout import Attempt, Reward
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.model.span_tree import SpanNode
+from penstock.gateway.model.span_tree import ParentGuess, SpanNode, guess_parents
+from penstock.gateway.model.tools import ToolUse
+from penstock.gateway.reading.diagnosis.tool_uses import tools_used
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.damage import unless_damaged
+
+# The cause of a span: the model call whose answer asked for a run of a tool, or the call that a call repeats.
+#
+# Nothing on the wire tells which answer asked for a run of a tool; `gateway.reading.diagnosis.tool_join` infers it,
+# as well as possible when the span is sent. An attempt that has ended is complete, so it is joined once; of another
+# one the calls around the run are read.
+
+BEFORE, AFTER = 24, 12
+"""Spans before and after a run that are read where its attempt goes on."""
+REMEMBERED_CAUSES = 16
+"""Most ended attempts whose runs are remembered."""
+
+
+class Cause(NamedTuple):
+    """A link to a span of the same attempt."""
+
+    sequence: int
+    link_type: str
+    known: str | None = None
+    """The grade of certainty, for a run of a tool."""
+
+
+class CauseFinder:
+    """Finds causes; for one thread at a time."""
+
+    def __init__(self, tape: Store) -> None:
+        self._tape = tape
+        self._ended: OrderedDict[tuple[str, str], dict[int, ToolUse]] = OrderedDict()
+
+    def find(self, span: Span) -> Iterator[Cause]:
+        """Yield the causes of a span: for a run of a tool, all calls that may have asked for it, with the grade, or the
+        one that did."""
+        if span.kind == "llm" and span.retry_of is not None:
+            yield Cause(span.retry_of, semconv.RETRY)
+        if span.kind != "tool":
+            return
+        use = self._used(span).get(span.sequence)
+        for sequence in () if use is None else [use.asked_by] if use.asked_by is not None else use.candidates:
+            yield Cause(sequence, semconv.CAUSED, use.grade if use else None)
+
+    def _used(self, span: Span) -> dict[int, ToolUse]:
+        name = span.rollout, span.attempt
+        found = self._ended.get(name)
+        if found is not None and span.sequence in found:
+            return found
+        ended = any(one.id == span.attempt and one.ended_ns is not None for one in self._tape.attempts(span.rollout))
+        first = 0 if ended else max(0, span.sequence - 1 - BEFORE)
+        spans = self._tape.spans(*name, (span.attempt, first))
+        used = tools_used(spans if ended else islice(spans, BEFORE + 1 + AFTER), self._tape.exchange).tools
+        found = {use.span: use for use in used if use.span is not None}
+        if ended:
+            self._ended[name] = found
+            if len(self._ended) > REMEMBERED_CAUSES:
+                self._ended.popitem(last=False)
+        return found
+
+
+# Finds the agents' spans around calls of attempts that have no root.
+#
+# An agent's spans come after the calls that were made in them. So only spans that follow a call in its attempt are
+# read, once for all calls of a piece of the feed, and an attempt is not read from its beginning again.
+
+LOOKED_AHEAD = 5_000
+"""Most spans of an attempt that are read after a call."""
+REMEMBERED_PLACES = 256
+"""Most attempts whose agents' spans are remembered."""
+
+
+class AgentSpans:
+    """The spans of one attempt's agent, as far as they were read."""
+
+    def __init__(self) -> None:
+        self._nodes: deque[tuple[int, SpanNode]] = deque()
+        self._seen = 0
+
+    def read(self, tape: Store, name: Name, first: int) -> list[SpanNode]:
+        """The agent's spans from this sequence on."""
+        while self._nodes and self._nodes[0][0] < first:
+            self._nodes.popleft()
+        since = max(self._seen, first)
+        for span in islice(tape.spans(*name, (name[1], since)), max(0, first + LOOKED_AHEAD - since)):
+            self._seen = span.sequence
+            if span.kind == "otel":
+                self._nodes.append((span.sequence, SpanNode.of(span)))
+        return [node for _, node in self._nodes]
+
+
+class CallPlacer:
+    """Finds the places of calls, piece by piece."""
+
+    def __init__(self, tape: Store) -> None:
+        self._tape = tape
+        self._agents: OrderedDict[Name, AgentSpans] = OrderedDict()
+        self._guesses: dict[Name, dict[int, ParentGuess]] = {}
+
+    def forget(self) -> None:
+        """Forget what was read, since more may have come."""
+        self._guesses.clear()
+
+    def place(self, span: Span, piece: Iterable[Span]) -> SpanPlacement:
+        """The place of a call. `piece`: the spans that are about to be placed, `span` among them."""
+        if span.kind not in CALLS or span.parent_id is not None:
+            return original_placement(span, None)
+        name = span.rollout, span.attempt
+        if name not in self._guesses:
+            calls = [one for one in piece if (one.rollout, one.attempt) == name and one.parent_id is None]
+            self._guesses[name] = self._guess(name, [one for one in calls if one.kind in CALLS])
+        return guessed_placement(span, self._guesses[name].get(span.sequence))
+
+    def _guess(self, name: Name, calls: list[Span]) -> dict[int, ParentGuess]:
+        if not self._has_others(name):
+            return {}
+        agent = self._agents.setdefault(name, AgentSpans())
+        self._agents.move_to_end(name)
+        if len(self._agents) > REMEMBERED_PLACES:
+            self._agents.popitem(last=False)
+        return guess_parents(agent.read(self._tape, name, min(call.sequence for call in calls)), calls)
+
+    def _has_others(self, name: Name) -> bool:
+        """True if an attempt has spans other than calls that have ended: most have none."""
+        return any(one.id == name[1] and one.spans > one.totals.calls for one in self._tape.attempts(name[0]))
+
 
 REMEMBERED = 10_000
 """Most attempts that are known to have been sent, and most calls that were sent in their agent's trace."""

@@ -27,8 +27,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from penstock.gateway.followers.otlp import semconv
 from penstock.gateway.followers.otlp.placement import SpanPlacement, root_id
 from penstock.gateway.model.rollout import Attempt, Reward
-from penstock.gateway.model.span import Span
-from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.model.span import Span, span_id, trace_id
 from penstock.gateway.wire.dialects import by_name
 
 if TYPE_CHECKING:

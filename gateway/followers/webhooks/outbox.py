@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-from penstock.gateway.followers.webhooks.message import event_of, id_of
 from penstock.gateway.followers.webhooks.retry import give_up
+from penstock.gateway.followers.webhooks.sender import event_of, id_of
 from penstock.gateway.model.base import parse_record
 from penstock.gateway.model.release import AuditTrailEntry, Release
 from penstock.gateway.model.webhook import Delivery, ReleaseEvent

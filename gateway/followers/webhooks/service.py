@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, NamedTuple
 
-from penstock.gateway.followers.webhooks import message
+from penstock.gateway.followers.webhooks import sender
 from penstock.gateway.followers.webhooks.outbox import Outbox, OutboxReader
 from penstock.gateway.followers.webhooks.retry import GONE, DeliveryResult, apply_result, give_up
 from penstock.gateway.followers.webhooks.sender import WebhookSender, cancel_all
 from penstock.gateway.followers.webhooks.views import views
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.settings import Webhook
 from penstock.gateway.model.webhook import Delivery, WebhookTestResult, WebhookView
-from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.reader import StoreReader
@@ -191,7 +191,7 @@ class WebhookService:
             done = give_up(delivery, f"{GONE} before: it wants no more messages")
         else:
             async with self._places[hook.name]:
-                answer = await self._sender.send(hook.url, self._keys[hook.name], delivery.id, message.body(*found))
+                answer = await self._sender.send(hook.url, self._keys[hook.name], delivery.id, sender.body(*found))
             now = self._now_ns()
             done = apply_result(delivery, answer, sent_ns, now, random.uniform(0.5, 1.5))
             self._heed(hook.name, answer, now)
@@ -234,7 +234,7 @@ class WebhookService:
         """Send a test to a webhook, once; nothing of it gets on the tape. Raises `KeyError` when there is none."""
         hook, id = self._hooks[name], f"msg_{secrets.token_hex(16)}"
         began = monotonic()
-        answer = await self._sender.send(hook.url, self._keys[name], id, message.test_message(name, self._now_ns()))
+        answer = await self._sender.send(hook.url, self._keys[name], id, sender.test_message(name, self._now_ns()))
         if not answer.error:
             self._gone.discard(name)
         seconds = monotonic() - began

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock.gateway.model.settings import Webhook
 from penstock.gateway.model.webhook import Delivery, WebhookView
-from penstock.gateway.model.webhook_settings import Webhook
 
 
 def views(hooks: Iterable[Webhook], deliveries: Iterable[Delivery]) -> list[WebhookView]:

@@ -19,15 +19,223 @@ carried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from penstock.gateway.model.turn import Part
-from penstock.gateway.reading.diagnosis.tool_calls import ResultDelivery, ToolRequest
-from penstock.gateway.reading.diagnosis.tool_matching import settle
-from penstock.gateway.reading.diagnosis.tool_pairs import BOTH, FORWARD, CandidatePair, PairFinder, ToolRun
-from penstock.gateway.reading.diagnosis.tool_results import Likeness, ReturnedResult
+from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, ResultDelivery, ToolRequest, read_tool_requests
+from penstock.gateway.reading.diagnosis.tool_results import (
+    Likeness,
+    MatchDegree,
+    ReturnedResult,
+    canonical,
+    likeness,
+    match_arguments,
+    match_name,
+    request_keys,
+    run_keys,
+)
+
+# Finds the pairs that are the only possibility among equal ones. Pure.
+#
+# Given the asks that each tool run may be for, `settle` finds the pairs that cannot be otherwise if each of these
+# asks has a run: a run that may be for one ask only, which no other run depends on, and an ask that has one run only,
+# which no other ask depends on. The rest can be paired in several ways, of which none is chosen.
+
+R = TypeVar("R", bound=Hashable)
+A = TypeVar("A", bound=Hashable)
+
+
+def settle(candidates: Mapping[R, Sequence[A]]) -> tuple[dict[R, A], dict[R, list[A]]]:
+    """(the ask of each settled run, the possible asks of each other run). A run without candidates is in neither."""
+    asks = {run: dict.fromkeys(found) for run, found in candidates.items() if found}
+    runs: defaultdict[A, dict[R, None]] = defaultdict(dict)
+    for run, found in asks.items():
+        for ask in found:
+            runs[ask][run] = None
+    settled: dict[R, A] = {}
+    look = deque(asks)
+    while look:
+        run = look.popleft()
+        if run not in asks or (ask := _forced(run, asks, runs)) is None:
+            continue
+        settled[run] = ask
+        touched = dict.fromkeys(other for it in asks[run] for other in runs[it] if other != run)
+        for it in asks.pop(run):
+            del runs[it][run]
+        for other in runs.pop(ask):
+            del asks[other][ask]
+        look += touched
+    return settled, {run: list(found) or list(candidates[run]) for run, found in asks.items()}
+
+
+def _forced(run: R, asks: Mapping[R, Mapping[A, None]], runs: Mapping[A, Mapping[R, None]]) -> A | None:
+    needing = [ask for ask in asks[run] if len(runs[ask]) == 1]
+    if needing:
+        return needing[0] if len(needing) == 1 else None
+    if len(asks[run]) != 1:
+        return None
+    ask = next(iter(asks[run]))
+    return None if any(len(asks[other]) == 1 for other in runs[ask] if other != run) else ask
+
+
+# Finds the tool calls of answers that a tool run may be for. Pure.
+#
+# A run may be for an ask that was open when it began: the model call had begun, and no request had carried the
+# result. Asks are found by tool and arguments, and, where these decide nothing for certain, by tool alone. Runs are
+# examined in the order in which they began, so that each ask is put on its lists once and taken off once.
+
+MOST_OPEN: Final = 64
+"""Maximum number of asks of one kind without a result that are still waited for; older ones are given up."""
+BOTH: Final = 4
+"""The lowest rank of a pair in which both sides match."""
+FORWARD: Final = 2
+"""The lowest rank of a pair in which tool and arguments match."""
+_BY_LIKENESS: Final = {Likeness.SAME: 7, Likeness.WRAPPED: 6, Likeness.CUT: 5}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRun:
+    """A tool call that a tool server received."""
+
+    key: str
+    """Key of the run among all runs."""
+    server: str
+    """Name of the server in the gateway."""
+    tool: str
+    """Name of the tool on the server."""
+    arguments: Any
+    """The arguments as a JSON value."""
+    result: Any
+    """The result of `tools/call` as a JSON value: `content`, `structuredContent`, `isError`; None without one."""
+    start_ns: int
+    """Time at which the server received the request; ns."""
+    end_ns: int | None
+    """Time at which it had answered; ns; None before."""
+    status: str = "ok"
+    """Final status of its span."""
+    error: str | None = None
+    """The message of a JSON-RPC error."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidatePair:
+    """A run and an ask that it may be for."""
+
+    ask: ToolRequest
+    rank: int
+    """Strength of the evidence: from `BOTH` on both sides, from `FORWARD` on tool and arguments; 1: the result
+    alone."""
+    delivery: ResultDelivery | None = None
+    """The delivery of its result; None without one."""
+    likeness: Likeness = Likeness.NONE
+    """Likeness of the delivered result and the run's."""
+
+
+class _OpenRequests:
+    """The open asks of a kind, as time advances."""
+
+    def __init__(self) -> None:
+        self.asks: list[ToolRequest] = []
+        self._next = 0
+        self._open: list[ToolRequest] = []
+
+    def at(self, now: int, skew: int) -> list[ToolRequest]:
+        while self._next < len(self.asks) and self.asks[self._next].call.start_ns <= now + skew:
+            self._open.append(self.asks[self._next])
+            self._next += 1
+        kept = [ask for ask in self._open if not ask.deliveries or _last(ask) >= now - skew]
+        waiting = [ask for ask in kept if not ask.deliveries][:-MOST_OPEN]
+        self._open = [ask for ask in kept if ask not in waiting] if waiting else kept
+        return self._open
+
+
+class PairFinder:
+    """Finds the asks of runs, which must come in the order in which they began."""
+
+    def __init__(self, asks: Sequence[ToolRequest], servers: Sequence[str], skew_ns: int) -> None:
+        self._servers, self._skew = servers, skew_ns
+        self._kinds: defaultdict[tuple[str, str | None], _OpenRequests] = defaultdict(_OpenRequests)
+        self._asks = asks
+        self._shown: defaultdict[str, list[ToolRequest]] | None = None
+        for ask in sorted(asks, key=lambda it: it.call.start_ns):
+            for key in request_keys(ask.name):
+                self._kinds[key, ask.canonical].asks.append(ask)
+                self._kinds[key, None].asks.append(ask)
+
+    def of(self, run: ToolRun, returned: ReturnedResult) -> list[CandidatePair]:
+        """The pairs of a run in which tool and arguments match."""
+        same = canonical(run.arguments)
+        found = [self._pair(run, returned, ask, MatchDegree.SAME) for ask in self._found(run, same)]
+        if not any(pair.rank > BOTH for pair in found):
+            known = {id(pair.ask) for pair in found}
+            others = [ask for ask in self._found(run, None) if id(ask) not in known]
+            found += [self._pair(run, returned, ask) for ask in others]
+        return [pair for pair in found if pair.rank >= FORWARD]
+
+    def by_result(self, run: ToolRun, returned: ReturnedResult) -> list[CandidatePair]:
+        """The pairs in which the result matches, whatever tool and arguments were."""
+        if not returned.distinct:
+            return []
+        asks = {id(ask): ask for look in returned.lookup_keys for ask in self._by_look().get(look, ())}
+        found = [self._pair(run, returned, ask) for ask in asks.values() if self._began_in_time(run, ask)]
+        return [pair for pair in found if pair.likeness == Likeness.SAME]
+
+    def _found(self, run: ToolRun, arguments: str | None) -> Iterator[ToolRequest]:
+        seen: set[int] = set()
+        for key in sorted(run_keys(run.server, run.tool)):
+            kind = self._kinds.get((key, arguments))
+            for ask in kind.at(run.start_ns, self._skew) if kind else ():
+                if id(ask) not in seen:
+                    seen.add(id(ask))
+                    yield ask
+
+    def _began_in_time(self, run: ToolRun, ask: ToolRequest) -> bool:
+        return ask.call.start_ns - self._skew <= run.start_ns <= _last(ask) + self._skew
+
+    def _pair(
+        self, run: ToolRun, returned: ReturnedResult, ask: ToolRequest, given: MatchDegree | None = None
+    ) -> CandidatePair:
+        others = [server for server in self._servers if server != run.server]
+        name = match_name(ask.name, run.server, run.tool, others)
+        if given is None:
+            given = match_arguments(ask.value, run.arguments) if name else MatchDegree.NO
+        whole = name == given == MatchDegree.SAME
+        forward = whole or {name, given} == {MatchDegree.SAME, MatchDegree.PART}
+        like, delivery = self._carried(run, returned, ask)
+        if like and (whole or (forward and returned.distinct)):
+            return CandidatePair(ask, _BY_LIKENESS[like] if whole else BOTH, delivery, like)
+        began_late = bool(ask.deliveries) and run.start_ns > ask.deliveries[0].start_ns + self._skew
+        # If one side has no arguments, a host may have added any: such a match proves nothing by itself.
+        some = forward and bool(ask.value) and bool(run.arguments)
+        rank = 0 if began_late else FORWARD + 1 if whole else FORWARD if some else 0
+        return CandidatePair(ask, rank or int(bool(like)), delivery, like)
+
+    def _carried(
+        self, run: ToolRun, returned: ReturnedResult, ask: ToolRequest
+    ) -> tuple[Likeness, ResultDelivery | None]:
+        """The best likeness of the results that were carried after the run had ended."""
+        if run.end_ns is None or (run.result is None and run.error is None):
+            return Likeness.NONE, None
+        late = [it for it in ask.deliveries if it.start_ns + self._skew >= run.end_ns]
+        compared = [(likeness(returned, it.shown), -at, it) for at, it in enumerate(late)]
+        like, _, delivery = max(compared, default=(Likeness.NONE, 0, None))
+        return like, delivery if like else None
+
+    def _by_look(self) -> defaultdict[str, list[ToolRequest]]:
+        if self._shown is None:
+            self._shown = defaultdict(list)
+            for ask in self._asks:
+                for look in {look for it in ask.deliveries for look in it.shown.lookup_keys}:
+                    self._shown[look].append(ask)
+        return self._shown
+
+
+def _last(ask: ToolRequest) -> int:
+    return max(it.start_ns for it in ask.deliveries)
+
 
 Grade = Literal["certain", "likely", "ambiguous", "none"]
 HOW = {Likeness.SAME: "", Likeness.WRAPPED: ", wrapped by the host", Likeness.CUT: ", cut short by the host"}
@@ -229,3 +437,117 @@ def _carrier(pair: CandidatePair) -> int | None:
 
 def _candidate(ask: ToolRequest) -> ToolCallRef:
     return ToolCallRef(ask.call.sequence, ask.id, ask.choice, ask.place)
+
+
+# Joins tool runs whose address named no rollout with the live rollouts whose answers may have asked for them. Pure.
+#
+# If an agent's MCP address is written in a configuration once for all (`/mcp/NAME`), its runs are in a rollout of
+# their own for each MCP session. They are matched with the tool calls of all rollouts that were alive, as if these
+# were one (`tool_join`): so a run is `certain` only when name, arguments and result match one tool call of one
+# rollout and no other's. With less evidence the rules are stricter than within a rollout, because another agent's
+# tool may have the same name: a run that matches by name and arguments alone is `likely` while nothing contradicts
+# it. If the model was shown something else under the call's id, the run is `ambiguous` and nothing is chosen. A tool
+# call without an answer waits for `PATIENCE_NS`.
+
+PATIENCE_NS: Final = 600 * 10**9
+"""Maximum time from an answer to the beginning of a tool run that it asked for, if no result was ever carried; ns."""
+_STEP: Final = 1 << 40
+"""Offset between the sequences of calls of different attempts, so that they differ."""
+SEVERAL = "several tool calls of rollouts that were alive asked for the same, and nothing tells them apart"
+NOT_SHOWN = "a rollout that was alive asked for it, but what its model was shown is not the result"
+NOBODY = "no answer of a rollout that was alive asked for it"
+CUT = "; not all rollouts that were alive were looked at"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateAttempt:
+    """An attempt whose answers may have asked for a run."""
+
+    place: str
+    """ROLLOUT/ATTEMPT."""
+    calls: Sequence[ModelCall]
+    """Its model calls, in order."""
+    runs: Sequence[ToolRun] = ()
+    """Tool runs whose addresses named the attempt; the tool calls that asked for these are not considered again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrigin:
+    """The model call that a run is for."""
+
+    grade: Grade
+    reason: str
+    place: str | None = None
+    """ROLLOUT/ATTEMPT of the model call."""
+    asked: ToolCallRef | None = None
+    """The tool call, if it is certain or likely."""
+    carried_by: int | None = None
+    """Sequence of the call of the same attempt that carried the result."""
+    candidates: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    """Sequences of all calls that may have asked, by attempt."""
+
+
+def find_origins(
+    asking: Sequence[CandidateAttempt], runs: Sequence[ToolRun], complete: bool = True
+) -> dict[str, RunOrigin]:
+    """The model call of each run, by the run's key. `complete`: whether `asking` are all attempts that were alive."""
+    pool = [ask for number, one in enumerate(asking) for ask in _open_asks(one, number)]
+    asks = {(ask.call.sequence, ask.choice, ask.place): ask for ask in pool if _in_time(ask, runs)}
+    links = join(list(asks.values()), runs)
+    by_key = {run.key: run for run in runs}
+    return {link.run: _found(link, by_key[link.run], asking, asks, complete) for link in links}
+
+
+def _open_asks(one: CandidateAttempt, number: int) -> Iterator[ToolRequest]:
+    """The tool calls that no run of the attempt's own is for, with sequences unlike those of other attempts."""
+    asks = read_tool_requests(_numbered(call, number * _STEP) for call in one.calls)
+    told = {(it.sequence, it.choice, it.place) for link in join(asks, one.runs) for it in link.candidates}
+    return (ask for ask in asks if (ask.call.sequence, ask.choice, ask.place) not in told)
+
+
+def _numbered(call: ModelCall, base: int) -> ModelCall:
+    retried = None if call.retry_of is None else base + call.retry_of
+    return replace(call, sequence=base + call.sequence, retry_of=retried)
+
+
+def _in_time(ask: ToolRequest, runs: Sequence[ToolRun]) -> bool:
+    return bool(ask.deliveries) or any(_waited(ask, run) for run in runs)
+
+
+def _waited(ask: ToolRequest, run: ToolRun) -> bool:
+    answered = ask.call.end_ns or ask.call.start_ns
+    return ask.call.start_ns <= run.start_ns <= answered + PATIENCE_NS
+
+
+def _found(
+    link: ToolRunLink,
+    run: ToolRun,
+    asking: Sequence[CandidateAttempt],
+    asks: Mapping[tuple[int, int, int], ToolRequest],
+    complete: bool,
+) -> RunOrigin:
+    candidates: dict[str, tuple[int, ...]] = {}
+    for one in link.candidates:
+        number, sequence = divmod(one.sequence, _STEP)
+        place = asking[number].place
+        candidates[place] = tuple(dict.fromkeys((*candidates.get(place, ()), sequence)))
+    if not candidates:
+        return RunOrigin("none", NOBODY if complete else NOBODY + CUT)
+    if link.asked is None:
+        return RunOrigin("ambiguous", SEVERAL, candidates=candidates)
+    ask = asks[link.asked.sequence, link.asked.choice, link.asked.place]
+    if link.carried_by is None and ask.deliveries:
+        return RunOrigin("ambiguous", NOT_SHOWN, candidates=candidates)
+    if link.carried_by is None and not _waited(ask, run):
+        return RunOrigin("none", NOBODY)
+    number, sequence = divmod(link.asked.sequence, _STEP)
+    place = asking[number].place
+    carried = None if link.carried_by is None else link.carried_by % _STEP
+    shown = "no call carries its result yet" if carried is None else f"#{carried} carries its result"
+    # A rollout that was not examined may fit as well.
+    sure = link.grade == "certain" and complete
+    reason = f"{place}#{sequence} asked for it, as no other rollout that was alive did; {shown}"
+    asked = link.asked._replace(sequence=sequence)
+    return RunOrigin(
+        "certain" if sure else "likely", reason if complete else reason + CUT, place, asked, carried, candidates
+    )

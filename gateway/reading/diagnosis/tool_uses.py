@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
-from penstock.gateway.model.attributes import POLICY_RULE, TOOL
-from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.facts import POLICY_RULE, TOOL
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolList, ToolUse, UnansweredCall
-from penstock.gateway.reading.diagnosis.tool_arguments import match_name
+from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, ToolRequest, read_tool_requests
 from penstock.gateway.reading.diagnosis.tool_join import (
     ImpliedRun,
@@ -21,6 +20,7 @@ from penstock.gateway.reading.diagnosis.tool_join import (
     implied_runs,
     join,
 )
+from penstock.gateway.reading.diagnosis.tool_results import match_name
 from penstock.gateway.reading.turns import plain_bodies, read_exchange
 from penstock.gateway.wire.dialects.mcp import tool_run
 

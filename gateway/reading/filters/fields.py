@@ -1,18 +1,22 @@
 """The fields of the filter language: for each its name, its operators, the place of its values, and how they are
-compared."""
+compared.
+"""
 
 from __future__ import annotations
 
 import json
+import operator as comparisons
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, Literal, cast, get_args
+from fnmatch import translate
+from typing import Any, Final, Literal, cast, get_args
 
 from penstock.gateway.model.answers import FilterField
-from penstock.gateway.model.attributes import AMBIGUOUS
 from penstock.gateway.model.base import TOOLS, Mode, Origin
-from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
+from penstock.gateway.model.facts import AMBIGUOUS, SPAN_FACTS, Fact, reader
 from penstock.gateway.model.lifecycle import FINAL, WAITING, is_claimed
 from penstock.gateway.model.rollout import (
     Attempt,
@@ -24,8 +28,169 @@ from penstock.gateway.model.rollout import (
     RolloutSummary,
 )
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.reading.filters import matchers
-from penstock.gateway.reading.filters.matchers import MatcherFactory, TermError
+from penstock.gateway.model.times import UNITS, nanoseconds
+
+# Makes predicates of the values in a filter: (operator, value as written, now in ns) -> a predicate over a field's
+# values.
+#
+# A predicate is an object whose fields show what it compares, so that an index can compare its columns in the same
+# way (`filters.sql`). Its maker raises `TermError` for a value that it does not understand, with the values that it
+# allows.
+
+Matcher = Callable[[Any], bool]
+"""True if one value of a field matches."""
+MatcherFactory = Callable[[str, str, int], Matcher]
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    ">": comparisons.gt,
+    ">=": comparisons.ge,
+    "<": comparisons.lt,
+    "<=": comparisons.le,
+    "=": comparisons.eq,
+}
+
+
+class TermError(ValueError):
+    """An unusable field, operator or value. The term is not known here; `parse` adds it."""
+
+    def __init__(self, problem: str, allowed: Sequence[str] = (), nearest: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.allowed, self.nearest = problem, allowed, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class NumberMatcher:
+    """Matches numbers on one side of a limit, or equal to it."""
+
+    operator: str
+    """One of > >= < <= =."""
+    limit: float
+
+    def __call__(self, value: float) -> bool:
+        return _COMPARE[self.operator](value, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class WordMatcher:
+    """Matches any of some words."""
+
+    words: tuple[str, ...]
+
+    def __call__(self, value: str) -> bool:
+        return value in self.words
+
+
+@dataclass(frozen=True, slots=True)
+class SubstringMatcher:
+    """Matches texts that contain one of these casefolded parts. `folded`: the text is casefolded already."""
+
+    parts: tuple[str, ...]
+    folded: bool
+
+    def __call__(self, value: str) -> bool:
+        text = value if self.folded else value.casefold()
+        return any(part in text for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobMatcher:
+    """Matches texts of this pattern, case ignored."""
+
+    wanted: re.Pattern[str]
+
+    def __call__(self, value: str) -> bool:
+        return self.wanted.match(value) is not None
+
+
+def pattern(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of texts: `=` exactly, `~` a part, else a pattern with `*` and `?`, case ignored."""
+    if operator == "=":
+        return WordMatcher((value,))
+    if operator == "~":
+        return SubstringMatcher((value.casefold(),), folded=False)
+    return GlobMatcher(re.compile(translate(value.replace("[", "[[]")), re.IGNORECASE))
+
+
+def part(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of a part of a casefolded text, which may be JSON."""
+    return SubstringMatcher(forms(value), folded=True)
+
+
+def forms(text: str) -> tuple[str, ...]:
+    """The forms in which a text may occur in a casefolded one: unchanged, or escaped for JSON in either of the two
+    usual ways."""
+    found = {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    return tuple(sorted({form.casefold() for form in found}))
+
+
+def count(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of whole numbers from 0."""
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise TermError(f"{value!r} is not a whole number", ("0", "1", "2", "..."))
+    return _compared(operator, int(value))
+
+
+def whole(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of whole numbers, also negative ones."""
+    if not re.fullmatch(r"-?[0-9]{1,18}", value):
+        raise TermError(f"{value!r} is not a whole number", ("-1", "0", "1", "..."))
+    return _compared(operator, int(value))
+
+
+def decimal(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of decimal numbers."""
+    if not re.fullmatch(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", value):
+        raise TermError(f"{value!r} is not a number", ("-1", "0.5", "1", "..."))
+    return _compared(operator, float(value))
+
+
+def latency(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of nanoseconds, from a duration with its unit."""
+    ns = nanoseconds(value)
+    if ns is None:
+        raise TermError(f"{value!r} is not a number with a unit, such as 250ms", tuple(UNITS))
+    return _compared(operator, ns)
+
+
+def instant(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of ns since the epoch, from an ISO time or a duration before now."""
+    ago = nanoseconds(value)
+    return _compared(operator, now_ns - ago if ago is not None else _instant(value))
+
+
+def since(operator: str, value: str, now_ns: int) -> Matcher:
+    """A matcher of instants at or after an ISO time, or a duration before now."""
+    return instant(">=", value, now_ns)
+
+
+def _instant(value: str) -> int:
+    try:
+        when = datetime.fromisoformat(value)
+        seconds = when.timestamp() if when.tzinfo else when.replace(tzinfo=UTC).timestamp()
+    except (ValueError, OverflowError):
+        forms = ("2026-08-01", "2026-08-01T12:30:00Z", "2h", "30m")
+        raise TermError(f"{value!r} is neither an ISO time (UTC unless it says) nor a time ago", forms) from None
+    return int(seconds * 1e9)
+
+
+def _compared(operator: str, limit: float) -> NumberMatcher:
+    return NumberMatcher(operator if operator in _COMPARE else "=", limit)
+
+
+class WordMatcherFactory:
+    """Makes matchers of one of a few words; a group is a word that stands for several of them."""
+
+    def __init__(self, *allowed: str, **groups: Sequence[str]) -> None:
+        self._groups = groups
+        self.words = (*map(str, allowed), *(group for group in groups if group not in allowed))
+
+    def __call__(self, operator: str, value: str, now_ns: int) -> Matcher:
+        """The matcher of one of the words, or of a group's words."""
+        if value not in self.words:
+            near = get_close_matches(value, self.words, n=1)
+            raise TermError(f"{value!r} is not one of its values", self.words, near[0] if near else None)
+        return WordMatcher(tuple(map(str, self._groups.get(value, (value,)))))
+
 
 Target = Literal["spans", "rollouts"]
 ValueReader = Callable[[Rollout | None, Span | None], Sequence[Any]]
@@ -146,7 +311,7 @@ def _metadata(key: str) -> Field:
         found = None if rollout is None else _lookup(rollout.metadata or {}, key)
         return () if found is None else (found if isinstance(found, str) else json.dumps(found),)
 
-    return Field("a key of the rollout's metadata", TEXT, values, matchers.pattern, "both", "rollout")
+    return Field("a key of the rollout's metadata", TEXT, values, pattern, "both", "rollout")
 
 
 def _source(span: Span) -> str | None:
@@ -178,27 +343,27 @@ def _about_span(fact: Fact) -> Field:
     assert form is not None
     values, help = _of_span(read), form.help or fact.help
     if form.words:
-        return Field(help, CHOICE, values, matchers.WordMatcherFactory(*form.words))
+        return Field(help, CHOICE, values, WordMatcherFactory(*form.words))
     match fact.type:
         case "varchar[]":
-            return Field(help, TEXT, lambda _, span: (span and read(span)) or (), matchers.pattern)
+            return Field(help, TEXT, lambda _, span: (span and read(span)) or (), pattern)
         case "boolean":
             values = _of_span(lambda span: str(bool(read(span))).lower())
-            return Field(help, CHOICE, values, matchers.WordMatcherFactory("true", "false"))
+            return Field(help, CHOICE, values, WordMatcherFactory("true", "false"))
         case "bigint" | "integer":
-            return Field(help, NUMBER, values, matchers.latency if fact.unit == "ns" else matchers.count)
+            return Field(help, NUMBER, values, latency if fact.unit == "ns" else count)
         case "double":
-            return Field(help, NUMBER, values, matchers.decimal)
+            return Field(help, NUMBER, values, decimal)
         case _:
-            return Field(help, TEXT, values, matchers.pattern)
+            return Field(help, TEXT, values, pattern)
 
 
 def _text(help: str, read: Callable[[Span], Any]) -> Field:
-    return Field(help, TEXT, _of_span(read), matchers.pattern)
+    return Field(help, TEXT, _of_span(read), pattern)
 
 
 def _count(help: str, read: Callable[[Span], Any]) -> Field:
-    return Field(help, NUMBER, _of_span(read), matchers.count)
+    return Field(help, NUMBER, _of_span(read), count)
 
 
 def _about_attempts(help: str, operators: tuple[str, ...], read: ValueReader, matcher: MatcherFactory) -> Field:
@@ -206,47 +371,41 @@ def _about_attempts(help: str, operators: tuple[str, ...], read: ValueReader, ma
 
 
 _BOTH: dict[str, Field] = {
-    "rollout": Field("its rollout", TEXT, _rollout_id, matchers.pattern, "both"),
-    "mode": _about_rollout(
-        "what the rollout is for", CHOICE, lambda r: r.mode, matchers.WordMatcherFactory(*get_args(Mode))
-    ),
+    "rollout": Field("its rollout", TEXT, _rollout_id, pattern, "both"),
+    "mode": _about_rollout("what the rollout is for", CHOICE, lambda r: r.mode, WordMatcherFactory(*get_args(Mode))),
     "origin": _about_rollout(
-        "how the rollout came to be", CHOICE, lambda r: r.origin, matchers.WordMatcherFactory(*get_args(Origin))
+        "how the rollout came to be", CHOICE, lambda r: r.origin, WordMatcherFactory(*get_args(Origin))
     ),
-    "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, matchers.pattern),
-    "priority": _about_rollout("the rollout's priority in the queue", NUMBER, lambda r: r.priority, matchers.whole),
-    "tries": _about_rollout("attempts that the queue has handed out", NUMBER, lambda r: r.tries, matchers.count),
-    "input": _about_rollout("part of the task", ("~",), _task, matchers.part),
+    "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, pattern),
+    "priority": _about_rollout("the rollout's priority in the queue", NUMBER, lambda r: r.priority, whole),
+    "tries": _about_rollout("attempts that the queue has handed out", NUMBER, lambda r: r.tries, count),
+    "input": _about_rollout("part of the task", ("~",), _task, part),
     "reward": _about_attempts(
         "a reward's own value; of other spans the reward of their attempt; of a rollout its own",
         NUMBER,
         _reward,
-        matchers.decimal,
+        decimal,
     ),
-    "worker": _about_attempts("name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), matchers.pattern),
+    "worker": _about_attempts("name of the attempt's worker", TEXT, _of_attempts(lambda a: a.worker), pattern),
     "attempt_status": _about_attempts(
         "where the attempt stands",
         CHOICE,
         _of_attempts(lambda a: a.status),
-        matchers.WordMatcherFactory(*AttemptStatus),
+        WordMatcherFactory(*AttemptStatus),
     ),
     "ambiguous": Field(
         "could a call without an address be another rollout's",
         CHOICE,
         _ambiguous,
-        matchers.WordMatcherFactory("true", "false"),
+        WordMatcherFactory("true", "false"),
         "both",
         "attempts",
     ),
-    "started": Field("when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, matchers.instant, "both"),
-    "since": Field(
-        "began at or after then: an ISO time, or how long ago (30d)", (":",), _started_ns, matchers.since, "both"
-    ),
-    "model": Field("model asked for or served", TEXT, _models, matchers.pattern),
-    "source": Field(
-        "who gave the reward", CHOICE, _of_span(_source), matchers.WordMatcherFactory(*get_args(RewardSource))
-    ),
-    "tool": Field("a tool that was run, or that the answer asked for", TEXT, _nothing, matchers.pattern, "tools"),
+    "started": Field("when it began: an ISO time, or how long ago (2h)", ORDER, _started_ns, instant, "both"),
+    "since": Field("began at or after then: an ISO time, or how long ago (30d)", (":",), _started_ns, since, "both"),
+    "model": Field("model asked for or served", TEXT, _models, pattern),
+    "source": Field("who gave the reward", CHOICE, _of_span(_source), WordMatcherFactory(*get_args(RewardSource))),
+    "tool": Field("a tool that was run, or that the answer asked for", TEXT, _nothing, pattern, "tools"),
     "server": _text("name of the server of tools", lambda s: s.upstream if s.kind in TOOLS else None),
     "tokens": _count("input and output tokens", _tokens),
     "bytes": _count("size of both bodies", lambda s: s.request_bytes + s.response_bytes),
@@ -255,14 +414,14 @@ _BOTH: dict[str, Field] = {
         "part of what it adds: new messages, the answer, tool calls and results, errors",
         ("~",),
         _nothing,
-        matchers.part,
+        part,
         "texts",
     ),
     "raw": Field(
         "part of the request or response body as it is; reads each, so it is slow",
         ("~",),
         _nothing,
-        matchers.part,
+        part,
         "bodies",
     ),
 }
@@ -273,7 +432,7 @@ FIELDS: dict[Target, dict[str, Field]] = {
             "how it ended; failed is error or interrupted",
             CHOICE,
             _of_span(lambda s: s.status),
-            matchers.WordMatcherFactory(*SpanStatus, failed=FAILED),
+            WordMatcherFactory(*SpanStatus, failed=FAILED),
         ),
         **_BOTH,
     },
@@ -282,7 +441,7 @@ FIELDS: dict[Target, dict[str, Field]] = {
             "where the rollout stands; waiting and ended are several at once, claimed is in a worker's hands",
             CHOICE,
             _statuses,
-            matchers.WordMatcherFactory(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
+            WordMatcherFactory(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
             "both",
         ),
         **_BOTH,
@@ -297,7 +456,7 @@ def describe_fields(target: Target) -> list[FilterField]:
             name=name,
             help=one.help,
             operators=list(one.operators),
-            values=list(one.matcher.words) if isinstance(one.matcher, matchers.WordMatcherFactory) else [],
+            values=list(one.matcher.words) if isinstance(one.matcher, WordMatcherFactory) else [],
         )
         for name, one in FIELDS[target].items()
     ]

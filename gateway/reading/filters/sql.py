@@ -16,8 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from penstock.gateway.model.base import TOOLS
 from penstock.gateway.model.facts import SPAN_FACTS
-from penstock.gateway.reading.filters.fields import Target
-from penstock.gateway.reading.filters.matchers import Matcher, NumberMatcher, SubstringMatcher, WordMatcher
+from penstock.gateway.reading.filters.fields import Matcher, NumberMatcher, SubstringMatcher, Target, WordMatcher
 from penstock.gateway.reading.filters.query import Predicate, Query
 
 HITS: Final = "hits_{}"

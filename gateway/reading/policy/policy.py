@@ -14,8 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.reading.policy.call_parser import ToolCall, strict
-from penstock.gateway.reading.policy.conditions import CallArguments, ConditionTest, compile_condition
-from penstock.gateway.reading.policy.path_values import UnreadableCall
+from penstock.gateway.reading.policy.conditions import CallArguments, ConditionTest, UnreadableCall, compile_condition
 from penstock.gateway.reading.policy.rules import PolicyRule
 
 Hints = Mapping[str, Any]

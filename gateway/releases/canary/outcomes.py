@@ -34,8 +34,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from penstock.gateway.model.attributes import POLICY_HARD
-from penstock.gateway.model.baggage import LONGEST, entry
+from penstock.gateway.model.facts import POLICY_HARD
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.release import (
     Assignment,
@@ -48,7 +47,7 @@ from penstock.gateway.model.release import (
 )
 from penstock.gateway.model.release_policy import EARLY, MISSING, ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus
-from penstock.gateway.model.span import POLICY_VIOLATION, Span, SpanStatus
+from penstock.gateway.model.span import LONGEST, POLICY_VIOLATION, Span, SpanStatus, entry
 from penstock.gateway.releases.canary.assignment import Requester, as_text
 from penstock.gateway.releases.canary.evidence import CanaryObservation
 

@@ -2,7 +2,7 @@
 
 A replayed call is asked again of the candidate and of the incumbent, and both answers are scored against the recorded
 one. Models seldom say the same twice, so only what the candidate loses *against the incumbent* counts. The scores go
-into the paired betting test (`gateway.releases.canary.betting`), in the order in which the calls were drawn, and
+into the paired betting test (`gateway.releases.canary.evidence`), in the order in which the calls were drawn, and
 `PassTest` says when it is over:
 
 * **pass**: a loss of the margin or more is excluded (e >= 1/alpha), and the incumbent itself agrees often enough for
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, Literal, TypeVar
 
-from penstock.gateway.releases.canary.betting import PairedTest
+from penstock.gateway.releases.canary.evidence import PairedTest
 
 T = TypeVar("T")
 PassVerdict = Literal["pass", "fail", "undecided"]

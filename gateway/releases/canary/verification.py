@@ -32,19 +32,24 @@ from penstock.gateway.model.release import (
 from penstock.gateway.model.resource import GATEWAY, Resource
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.assignment import share
-from penstock.gateway.releases.canary.coverage import MOST, UNLIKELY, WINDOW, baseline_rate, likelihood
 from penstock.gateway.releases.canary.decision import (
     BY_RULE,
+    MOST,
+    UNLIKELY,
+    WINDOW,
     Canary,
+    MoveError,
     add_early_looks,
     add_outcomes,
+    baseline_rate,
+    check_move,
     empty_evidence,
     figures,
+    likelihood,
     replay_decisions,
 )
 from penstock.gateway.releases.canary.evidence import CanaryEvidence
 from penstock.gateway.releases.canary.outcomes import as_of, unit_problems
-from penstock.gateway.releases.canary.stages import MoveError, check_move
 
 OUT_OF_TURN = "violations"
 """Key of the evidence of a rollback that did not wait for its turn."""

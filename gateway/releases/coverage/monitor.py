@@ -20,7 +20,7 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage.operations import CoverageDelta, CoverageOperations, CoverageUpdates
-from penstock.gateway.releases.prompts.nearest_text import NearestTextFinder, difference
+from penstock.gateway.releases.prompts.recogniser import NearestTextFinder, difference
 from penstock.gateway.releases.prompts.rewrite import TextMiss, names_of
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.gateway.model.template import Template
-from penstock.gateway.releases.prompts.alignment import tokens
-from penstock.gateway.releases.prompts.common_template import common_template
-from penstock.gateway.releases.prompts.match import match
+from penstock.gateway.model.resource import Template
+from penstock.gateway.releases.prompts.anchors import match
+from penstock.gateway.releases.prompts.common_template import common_template, tokens
 
 TextCounts: TypeAlias = Counter[str]
 """Different texts, with the number of times each was sent."""

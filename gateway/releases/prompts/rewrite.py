@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Literal, TypeAlias
 
 from penstock.gateway.model.coverage import MissReason, UnreadReason
-from penstock.gateway.model.template import Template, TemplateError
+from penstock.gateway.model.resource import Template, TemplateError
 from penstock.gateway.releases.prompts.placeholder import MARK, PlaceholderError, placeholders
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RecognitionResult, TextMatch, sha256
 from penstock.gateway.wire.dialects.base import Dialect

@@ -16,7 +16,7 @@ from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.release import PinList, Release
 from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
+from penstock.gateway.model.retention import ForgottenRollout, RetentionHold
 from penstock.gateway.tape import background_answers
 from penstock.gateway.tape.store import audit_log, keys
 from penstock.gateway.tape.store.erasure import WipePosition

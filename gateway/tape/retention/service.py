@@ -19,16 +19,22 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.retention import ForgottenPage, RetentionHoldList, RetentionRule, RetentionStatus
-from penstock.gateway.model.retention_records import ForgottenRollout, RetentionHold
-from penstock.gateway.model.rollout import Rollout
-from penstock.gateway.model.summaries import last_seen_ns, summarised
-from penstock.gateway.tape.retention.expiry import ExpiredRollout, take_expired
+from penstock.gateway.model.retention import (
+    ForgottenPage,
+    ForgottenRollout,
+    RetentionHold,
+    RetentionHoldList,
+    RetentionRule,
+    RetentionStatus,
+)
+from penstock.gateway.model.rollout import Rollout, last_seen_ns, summarised
+from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.reading.filters.query import Query, QueryError, parse
 from penstock.gateway.tape.retention.operations import (
     FORGOTTEN,
     HELD,
@@ -37,12 +43,57 @@ from penstock.gateway.tape.retention.operations import (
     pending_wipe_count,
     running_call_error,
 )
-from penstock.gateway.tape.retention.rules import parse_rule
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
 from penstock.gateway.tape.store.erasure import WipePosition
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.transaction import Transaction
+
+# Rollouts whose time is over, read in bounded steps.
+
+LOOKED: Final = 512
+"""Rollouts that are examined without a pause."""
+
+
+class ExpiredRollout(NamedTuple):
+    """A rollout whose time is over."""
+
+    rollout: str
+    why: str
+    """The rule by which its time is over."""
+
+
+def take_expired(found: Iterator[ExpiredRollout | None], most: int) -> tuple[list[ExpiredRollout], bool]:
+    """Return at most `most` due rollouts, and whether there may be more."""
+    some: list[ExpiredRollout] = []
+    for _ in range(LOOKED):
+        try:
+            one = next(found)
+        except StopIteration:
+            return some, False
+        if one is not None:
+            some.append(one)
+            if len(some) == most:
+                break
+    return some, True
+
+
+# The filters of retention rules, parsed before a gateway starts. Pure.
+
+
+def parse_rule(place: int, rule: RetentionRule) -> Query:
+    """Return the filter of the `place`th rule. Raises `ConfigError` when it cannot be understood, or is about calls."""
+    try:
+        query = parse(rule.filter, "rollouts")
+    except QueryError as error:
+        raise ConfigError(f"retention {place}: filter: {rule.filter!r} cannot be understood: {error}") from None
+    if query.needs_spans:
+        raise ConfigError(
+            f"retention {place}: filter: {rule.filter!r} is about calls, and rollouts are forgotten as a whole: name "
+            "what `penstock rollouts` shows of them, such as status, mode, group, reward or metadata.NAME"
+        )
+    return query
+
 
 EVERY_S: Final = 60.0
 """Seconds between two looks at all rollouts, at least."""

@@ -26,10 +26,10 @@ from typing import Self, TypeVar
 
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
 from penstock.gateway.tape.store.codec import DECODE_ERRORS
+from penstock.gateway.tape.store.directory import WriterRegistry
 from penstock.gateway.tape.store.environment import Environment, TapeError, Txn
-from penstock.gateway.tape.store.follower import Follower
-from penstock.gateway.tape.store.overwrite_pass import OverwritePass
-from penstock.gateway.tape.store.processes import WriterRegistry
+from penstock.gateway.tape.store.erasure import OverwritePass
+from penstock.gateway.tape.store.feed import Follower
 from penstock.gateway.tape.store.reader import SECRET, StoreReader
 from penstock.gateway.tape.store.tables import no_op
 from penstock.gateway.tape.store.writer import ActivityHook, WriteItem, Writer

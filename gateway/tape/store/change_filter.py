@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.gateway.model.change import ChangeKind
+from penstock.gateway.model.answers import ChangeKind
 from penstock.gateway.model.rollout import RolloutStatus
 
 KINDS: Final[dict[bytes, ChangeKind]] = {

@@ -25,8 +25,8 @@ import zstandard
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Side
 
 DEPTH = 32
 DECODE_ERRORS = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
@@ -395,7 +395,7 @@ def unpack_segment(segment: bytes) -> list[bytes]:
 
 def pack_open(summary: bytes, body: bytes | None, process: str) -> bytes:
     """Return the value of an `open` key. `process`: the name of the process that serves the call
-    (`store.processes`)."""
+    (`store.directory`)."""
     return _pack((summary, body, process))
 
 

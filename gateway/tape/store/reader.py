@@ -12,19 +12,44 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TypeVar
 
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.model.change import Change
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Chunk, Exchange
 from penstock.gateway.tape.store import codec, keys
 from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
+from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.damage import DAMAGE_ERRORS, DamageLog, is_damage
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.environment import ORDER, Cursor, Environment
-from penstock.gateway.tape.store.exchanges import exchange
 from penstock.gateway.tape.store.records import Style
 from penstock.gateway.tape.store.view import BLOCK, FORGOTTEN, ForgottenBodyError, TapeView
+
+# A stored body as an `Exchange`, the noun that people and programs read.
+
+
+def header_lines(block: bytes) -> list[tuple[str, str]]:
+    """Return `name: value CRLF` lines as pairs, bytes above 0x7f as latin-1 (RFC 9110 §5.5)."""
+    lines = block.decode("latin-1").split("\r\n")
+    pairs = (line.partition(":") for line in lines if line)
+    return [(name, value.strip(" \t")) for name, _, value in pairs]
+
+
+def exchange(body: StoredBody) -> Exchange:
+    """Return a stored body as an `Exchange`."""
+    marks = iter(body.marks)
+    return Exchange(
+        url=body.url,
+        request_headers=header_lines(body.request_headers),
+        request_body=body.request,
+        response_headers=header_lines(body.response_headers),
+        response_body=body.response,
+        trailers=header_lines(body.trailers),
+        chunks=[Chunk(at_ns=at * 1000, size=size) for at, size in zip(marks, marks, strict=True)],
+        sides=body.sides,
+    )
+
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -23,12 +23,11 @@ from penstock.gateway.model.rollout import (
     RolloutStatus,
     Totals,
 )
-from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage
-from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage, span_id, trace_id
 from penstock.gateway.tape.store import codec, keys
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.token_estimate import lacks_token_counts
+from penstock.gateway.wire.dialects.token_ids import lacks_token_counts
 
 STYLE = (
     "kind",
@@ -163,7 +162,7 @@ class SpanEntry:
     """Functions that run in the same transaction once the entry is written (`store.transaction`, which knows of
     entries)."""
     deferred: str | None = None
-    """The name of its answer (`dialects.retrieval`) if another call will fetch that: until then the call is open."""
+    """The name of its answer (`dialects.responses`) if another call will fetch that: until then the call is open."""
     batch: str | None = None
     """The name of the batch that the call has made (`dialects.batches`), if any."""
 

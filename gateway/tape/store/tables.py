@@ -21,9 +21,8 @@ from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.tape.store import codec, keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout, SharedBody, WriterCache
 from penstock.gateway.tape.store.codec import DeltaBase, StoredBody
-from penstock.gateway.tape.store.directory import DamagedRecordError
+from penstock.gateway.tape.store.directory import DEFERRED, DamagedRecordError
 from penstock.gateway.tape.store.environment import ORDER, Txn
-from penstock.gateway.tape.store.processes import DEFERRED
 from penstock.gateway.tape.store.records import SpanEntry, Style
 from penstock.gateway.tape.store.view import BLOCK, TapeView, last_block
 

@@ -15,10 +15,10 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.tape.store.codec import StoredBody, process_of, unpack_open
+from penstock.gateway.tape.store.directory import DEFERRED
 from penstock.gateway.tape.store.environment import ORDER
 from penstock.gateway.tape.store.erasure import RolloutErasure
-from penstock.gateway.tape.store.follower import Follower
-from penstock.gateway.tape.store.processes import DEFERRED
+from penstock.gateway.tape.store.feed import Follower
 from penstock.gateway.tape.store.records import SpanEntry, span_from
 from penstock.gateway.tape.store.tables import Packable, TapeTables, WriteBatch
 

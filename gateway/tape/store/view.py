@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, cast
 
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.queue import QueueState
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus
 from penstock.gateway.model.span import Span

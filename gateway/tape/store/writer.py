@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
 from penstock.gateway.tape.store.cache import CachedAttempt
 from penstock.gateway.tape.store.environment import Environment, Txn
-from penstock.gateway.tape.store.follower import Follower
+from penstock.gateway.tape.store.feed import Follower
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.tables import TapeTables, WriteBatch, no_op
@@ -43,7 +43,7 @@ class Writer:
         woken: ActivityHook | None = None,
         secrets: Secrets = NO_SECRETS,
     ) -> None:
-        """`process`: the name of this process (`store.processes`). `secrets`: known secrets, removed from all text that
+        """`process`: the name of this process (`store.directory`). `secrets`: known secrets, removed from all text that
         others supply; calls have theirs removed already."""
         self._env = env
         self._secrets = secrets

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
-from penstock.gateway.model.definitions import DefinitionKind
+from penstock.gateway.model.tools import DefinitionKind
 from penstock.gateway.wire.dialects.loose_json import AmbiguousJsonError, lenient, unambiguous
 
 LISTS: Final[dict[str, tuple[DefinitionKind, str, str]]] = {

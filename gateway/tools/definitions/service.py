@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from penstock.gateway.model.definitions import ApproveRequest, DefinitionKind, OnChange, ServerDefinitions
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.model.settings import McpServer
+from penstock.gateway.model.tools import ApproveRequest, DefinitionKind, OnChange, ServerDefinitions
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.recorder import Recorder
@@ -42,11 +42,11 @@ from penstock.gateway.tools.definitions.list_answer import (
 from penstock.gateway.tools.definitions.operations import (
     AttemptRef,
     DefinitionOperations,
+    DefinitionReader,
     Sighting,
     SightingResult,
     describe_changes,
 )
-from penstock.gateway.tools.definitions.reader import DefinitionReader
 
 _log = logging.getLogger("penstock.mcp")
 _AGAIN_NS: Final = 60 * 10**9

@@ -17,10 +17,9 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.model.server_settings import McpServer
-from penstock.gateway.tools.hosted.line_queue import LineQueue, PostExchange
+from penstock.gateway.model.settings import McpServer
 from penstock.gateway.tools.hosted.process_pool import ProcessJournal, ProcessPool, ProcessStartError
-from penstock.gateway.tools.hosted.session import Owner, ProcessSession
+from penstock.gateway.tools.hosted.session import LineQueue, Owner, PostExchange, ProcessSession
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, error_code, error_of, messages, meta
 

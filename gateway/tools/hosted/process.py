@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, Final
 
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.model.settings import McpServer
 from penstock.sidecar.agent.warden import WardenProcess, read_messages, start
 
 LINE: Final = 64 << 20

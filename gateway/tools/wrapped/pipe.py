@@ -7,21 +7,270 @@ is written when it has ended. Until then the wrapper keeps its bytes, and sends 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.gateway.model.known_secrets import NO_SECRETS
-from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, StdioFrame
+import msgspec
+
+from penstock.gateway.model import span
+from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
+from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, TAIL, StdioFrame
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.tools.definitions.list_answer import LISTS
-from penstock.gateway.tools.sessions import McpSession
-from penstock.gateway.tools.wrapped.line import LineAssembler, WrapperLine
-from penstock.gateway.tools.wrapped.message_span import TRANSPORT, MessageSpan, WrapperSession
-from penstock.gateway.tools.wrapped.session_progress import OpenRequest, SessionProgress
+from penstock.gateway.tools.sessions import SENDER, McpSession, with_session_attributes
 from penstock.gateway.wire.dialects.loose_json import arr, loads, obj
-from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, cancelled_request_id, outcome
+from penstock.gateway.wire.dialects.mcp import (
+    CALL,
+    PREFIX,
+    JsonRpcMessage,
+    McpDialect,
+    cancelled_request_id,
+    messages,
+    outcome,
+    read_truncated_message,
+    request_facts,
+)
+from penstock.gateway.work.queue.operations import QueueOperations
+
+# Joins the frames of one direction to lines.
+
+
+class WrapperLine(NamedTuple):
+    """A line that has passed."""
+
+    raw: bytes
+    """The bytes that are kept, with its end if it is whole."""
+    size: int
+    """Bytes that passed."""
+    tail: bytes
+    """Its last bytes, if it is not kept whole."""
+    begun_ns: int
+    ended_ns: int
+    sequences: tuple[int, ...]
+    """Sequence numbers of its frames."""
+
+    @property
+    def cut(self) -> bool:
+        """True if a part of it is missing."""
+        return self.size > len(self.raw)
+
+    def messages(self) -> list[JsonRpcMessage]:
+        """Its messages; none for an empty line."""
+        if self.cut:
+            return [read_truncated_message(self.raw, self.tail)]
+        said = self.raw.strip()
+        return messages(said) if said else []
+
+
+class LineAssembler:
+    """Joins frames to lines, and keeps each up to a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pieces: list[bytes] = []
+        self._kept = self._size = self._begun_ns = 0
+        self._tail = b""
+        self.sequences: tuple[int, ...] = ()
+        """Sequence numbers of the frames of the incomplete line."""
+
+    def add(self, frame: StdioFrame) -> WrapperLine | None:
+        """Adds a frame, and returns the line that ends with it, if any."""
+        self._begun_ns = self._begun_ns or frame.time_ns
+        self.sequences += (frame.sequence,)
+        if frame.size == len(frame.data):
+            room = self._limit - self._kept
+            if len(frame.data) > room:
+                self._tail = (self._tail + frame.data[room:])[-TAIL:]
+            self._keep(frame.data[:room])
+        else:
+            # The wrapper has left out a part of the line: this data is its end.
+            self._tail = frame.data[-TAIL:]
+        self._size += frame.size
+        return self.end(frame.time_ns) if frame.last else None
+
+    def _keep(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._kept += len(data)
+
+    def end(self, time_ns: int, broken: bool = False) -> WrapperLine | None:
+        """Returns the line as far as it has come; None if no frame has. `broken`: its end will never come."""
+        if not self.sequences:
+            return None
+        raw = b"".join(self._pieces)
+        line = WrapperLine(raw, self._size + broken, self._tail, self._begun_ns, time_ns, self.sequences)
+        self._forget()
+        return line
+
+
+# The progress of a session on the tape, from which a gateway continues after a restart.
+
+
+class OpenRequest(msgspec.Struct, array_like=True):
+    """A request without its answer. The wrapper keeps its bytes and sends them again."""
+
+    sequences: list[int]
+    """Sequence numbers of the frames of its line."""
+    index: int
+    """Its place in that line."""
+    parent: str | None = None
+    gap: bool = False
+    """True if lines were lost since."""
+
+
+class SessionProgress(msgspec.Struct, array_like=True):
+    """The progress of one session."""
+
+    done: int = 0
+    """Frames up to this number are on the tape, or of open requests or lines."""
+    over: bool = False
+    protocol: str | None = None
+    owed: list[OpenRequest] = []
+    begun: list[list[int]] = []
+    """Frames of incomplete lines, for each direction."""
+
+    def open_frames(self) -> list[int]:
+        """The frames that the wrapper must keep, in order."""
+        found = {number for one in self.owed for number in one.sequences}
+        return sorted(found.union(*self.begun))
+
+
+def session_key(rollout: str, attempt: str, session: str) -> str:
+    """The name of a session's note on the tape. It includes the rollout, so that no other rollout can write it."""
+    return f"wrapped {rollout}/{attempt}/{session}"
+
+
+_decode = msgspec.json.Decoder(SessionProgress).decode
+
+
+def decode_progress(note: bytes | None) -> SessionProgress:
+    """Decodes a session's note; a new session has none."""
+    return SessionProgress() if note is None else _decode(note)
+
+
+def encode_progress(saved: SessionProgress) -> bytes:
+    """Encodes the note of a session."""
+    return msgspec.json.encode(saved)
+
+
+# Writes the frames of a wrapper within a write transaction.
+
+
+def keep(transaction: Transaction, entries: Sequence[SpanEntry], name: str, saved: bytes, now: int) -> None:
+    """Writes spans and, under a name, the progress of their session: both or nothing."""
+    for entry in entries:
+        entry.sequence = 0
+        # The wrapper's clock may be that of another machine.
+        transaction.record(entry, seen_ns=min(now, max(entry.start_ns, entry.end_ns or 0)))
+    QueueOperations(transaction).note(name, saved)
+
+
+# A message that passed a wrapper, as a span.
+
+if TYPE_CHECKING:
+    from penstock.gateway.model.base import Origin
+
+TRANSPORT = {"network.transport": "pipe"}
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSession:
+    """The session that messages belong to."""
+
+    rollout: str
+    attempt: str
+    origin: Origin
+    session: str
+    server: str
+
+
+class MessageSpan:
+    """A message, such as a request or a notification, on its way to the tape."""
+
+    def __init__(
+        self, sent: JsonRpcMessage, line: WrapperLine, index: int, by_client: bool, source: WrapperSession
+    ) -> None:
+        """`index`: the message's place in the line."""
+        self.sent, self.line, self.index, self.by_client = sent, line, index, by_client
+        self.span_id = _span_id(f"{source.session} {line.sequences[-1]} {index}")
+        self.parent: str | None = None
+        self.gap = False
+        """True if lines were lost since."""
+        self.status: str = "ok"
+        self.error: str | None = None
+        self.end_ns = line.ended_ns
+        self.answer: JsonRpcMessage | None = None
+        self.answer_line: WrapperLine | None = None
+        self._source = source
+        self._token: Any = None
+
+    @property
+    def progress_token(self) -> Any:
+        """The token of the request's progress reports; None if it wants none."""
+        if self._token is None:
+            params = obj(obj(loads(self.sent.raw)).get("params"))
+            self._token = (obj(params.get("_meta")).get("progressToken"),)
+        return self._token[0]
+
+    def entry(self, protocol: str | None, secrets: Secrets) -> SpanEntry:
+        """The span. `protocol`: the version that the session has agreed on."""
+        secrets = secrets.for_call()
+        source, sent, about = self._source, self.sent, request_facts(self.sent)
+        entry = SpanEntry(source.rollout, source.attempt, source.origin)
+        entry.dialect, entry.method, entry.path, entry.upstream = (
+            McpDialect.name,
+            "",
+            PREFIX + source.server,
+            source.server,
+        )
+        tool = self.by_client and sent.kind == "request" and sent.method == CALL
+        entry.kind = "tool" if tool else "mcp"
+        named = sent.method or ("answer" if sent.kind == "answer" else "unreadable")
+        entry.name = secrets.text(" ".join(filter(None, (named, about.target))))
+        said = about.attributes if sent.method else {}
+        more = TRANSPORT if self.by_client else TRANSPORT | {SENDER: "server"}
+        entry.attributes = with_session_attributes(said | more, source.session, about.protocol or protocol)
+        entry.start_ns, entry.end_ns = self.line.begun_ns, max(self.end_ns, self.line.begun_ns)
+        entry.span_id, entry.parent_id = self.span_id, self.parent
+        if self.by_client and (found := span.parse(about.traceparent or "")) is not None:
+            entry.trace_id, entry.parent_id = found
+        entry.status, entry.error = self.status, self.error
+        entry.request_bytes, entry.truncated = self._size(sent, self.line), self.line.cut
+        self._close(entry)
+        response = b"" if self.answer is None else secrets.hide(self.answer.raw)
+        entry.body = StoredBody("", b"", secrets.hide(sent.raw), b"", response, b"", [])
+        if secrets:
+            entry.attributes = {**secrets.json(entry.attributes or {}), **secrets.span_attributes}
+            entry.error = None if entry.error is None else secrets.text(entry.error)
+        return entry
+
+    def _close(self, entry: SpanEntry) -> None:
+        answer, line = self.answer, self.answer_line
+        if answer is None or line is None:
+            return
+        failed, entry.finish, attributes = outcome(answer.raw)
+        if failed is not None:
+            entry.status, entry.error = "error", failed
+        entry.attributes = {**(entry.attributes or {}), **attributes}
+        entry.first_byte_ns = max(0, line.begun_ns - entry.start_ns)
+        entry.response_bytes = self._size(answer, line)
+        entry.truncated = entry.truncated or line.cut
+
+    @staticmethod
+    def _size(sent: JsonRpcMessage, line: WrapperLine) -> int:
+        return line.size if line.cut else len(sent.raw)
+
+
+def _span_id(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
 
 ENDS = {"client": ("cancelled", "client_gone"), "server": ("error", "ended_early")}
 """Status and error of requests without an answer, by the side that has ended the session."""

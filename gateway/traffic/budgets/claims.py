@@ -7,11 +7,18 @@ from typing import Final
 
 from penstock.gateway.model.budget import BudgetScope
 from penstock.gateway.model.prices import Price
-from penstock.gateway.traffic.budgets.bounds import PromptCounter, TokenBound, bound
+from penstock.gateway.traffic.budgets.bounds import (
+    PromptCounter,
+    TokenBound,
+    UnreadCall,
+    bound,
+    is_read,
+    known_model,
+    unread_call,
+)
 from penstock.gateway.traffic.budgets.limits import MOST, Limit, nanodollars
 from penstock.gateway.traffic.budgets.operations import BudgetClaim
 from penstock.gateway.traffic.budgets.refusal import uncountable, unpriced
-from penstock.gateway.traffic.budgets.unread_calls import UnreadCall, is_read, known_model, unread_call
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects.loose_json import peek

@@ -12,10 +12,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from penstock.gateway.model.budget import MONTH, TOTAL, Budget
-from penstock.gateway.traffic.budgets.bounds import TokenBound
+from penstock.gateway.traffic.budgets.bounds import TokenBound, UnreadCall
 from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
-from penstock.gateway.traffic.budgets.unread_calls import UnreadCall
 from penstock.gateway.wire.http.errors import ClientFault, Refusal
 
 KIND: Final = "budget"

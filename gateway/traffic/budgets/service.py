@@ -19,39 +19,89 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.budget import Budget, BudgetUse
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Prices, TokenCounts
+from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.budgets import refusal
-from penstock.gateway.traffic.budgets.bounds import PromptCounter, TokenBound
-from penstock.gateway.traffic.budgets.call_usage import charges, usage_of
+from penstock.gateway.traffic.budgets.bounds import PromptCounter, TokenBound, uses_nothing
 from penstock.gateway.traffic.budgets.claims import bound_of, budgets_of, claims_of, unread_of
-from penstock.gateway.traffic.budgets.limits import Limit
-from penstock.gateway.traffic.budgets.local_ledger import LocalLedger
+from penstock.gateway.traffic.budgets.ledgers import LedgerPeers, LedgerServer, LocalLedger, RemoteLedger, ReserveReply
+from penstock.gateway.traffic.budgets.limits import Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import (
     GUESSES,
     LEASE_NS,
     BudgetCharge,
     BudgetClaim,
     BudgetOperations,
+    BudgetReader,
     BudgetReservation,
     BudgetShortfall,
     limit_of,
 )
-from penstock.gateway.traffic.budgets.reader import BudgetReader
-from penstock.gateway.traffic.budgets.remote_ledger import LedgerPeers, LedgerServer, RemoteLedger, ReserveReply
-from penstock.gateway.traffic.budgets.unread_calls import uses_nothing
-from penstock.gateway.traffic.budgets.windows import window_at
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.http.errors import Refusal
+
+# Computes the use of a call from its span. Pure.
+#
+# A call that was refused, did not reach its upstream, or was left before the first byte of the answer has used
+# nothing. Any other has used what its provider reports. If the provider reports no counts, the estimate of its tokens
+# counts, and is marked as a guess; without an estimate, the reserved amount counts as a guess.
+
+
+class CallUsage(NamedTuple):
+    """The tokens that a call has used."""
+
+    tokens: TokenCounts
+    guessed: bool
+
+
+def usage_of(entry: SpanEntry) -> CallUsage | None:
+    """The tokens that a call has used; None if it has used nothing."""
+    refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
+    if entry.upstream is None or entry.first_byte_ns is None or refused:
+        return None
+    told, (asked, made) = TokenCounts.of(entry.usage), entry.estimate or (None, None)
+    output, guessed = told.output, asked is not None or made is not None
+    if entry.partial_tokens is not None and output is not None and entry.partial_tokens > output:
+        # For an answer that was broken off, some providers have reported only the count at its beginning.
+        output, guessed = entry.partial_tokens, True
+    prompt = asked if told.input is None else told.input
+    output = made if output is None else output
+    return CallUsage(told._replace(input=prompt, output=output), guessed)
+
+
+def charges(
+    claims: Sequence[BudgetClaim], found: CallUsage | None, cost: Callable[[TokenCounts], float | None]
+) -> list[BudgetCharge]:
+    """The use of each budget. `cost`: dollars of tokens; None without a price."""
+    return [BudgetCharge(0) if found is None else _used(claim, found, cost) for claim in claims]
+
+
+def _used(claim: BudgetClaim, found: CallUsage, cost: Callable[[TokenCounts], float | None]) -> BudgetCharge:
+    unit, tokens = claim.limit.budget.unit, found.tokens
+    if unit == "calls":
+        return BudgetCharge(1)
+    if unit == "tokens":
+        uncounted = tokens.input is None and tokens.output is None
+        used = claim.amount if uncounted else (tokens.input or 0) + (tokens.output or 0)
+        return BudgetCharge(used, uncounted or found.guessed)
+    dollars = cost(tokens)
+    return (
+        BudgetCharge(claim.amount, guessed=True)
+        if dollars is None
+        else BudgetCharge(nanodollars(dollars), found.guessed)
+    )
+
 
 EVERY_S: Final = LEASE_NS / 3e9
 """Seconds between two rounds that renew leases and delete ended reservations and sums."""
@@ -394,3 +444,21 @@ class Settlement:
     def release(self, tape: Transaction) -> None:
         """Free the reservation: the span is lost."""
         self._budgets.settle(tape, self.asked, [BudgetCharge(0)] * len(self.asked.claims))
+
+
+# Checks before the gateway starts that budgets in money can be counted with the list of prices.
+
+
+def prices_of(config: GatewayConfig) -> Prices:
+    """The list of prices. Raises `ConfigError` if it cannot be read, or has another currency than budgets in money."""
+    try:
+        prices = Prices(config.prices)
+    except ConfigError as error:
+        raise ConfigError(f"prices: {error}") from None
+    money = [budget for budget in config.budget if budget.unit == "usd"]
+    if money and (currency := prices.file.currency).upper() != "USD":
+        raise ConfigError(
+            f"budget {money[0].name!r} has unit = 'usd', and the prices in {prices.path} are in {currency}: name a "
+            "file of prices in USD, or count tokens"
+        )
+    return prices

@@ -13,12 +13,18 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from penstock.gateway.traffic.calls.address import SESSION_HEADERS, AddressError, CallAddress, from_headers, from_path
+from penstock.gateway.traffic.calls.address import (
+    SESSION_HEADERS,
+    AddressError,
+    CallAddress,
+    Tunnel,
+    from_headers,
+    from_path,
+)
 from penstock.gateway.traffic.calls.auth import KEY_PREFIX, Auth, AuthError
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher, decode_request
 from penstock.gateway.traffic.calls.fingerprints import EMPTY
-from penstock.gateway.traffic.calls.tunnel import Tunnel
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects import OPAQUE, find
 from penstock.gateway.wire.dialects.base import Dialect
@@ -26,10 +32,9 @@ from penstock.gateway.wire.dialects.form import is_form
 from penstock.gateway.wire.dialects.loose_json import RequestFields, detached_fields, loads, obj
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
 from penstock.gateway.wire.http.client_connection import ConnectionHints
-from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.errors import ClientFault, HttpRequest
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url
-from penstock.gateway.wire.http.request import HttpRequest
 
 
 def check_target(target: str) -> None:

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from penstock.gateway.model.audit import CALL, Role
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.model.local_names import LocalNames
-from penstock.gateway.model.server_settings import ADMIN_KEY, READ_KEY
+from penstock.gateway.model.settings import ADMIN_KEY, READ_KEY, LocalNames
 
 PREFIX = "pst_"
 KEY_PREFIX = "pst_key_"

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from penstock.gateway.model.attributes import UNREAD
 from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.log_settings import LogSettings
+from penstock.gateway.model.facts import UNREAD
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.model.settings import LogSettings
+from penstock.gateway.model.span import span_id, trace_id
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.wire.http.log import moment
 from penstock.gateway.wire.http.redaction import plain_text

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.gateway.model import trace
-from penstock.gateway.model.attributes import AMBIGUOUS, BACKGROUND, CAPTURED, UNREAD
+from penstock.gateway.model import span
 from penstock.gateway.model.base import SpanKind
-from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.facts import AMBIGUOUS, BACKGROUND, CAPTURED, UNREAD
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
+from penstock.gateway.model.turn import Side
 from penstock.gateway.reading.turns import CUT, decode_body
 from penstock.gateway.tape import background_answers
 from penstock.gateway.tape.background_answers import UsageCorrector
@@ -36,12 +36,12 @@ from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
-from penstock.gateway.wire.dialects.retrieval import deferred_answer_name
-from penstock.gateway.wire.dialects.token_estimate import estimate_usage, lacks_token_counts, usage_from_token_ids
+from penstock.gateway.wire.dialects.responses import deferred_answer_name
+from penstock.gateway.wire.dialects.token_ids import estimate_usage, lacks_token_counts, usage_from_token_ids
 from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
+from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
-from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import Headers
 
 _log = logging.getLogger("penstock.recorder")
@@ -316,7 +316,7 @@ class CallRecord:
             entry.trace_id, entry.parent_id = self.trace
         entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
         for low, _, value in request.headers:
-            if low == b"traceparent" and (found := trace.parse(value.decode("latin-1"))):
+            if low == b"traceparent" and (found := span.parse(value.decode("latin-1"))):
                 entry.trace_id, entry.parent_id = found
             elif low == b"x-stainless-retry-count" and value not in (b"0", b""):
                 entry.retried = True

@@ -13,7 +13,7 @@ calls may belong to another agent that has done exactly the same.
 
 State is kept in memory as digests, within bounds: the longest untouched conversations are dropped first, and of equal
 openings the oldest. After a restart a conversation goes on as a new rollout. With several workers the leader keeps them
-for all (`calls.conversation_matcher`, `process.conversation_rpc`).
+for all (`calls.conversation_matcher`, `process.worker_peers`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The passages that a span adds to a conversation (`model.passage`): of a call from its bodies, of any other span its
+"""The passages that a span adds to a conversation (`model.turn`): of a call from its bodies, of any other span its
 texts.
 
 Agents send the whole conversation with every call, so a call adds the part of its request after the model's last
@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from penstock.gateway.model.exchange import Exchange
-from penstock.gateway.model.passage import MOST, Passage
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import MOST, Exchange, Passage
 from penstock.gateway.reading.turns import decode_body, encoding
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.passages import body_passages
+from penstock.gateway.wire.dialects.parts import body_passages
 
 _REASON: Final = "penstock.reward.reason"
 

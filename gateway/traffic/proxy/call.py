@@ -20,18 +20,17 @@ from typing import Final
 from penstock.gateway.model.release import Pin
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_filter import CallPlan
+from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.failover_policy import is_down
 from penstock.gateway.traffic.proxy.plan import PinWait, plan, plan_pinned
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.state import CallState
 from penstock.gateway.traffic.proxy.upstream_failover import Failover
 from penstock.gateway.traffic.upstreams.health import retry_after_s, take_next
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import Refusal, UpstreamFault, internal_fault
+from penstock.gateway.wire.http.errors import HttpRequest, Refusal, UpstreamFault, internal_fault
 from penstock.gateway.wire.http.headers import frame_body
-from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.model_name import replace_model
 from penstock.gateway.wire.rewriting import Framing

@@ -10,23 +10,228 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from functools import partial
 from time import monotonic
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.gateway.model.facts import QUEUE_MS
+from penstock.gateway.model.known_secrets import NO_SECRETS
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
+from penstock.gateway.traffic.calls.answer_masking import masking_framing
 from penstock.gateway.traffic.calls.call_record import CallRecord, decoded_body
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.calls.conversations import UnreadAnswer
 from penstock.gateway.traffic.proxy.call_filter import CallFilter
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.state import MOVES, CallState
-from penstock.gateway.traffic.upstreams.concurrency_limit import ConcurrencyLimit
+from penstock.gateway.traffic.upstreams.pool import ConcurrencyLimit
+from penstock.gateway.wire.dialects import family
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import Refusal, internal_fault
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import HttpRequest, Refusal, UpstreamFault, internal_fault
+from penstock.gateway.wire.http.headers import HOP, client_head, refusal_body, refusal_head
+from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
+from penstock.gateway.wire.rewriting import Framing
+
+# The way of an answer from an upstream connection to a client: the base of calls (`gateway.traffic.proxy.call`) and
+# of control requests (`gateway.process.control_plane`).
+#
+# The callback that reads from the upstream writes to the client, byte for byte, with two exceptions. A client of
+# HTTP/1.0 gets a chunked answer without its chunks. The gateway's own keys are taken out of errors
+# (`gateway.traffic.calls.answer_masking`). A call has further reasons to change its answer (`framing`). While the
+# client is slow, nothing more is read from the upstream.
+
+
+class Relay(UpstreamCaller):
+    """One request being served, and its answer."""
+
+    __slots__ = (
+        "_changes",
+        "_framing",
+        "_unchunk",
+        "_until_close",
+        "client",
+        "connecting",
+        "connection",
+        "head_only",
+        "held",
+        "own",
+        "request",
+        "started",
+        "touched",
+    )  # fmt: skip
+
+    def __init__(self, client: ClientConnection, request: HttpRequest) -> None:
+        self.client = client
+        self.request = request
+        self.head_only = request.method == "HEAD"
+        self.connecting: asyncio.Task[None] | None = None
+        self.connection: UpstreamConnection | None = None
+        self.held = client.paused
+        """True while the client does not take what is written."""
+        self.started = False
+        """True once the answer's head was passed on."""
+        self.touched = request.started
+        """When the upstream last sent something or was written to; monotonic seconds."""
+        self.own = NO_SECRETS
+        """The gateway's keys, which no error answer may disclose."""
+        self._changes = self._unchunk = self._until_close = False
+        self._framing: Framing | None = None
+
+    def send(self, connection: UpstreamConnection, head: bytes, body: bytes) -> None:
+        """Write the request to the upstream."""
+        self.connecting = None
+        self.connection = connection
+        self.touched = monotonic()
+        connection.send(self, head, body)
+        if self.held:
+            connection.transport.pause_reading()
+
+    @abstractmethod
+    def on_client_gone(self) -> None:
+        """Called when the client has left."""
+
+    def on_interim(self, head: bytes) -> None:
+        """Pass on a 1xx answer."""
+        if not self.request.http10:
+            self.client.transport.write(self.own.hide(head))
+
+    @property
+    def keep_alive(self) -> bool:
+        """True if the client may send another request on this connection."""
+        return self.request.keep_alive and not self.client.draining
+
+    def begin_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
+        """Return the bytes for the client: the answer's head and the body bytes of the same read."""
+        self.started = True
+        self._changes = self._unchunk = self.request.http10 and connection.chunked
+        self._until_close = not connection.ends_itself
+        close = not self.keep_alive or self._until_close
+        if close or connection.hops or head[5:8] != b"1.1":
+            drop = connection.hops or HOP
+            head = client_head(head, drop | {b"transfer-encoding"} if self._unchunk else drop, close)
+        self._framing = self.framing(connection)
+        if self._framing is not None:
+            self._changes = True
+            return self._framing.begin(connection, head, raw)
+        return head + self.continue_answer(connection, raw)
+
+    def framing(self, connection: UpstreamConnection) -> Framing | None:
+        """The framing that changes the answer; None if the answer passes unchanged."""
+        if connection.status >= 300 and self.own:
+            return masking_framing(self.own, connection, connection.chunked and not self._unchunk)
+        return None
+
+    def continue_answer(self, connection: UpstreamConnection, raw: bytes) -> bytes:
+        """Return the bytes for the client of one read."""
+        return self._changed(connection, raw) if self._changes else raw
+
+    @property
+    def token_ids(self) -> bool:
+        """True if the answer had token ids that the gateway had asked for."""
+        return self._framing is not None and self._framing.ids
+
+    def _changed(self, connection: UpstreamConnection, raw: bytes) -> bytes:
+        return b"".join(connection.pieces) if self._framing is None else self._framing.go_on(connection, raw)
+
+    def end_answer(self) -> None:
+        """Finish the answer: everything was written, so the connection's next request may come."""
+        self.client.finish(self.request.keep_alive and not self._until_close)
+
+    def release_upstream(self) -> None:
+        """Give the connection back to its pool: the answer is complete."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            if self.held:
+                connection.transport.resume_reading()
+            connection.release()
+
+    def cancel_upstream(self) -> None:
+        """Cancel the upstream at once: nobody waits for the answer."""
+        connecting, self.connecting = self.connecting, None
+        connection, self.connection = self.connection, None
+        if connecting is not None:
+            connecting.cancel()
+        if connection is not None:
+            connection.cancel()
+
+    def break_off(self) -> None:
+        """End an answer that cannot be completed, so that the client notices."""
+        if self._framing is not None and (held := self._framing.broken()):
+            self.client.transport.write(held)
+        self.client.break_off(framed=not (self._until_close or self._unchunk))
+
+    def hold(self) -> None:
+        """Stop reading from the upstream: the client is slower."""
+        self.held = True
+        if self.connection is not None:
+            self.connection.transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Read from the upstream again: the client has caught up."""
+        self.held = False
+        self.touched = monotonic()
+        if self.connection is not None:
+            self.connection.transport.resume_reading()
+
+
+# The states of a call as a table of moves. Pure.
+#
+#     planning      its destination and its changes are being decided. Ends in the same turn of the loop
+#     waiting       for something other than its upstream: the reading of its conversation, the tape, weights that
+#                   change, an adapter that is loaded, the tools of a rehearsal, a free place at an upstream or server
+#     connecting    to an upstream
+#     sent          its request is written; nothing has come back
+#     streaming     its answer is passed on as it comes
+#     ending        its record is complete, and the recorder has it
+#     ended         the recorder has reported whether it was recorded
+#
+# Until a byte of the answer has been passed on, a call can go back to planning: for the next upstream, or for the
+# same one once more. If a wait ends after the client has left, the call is already ending, and nothing happens.
+
+
+class CallState(IntEnum):
+    """The states of a call. From `ENDING` on, nothing can change its record."""
+
+    PLANNING = 0
+    WAITING = 1
+    CONNECTING = 2
+    SENT = 3
+    STREAMING = 4
+    ENDING = 5
+    ENDED = 6
+
+
+MOVES: Final[dict[CallState, dict[CallState, str]]] = {
+    CallState.PLANNING: {
+        CallState.WAITING: "something is needed that is not there yet",
+        CallState.CONNECTING: "an upstream was chosen",
+        CallState.SENT: "an idle connection to it was taken",
+        CallState.STREAMING: "no upstream is left: the refusal of one of them is passed on",
+        CallState.ENDING: "refused, the client left, the gateway stops",
+    },
+    CallState.WAITING: {
+        CallState.PLANNING: "it is there",
+        CallState.ENDING: "answered by the gateway, refused, the client left, the gateway stops",
+    },
+    CallState.CONNECTING: {
+        CallState.SENT: "connected",
+        CallState.PLANNING: "unreachable: the next upstream, or this one when its weights have changed",
+        CallState.ENDING: "unreachable, the client left, the gateway stops",
+    },
+    CallState.SENT: {
+        CallState.STREAMING: "the head of the answer came",
+        CallState.PLANNING: "broke off before it answered, silent, down, lacks an adapter: another one, or once more",
+        CallState.ENDING: "broke off, silent for too long, the client left, the gateway stops",
+    },
+    CallState.STREAMING: {
+        CallState.ENDING: "complete, broke off, silent for too long, the client left, the gateway stops"
+    },
+    CallState.ENDING: {CallState.ENDED: "recorded, or lost"},
+    CallState.ENDED: {},
+}
+"""State -> next state -> cause. Every move of a call is one of these."""
+
 
 _log = logging.getLogger("penstock.proxy")
 _BOOKS = 1024
@@ -277,3 +482,96 @@ def client_body(parts: list[CallFilter], pieces: list[bytes], encoding: bytes | 
     """The answer's body as the client got it, plus the fields that the gateway asked for itself."""
     told = next((said for part in parts if (said := part.client_body()) is not None), None)
     return decoded_body(pieces, encoding) if told is None else told
+
+
+# A call over HTTP as the recorder sees it, and its ends. The base of
+# `gateway.traffic.proxy.call`.
+
+
+class RecordedCall(Relay, CallLifecycle):
+    """One call, without the steps that move it on."""
+
+    __slots__ = (*SLOTS, "_tail")
+
+    def __init__(
+        self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
+    ) -> None:
+        super().__init__(client, request)
+        self._prepare(shared, request, admitted)
+        self.own = shared.redactor.own
+        self._tail = b""
+        """The last byte of the answer while it waits for the tape."""
+
+    def _write_last(self, out: bytes) -> None:
+        """Write the end of the answer; hold its last byte back while the span must wait for the tape or a full
+        queue."""
+        recorder = self._shared.recorder
+        if self.durable or recorder.full:
+            self._tail, self._waits_since = out[-1:], monotonic()
+            if len(out) > 1:
+                self.client.transport.write(out[:-1])
+            recorder.put(self.record, self._let_go)
+        else:
+            if out:
+                self.client.transport.write(out)
+            recorder.put(self.record, self._recorded)
+            self.end_answer()
+
+    def _let_go(self, kept: bool) -> None:
+        """Write the last byte of the answer: its span is on disk, or lost. A lost span breaks the answer off if the
+        rollout's mode refuses unrecorded answers."""
+        self._shared.metrics.recorder_wait_seconds += monotonic() - self._waits_since
+        self._recorded(kept)
+        if self.client.served is not self:
+            return
+        if not kept and self.started and self._shared.refuses_gaps(self._admitted.address.mode):
+            # An error of the gateway's own may pass: no trainer learns from it.
+            self.break_off()
+            return
+        if self._tail:
+            self.client.transport.write(self._tail)
+        self.end_answer()
+
+    def _cut_off(self, status: str, reason: str) -> None:
+        """End a call whose client has a part of the answer, or nothing."""
+        self._end(status, reason)
+        self._shared.recorder.put(self.record, self._recorded)
+        self.break_off()
+        if status == "error":
+            self._hand_over()
+
+    def _fail(self, refusal: Refusal) -> None:
+        """End a call with an error of the gateway's own, in the shape of its API; its answer has not begun."""
+        # The message may quote an engine's answer.
+        body = self.own.hide(self._refusal_body(refusal))
+        head = refusal_head(refusal, len(body), self.keep_alive)
+        body = b"" if self.head_only else body
+        self.record.set_own_answer(refusal.status, body)
+        self._end("error", refusal.kind)
+        self._write_last(head + body)
+        if isinstance(refusal, UpstreamFault):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Notify the parts: the upstream has answered or failed, and the recorder has the record."""
+        for part in self._parts:
+            part.on_recorded(self.record)
+
+    def _refusal_body(self, refusal: Refusal) -> bytes:
+        return refusal_body(family(self._admitted.dialect, self._admitted.path, self.request.headers), refusal)
+
+    def cancel_upstream(self) -> None:
+        """Cancel the upstream, or the wait before it."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+        super().cancel_upstream()
+
+    def give_up(self) -> None:
+        """Cut the call off: the gateway stops and cannot wait any longer."""
+        self.cancel_upstream()
+        self._cut_off("interrupted", "gateway_stopped")
+
+    def client_body(self) -> bytes:
+        """The answer's body as the client got it, plus the fields that the gateway asked for itself."""
+        return client_body(self._parts, self.record.pieces, self.record.encoding)

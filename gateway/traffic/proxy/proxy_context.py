@@ -18,17 +18,15 @@ from penstock.gateway.traffic.calls.call_record import BufferUsage
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_filter import Middleware
 from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
-from penstock.gateway.traffic.upstreams.affinity import rank_upstreams
 from penstock.gateway.traffic.upstreams.first_content_timeout import FirstContentTimeouts
 from penstock.gateway.traffic.upstreams.health import STATES
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.traffic.upstreams.routes import RouteTable, alias_at, may_serve
+from penstock.gateway.traffic.upstreams.routes import RouteTable, alias_at, may_serve, rank_upstreams
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects import candidate_families
-from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, Refusal
+from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.wire.http.request import HttpRequest
 
 _log = logging.getLogger("penstock.proxy")
 _ANNOUNCE_SECONDS = 0.25

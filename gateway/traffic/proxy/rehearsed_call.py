@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.gateway.model.release_calls import is_rehearsal
+from penstock.gateway.model.facts import is_rehearsal
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.plan import plan_route, prompt_named
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import HttpRequest
 
 
 def make_call(shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest) -> HttpCall:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.gateway.model.attributes import FOLDED
+from penstock.gateway.model.facts import FOLDED
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan
 from penstock.gateway.upstream_settings import RouteSettings

@@ -13,10 +13,11 @@ from copy import copy
 from time import monotonic
 from typing import Final, NamedTuple
 
-from penstock.gateway.model.attributes import LEFT_OUT, TRIES
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.facts import LEFT_OUT, TRIES
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.traffic.calls.call_record import decoded_body
 from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.proxy.call_lifecycle import CallState, RecordedCall
 from penstock.gateway.traffic.proxy.failover_policy import (
     ContentKind,
     FirstContentDetector,
@@ -26,15 +27,12 @@ from penstock.gateway.traffic.proxy.failover_policy import (
     retry_delay_s,
 )
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.recorded_call import RecordedCall
-from penstock.gateway.traffic.proxy.state import CallState
 from penstock.gateway.traffic.upstreams.health import retry_after_s
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, Refusal, UpstreamFault
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 _REFUSAL: Final = 1 << 20

@@ -18,8 +18,7 @@ from typing import Final
 import aiohttp
 
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.resource import Resource, StableVersion
-from penstock.gateway.model.weights import ModelVersion, Residency
+from penstock.gateway.model.resource import ModelVersion, Residency, Resource, StableVersion
 from penstock.gateway.releases.adapter_server import AdapterChanges, ServingError, VllmClient, settle
 from penstock.gateway.releases.reader import ReleaseReader, pinned_versions
 from penstock.gateway.tape.store import Store

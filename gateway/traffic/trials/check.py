@@ -13,10 +13,17 @@ from dataclasses import replace
 import aiohttp
 
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.resource import Resource, StableVersion, ToolText, sent_by_agents
-from penstock.gateway.model.template import Template, TemplateError, check_candidate
-from penstock.gateway.model.validation_messages import pluralized
-from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.model.resource import (
+    ModelVersion,
+    Resource,
+    StableVersion,
+    Template,
+    TemplateError,
+    ToolText,
+    check_candidate,
+    sent_by_agents,
+)
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.adapter_server import ServingError, VllmClient
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.upstreams.transport import make_transport

@@ -4,18 +4,20 @@ the upstream of the call's API is used. No upstream gets a call of an API that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from typing import Final, NoReturn
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final, NoReturn, Protocol, TypeVar
 
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.upstream_settings import RouteSettings
+from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
 from penstock.gateway.wire.dialects import candidate_families
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import GATEWAY, OPENAI, Family
-from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.errors import ClientFault, Headers
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url
-from penstock.gateway.wire.http.request import Headers
 
 
 def alias_at(route: RouteSettings, upstream: str) -> str | None:
@@ -155,3 +157,92 @@ def _own_path(path: str) -> str:
         )
     name = path.partition("?")[0].strip("/").rpartition("/")[2]
     return f"POST it below a rollout's address: /rollout/ID/attempt/ID/{_OWN.get(name, 'v1/traces')}"
+
+
+# The choice among several upstreams that share a model's calls, by rollout. Pure.
+#
+# A conversation is cheapest where its beginning is in the cache. So all calls of a rollout go to the same upstream,
+# by weighted rendezvous hashing of its name (Thaler and Ravishankar 1998; the weights as in Schindelhauer and
+# Schomaker 2005): whichever upstream comes or goes, only the rollouts that it serves move. An upstream that already
+# has more than 1.25 times its share of the running calls is passed over for the next in the rollout's own order
+# (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018), so that no upstream is overrun.
+
+LOAD_BOUND: Final = 1.25
+"""Multiple of its share that an upstream is given at most."""
+
+
+_REMEMBERED: Final = 4096
+"""Scores that are cached: a rollout has many calls."""
+
+
+class WeightedUpstream(Protocol):
+    """An upstream that shares calls with others."""
+
+    name: str
+
+    @property
+    def running(self) -> int:
+        """Number of calls under way at this upstream."""
+        ...
+
+
+T = TypeVar("T", bound=WeightedUpstream)
+
+
+def rank_upstreams(upstreams: Sequence[T], weights: Mapping[str, float], rollout: str) -> list[T]:
+    """Return upstreams in the order in which they are tried for a call of a rollout. Those without a weight are spares
+    and come last, in their own order."""
+    sharing = [one for one in upstreams if one.name in weights]
+    sharing.sort(key=lambda one: _score(rollout, one.name, weights[one.name]), reverse=True)
+    after = 1 + sum(one.running for one in sharing)
+    all_weights = sum(weights[one.name] for one in sharing)
+    free, crowded = list[T](), list[T]()
+    for one in sharing:
+        full = one.running >= math.ceil(LOAD_BOUND * after * weights[one.name] / all_weights)
+        (crowded if full else free).append(one)
+    spares = [one for one in upstreams if one.name not in weights] if len(sharing) < len(upstreams) else []
+    return free + crowded + spares
+
+
+@lru_cache(_REMEMBERED)
+def _score(rollout: str, upstream: str, weight: float) -> float:
+    drawn = int.from_bytes(blake2b(f"{rollout}\0{upstream}".encode(), digest_size=8).digest())
+    return -weight / math.log((drawn + 1) / (2**64 + 1))
+
+
+# Upstreams for the hosts that agents behind a sidecar call directly: these get all that the agent has sent, every
+# header of it.
+#
+# Known are the public endpoints of the APIs and every `[[upstream]]`. The key that is configured for an upstream of
+# that host (`key_env`) replaces the agent's, so that the agent needs none.
+
+
+class DirectPool(ConnectionPool):
+    """The connections to a host that calls have named themselves."""
+
+    def __init__(self, config: UpstreamSettings, own_keys: Sequence[str]) -> None:
+        super().__init__(config, own_keys)
+        self.heads.verbatim = True
+
+    def target(self, path: str) -> str:
+        return path
+
+
+class DirectHosts:
+    """The known hosts with their pools."""
+
+    def __init__(self, upstreams: Iterable[UpstreamSettings], own_keys: Sequence[str]) -> None:
+        """`upstreams`: configured and public; of several on one host the first counts."""
+        self.pools: dict[tuple[str, int], ConnectionPool] = {}
+        for upstream in upstreams:
+            pool = DirectPool(upstream, own_keys)
+            self.pools.setdefault(pool.address, pool)
+
+    @property
+    def known(self) -> str:
+        """The known hosts as a text for people."""
+        return ", ".join(f"{host}:{port}" for host, port in self.pools)
+
+    def find(self, address: tuple[str, int]) -> ConnectionPool | None:
+        """Return the pool of a host and a port; None for an unknown one."""
+        return self.pools.get(address)

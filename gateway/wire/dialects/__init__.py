@@ -9,19 +9,14 @@ from typing import Final, TypeAlias
 
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.bedrock import BEDROCK, ConverseDialect
-from penstock.gateway.wire.dialects.chat import ChatDialect
-from penstock.gateway.wire.dialects.completions import CompletionsDialect
-from penstock.gateway.wire.dialects.credentials import FAMILIES_OF, key_kind, query_parameter_kind
-from penstock.gateway.wire.dialects.embeddings import EmbeddingsDialect
+from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
 from penstock.gateway.wire.dialects.family import ANTHROPIC, CHATGPT, GEMINI, OPENAI, Family
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
-from penstock.gateway.wire.dialects.mcp_dialect import McpDialect
+from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
-from penstock.gateway.wire.dialects.models import ModelsDialect
-from penstock.gateway.wire.dialects.opaque import OpaqueDialect
-from penstock.gateway.wire.dialects.owners import OWNERS, owners
-from penstock.gateway.wire.dialects.responses import ResponsesDialect
-from penstock.gateway.wire.dialects.retrieval import ID, RetrievalDialect
+from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect
+from penstock.gateway.wire.dialects.owners import FAMILIES_OF, OWNERS, key_kind, owners, query_parameter_kind
+from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]
 OPAQUE: Dialect = OpaqueDialect()

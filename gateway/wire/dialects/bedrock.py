@@ -12,9 +12,14 @@ Signatures (SigV4) are the client's: its bytes and headers pass as they are.
 from __future__ import annotations
 
 import re
+import struct
+from base64 import b64decode, b64encode
+from binascii import Error, crc32
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from itertools import chain
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -22,26 +27,26 @@ import orjson
 
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
-from penstock.gateway.wire.dialects.base import Facts, GenAiNames
-from penstock.gateway.wire.dialects.bedrock_wire import block_of, calls_of, message_of, result_of, tools_of
-from penstock.gateway.wire.dialects.event_stream import EventStreamFrame, begins_frame, frames
-from penstock.gateway.wire.dialects.failures import Failure
-from penstock.gateway.wire.dialects.family import Family, prefix_field
+from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect
+from penstock.gateway.wire.dialects.choices import folded_arguments
+from penstock.gateway.wire.dialects.family import Failure, Family, prefix_field
 from penstock.gateway.wire.dialects.items import cutter
-from penstock.gateway.wire.dialects.json_post import JsonPostDialect
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
+    arr,
     count,
+    dumps,
     entries,
     error_message,
+    joined,
     label,
     loads,
     obj,
     objs,
     text,
 )
-from penstock.gateway.wire.dialects.parts import with_instructions
+from penstock.gateway.wire.dialects.parts import tool_of, with_instructions
 from penstock.gateway.wire.dialects.text_spans import (
     SYSTEM,
     MessageFields,
@@ -52,6 +57,248 @@ from penstock.gateway.wire.dialects.text_spans import (
     tool_pointers,
 )
 from penstock.gateway.wire.dialects.usage import converse_usage
+
+# Converse's wire objects as the parts of a Turn, the deltas of a content block as one block, and a tool's result as a
+# block.
+
+MEDIA = ("image", "document", "video", "audio", "searchResult")
+SERVER = "server_tool_use"
+"""The type of a call that Bedrock answers itself."""
+
+
+def message_of(wire: Json) -> Message:
+    """A message; its role is `user` where none is given."""
+    parts = [part for item in arr(wire.get("content")) for part in _parts(item)]
+    return Message(role=text(wire.get("role")) or "user", parts=parts)
+
+
+def _parts(item: Any) -> list[Part]:
+    block = obj(item)
+    if (said := text(block.get("text"))) is not None:
+        return [Part(type="text", text=said)] if said else []
+    if call := obj(block.get("toolUse")):
+        return [Part(type="unknown", data=item) if call.get("type") == SERVER else _call(call)]
+    if result := obj(block.get("toolResult")):
+        return [_result(result)]
+    if thought := obj(block.get("reasoningContent")):
+        said = text(obj(thought.get("reasoningText")).get("text"))
+        return [Part(type="reasoning", text=said) if said is not None else Part(type="reasoning", data=item)]
+    if (guarded := text(obj(obj(block.get("guardContent")).get("text")).get("text"))) is not None:
+        return [Part(type="text", text=guarded)]
+    if cited := obj(block.get("citationsContent")):
+        return [Part(type="text", text=it) for one in objs(cited.get("content")) if (it := text(one.get("text")))]
+    if "cachePoint" in block:
+        return []
+    return [Part(type="media" if any(name in block for name in MEDIA) else "unknown", data=item)]
+
+
+def _call(call: Json) -> Part:
+    given = call.get("input")
+    arguments = given if isinstance(given, str) else dumps({} if given is None else given)
+    return Part(type="tool_call", id=text(call.get("toolUseId")), name=text(call.get("name")), arguments=arguments)
+
+
+def _result(result: Json) -> Part:
+    """A tool's result. JSON becomes text; the wire object is kept where it holds more than that text."""
+    content = objs(result.get("content"))
+    said = "".join(it["text"] if text(it.get("text")) is not None else _json(it) for it in content)
+    whole = all(it.keys() <= {"text"} for it in content)
+    data = result if result.get("status") == "error" else None if whole else result.get("content")
+    return Part(type="tool_call_response", id=text(result.get("toolUseId")), text=said, data=data)
+
+
+def _json(item: Json) -> str:
+    return dumps(item["json"]) if "json" in item else ""
+
+
+def result_of(call: Json, result: Part) -> Json:
+    """A result as the block that answers a call."""
+    kept = result.data
+    if isinstance(kept, dict):
+        # A failed result is kept whole.
+        return {"toolResult": obj(kept) | {"toolUseId": call.get("toolUseId")}}
+    content = [{"text": result.text or ""}] if kept is None else kept
+    return {"toolResult": {"toolUseId": call.get("toolUseId"), "content": content, "status": "success"}}
+
+
+def calls_of(message: Json) -> list[Json]:
+    """The tool calls of a message that its client has to answer."""
+    calls = (obj(block.get("toolUse")) for block in objs(message.get("content")))
+    return [call for call in calls if call and call.get("type") != SERVER]
+
+
+def tools_of(offered: Any) -> list[Tool]:
+    """The client's tools by the name of their specification, Bedrock's own by theirs."""
+    found: list[Tool] = []
+    for tool in objs(offered):
+        spec, own = obj(tool.get("toolSpec")), obj(tool.get("systemTool"))
+        if spec:
+            found.append(tool_of(spec, "tool", obj(spec.get("inputSchema")).get("json")))
+        elif own:
+            found.append(Tool(name=text(own.get("name")) or "systemTool"))
+    return found
+
+
+def block_of(start: Json, deltas: list[Json]) -> Json:
+    """A content block of a stream as a plain answer would have it: its start, and its deltas put together."""
+    call, called = obj(start.get("toolUse")), [obj(it["toolUse"]) for it in deltas if it.get("toolUse")]
+    if call or (called and not start):
+        # The pieces count before the input in the start.
+        given = folded_arguments(it.get("input") for it in called)
+        value: Any = loads(given) if given else {} if call.get("input") is None else call["input"]
+        return {"toolUse": call | {"input": given if value is None else value}}
+    if result := obj(start.get("toolResult")):
+        return {"toolResult": result | {"content": [one for it in deltas for one in arr(it.get("toolResult"))]}}
+    if image := obj(start.get("image")):
+        for delta in deltas:
+            image = image | obj(delta.get("image"))
+        return {"image": image}
+    thoughts = [thought for it in deltas if (thought := obj(it.get("reasoningContent")))]
+    if thoughts:
+        return {"reasoningContent": _reasoning(thoughts)}
+    said, citations = joined(deltas, "text"), [it["citation"] for it in deltas if "citation" in it]
+    if citations:
+        return {"citationsContent": {"content": [{"text": said or ""}], "citations": citations}}
+    if said is not None:
+        return {"text": said}
+    return dict(start) | {key: value for it in deltas for key, value in it.items() if value is not None}
+
+
+def _reasoning(thoughts: list[Json]) -> Json:
+    said, signature = joined(thoughts, "text"), joined(thoughts, "signature")
+    if said is None and signature is None:
+        return {"redactedContent": _blob([it for it in (text(one.get("redactedContent")) for one in thoughts) if it])}
+    return {"reasoningText": {"text": said or ""} | ({} if signature is None else {"signature": signature})}
+
+
+def _blob(pieces: list[str]) -> str:
+    """Join pieces of binary data, each base64 by itself."""
+    try:
+        return b64encode(b"".join(b64decode(piece, validate=True) for piece in pieces)).decode()
+    except (Error, ValueError):
+        return "".join(pieces)
+
+
+# Frames of `application/vnd.amazon.eventstream`, in which AWS sends streams: bytes in, frames out. Pure.
+#
+#     4 bytes   length of the whole frame            4 bytes   length of its headers
+#     4 bytes   CRC-32 of these eight bytes          headers, payload
+#     4 bytes   CRC-32 of all that stands before it
+#
+# A header is the length of its name (1 byte), the name, the type of its value (1 byte) and the value. Numbers are
+# big-endian. Where a frame's lengths do not match their checksum, its end is unknown, and reading ends there. A frame
+# whose payload does not match its checksum is read and noted as a problem, since a secret in it may have been masked
+# on the tape.
+
+PRELUDE: Final = 12
+LEAST: Final = PRELUDE + 4
+"""Bytes of a frame without headers and payload."""
+_prelude = struct.Struct(">III").unpack_from
+_checksum = struct.Struct(">I").unpack_from
+_FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+"""Bytes of a header's value, by its type: booleans, numbers, a time, a UUID."""
+_BYTES, _TEXT = 6, 7
+"""The types of values that begin with their length in two bytes."""
+
+
+class EventStreamFrame(NamedTuple):
+    """One message of the stream."""
+
+    headers: Mapping[str, str]
+    """The headers whose values are texts; only these say what the frame is."""
+    payload: bytes
+
+    @property
+    def kind(self) -> str:
+        """The message type: `event`, `exception` or `error`."""
+        return self.headers.get(":message-type", "event")
+
+    @property
+    def name(self) -> str:
+        """The type of the event or exception."""
+        names = (self.headers.get(name) for name in (":event-type", ":exception-type", ":error-code"))
+        return next(filter(None, names), "")
+
+
+class HeaderValue(NamedTuple):
+    """A header of a frame, and the offsets of its value."""
+
+    name: bytes
+    long: bool
+    """True for a text or bytes, which begin with their length."""
+    text: bool
+    start: int
+    end: int
+
+
+def begins_frame(body: bytes) -> bool | None:
+    """True if a body begins with a frame; None while there are too few bytes to tell."""
+    if len(body) < PRELUDE:
+        return None
+    size, headers, checksum = _prelude(body, 0)
+    return crc32(body[:8]) == checksum and size >= LEAST + headers
+
+
+def frame_bounds(body: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """(start, start of the headers, of the payload, end of the payload) of each complete frame of a body; raises
+    `ValueError` behind a place that begins no frame."""
+    at = 0
+    while len(body) - at >= PRELUDE:
+        size, headers, checksum = _prelude(body, at)
+        if crc32(body[at : at + 8]) != checksum or size < LEAST + headers:
+            raise ValueError(f"what stands at byte {at} is no frame of an event stream")
+        if len(body) - at < size:
+            return
+        yield at, at + PRELUDE, at + PRELUDE + headers, at + size - 4
+        at += size
+
+
+def header_values(block: bytes) -> Iterator[HeaderValue]:
+    """The headers of a frame; raises `ValueError` behind one that cannot be read."""
+    at = 0
+    while at < len(block):
+        name_end = at + 1 + block[at]
+        kind, start = block[name_end] if name_end < len(block) else -1, name_end + 1
+        if long := kind in (_BYTES, _TEXT):
+            size, start = int.from_bytes(block[start : start + 2]), start + 2
+        else:
+            size = _FIXED.get(kind, len(block))
+        if start + size > len(block):
+            raise ValueError("a frame of an event stream has headers that cannot be read")
+        yield HeaderValue(block[at + 1 : name_end], long, kind == _TEXT, start, start + size)
+        at = start + size
+
+
+def frames(body: bytes, problems: list[str], skipped: bytes | None = None) -> Iterator[EventStreamFrame]:
+    """Yield the complete frames of a body, and note in `problems` why the rest cannot be read. `skipped`: frames with
+    these bytes among their headers are passed over unread."""
+    over = 0
+    try:
+        for start, headers, payload, end in frame_bounds(body):
+            over = end + 4
+            if skipped is not None and body.find(skipped, headers, payload) >= 0:
+                continue
+            if crc32(body[start:end]) != _checksum(body, end)[0]:
+                problems.append(f"response: the frame at byte {start} does not match its checksum")
+            yield EventStreamFrame(_headers(body[headers:payload]), body[payload:end])
+    except ValueError as error:
+        problems.append(f"response: {error}")
+        return
+    if over < len(body):
+        problems.append("response: the stream ends within a frame")
+
+
+@lru_cache(maxsize=256)
+def _headers(block: bytes) -> Mapping[str, str]:
+    """The headers whose values are texts, as far as they can be read. Events of one kind have the same headers each
+    time."""
+    found: dict[str, str] = {}
+    with suppress(ValueError):
+        for one in header_values(block):
+            if one.text:
+                found[one.name.decode("utf-8", "replace")] = block[one.start : one.end].decode("utf-8", "replace")
+    return found
+
 
 _ROUTE: Final = re.compile(r"/model/(.+)/converse(?:-stream)?")
 _LAST: Final = ("messageStop", "metadata")

@@ -14,27 +14,35 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 import orjson
 
 from penstock.gateway.model.known_secrets import fingerprint
+from penstock.gateway.model.turn import Choice, Message, Part, Passage, Tool, Turn
 from penstock.gateway.wire.dialects import sse
-from penstock.gateway.wire.dialects.failures import Failure
-from penstock.gateway.wire.dialects.family import Family, prefix_field
+from penstock.gateway.wire.dialects.base import Facts
+from penstock.gateway.wire.dialects.family import Failure, Family, prefix_field
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, elements, locate
 from penstock.gateway.wire.dialects.loose_json import (
     UNREADABLE,
     Json,
+    RequestFields,
+    arr,
+    dumps,
     label,
     lenient,
     loads,
     obj,
+    objs,
     repaired,
     text,
 )
+from penstock.gateway.wire.dialects.opaque import OpaqueDialect
+from penstock.gateway.wire.dialects.parts import turn_passages
+from penstock.gateway.wire.dialects.text_spans import FlatToolFields, TextLocation, TextPointer, texts, tool_pointers
 
 PREFIX: Final = "/mcp/"
 CALL: Final = "tools/call"
@@ -355,3 +363,152 @@ def tool_run(request: bytes, response: bytes, stream: bool) -> tuple[Any, Any, s
     told = obj(loads(answered.raw)) if answered is not None else {}
     arguments = obj(obj(loads(sent.raw)).get("params")).get("arguments")
     return arguments, told.get("result"), text(obj(told.get("error")).get("message"))
+
+
+# The messages of MCP as a dialect: the facts for an exchange's span, and the exchange as a turn.
+
+
+class _ToolListAnswer(msgspec.Struct):
+    result: FlatToolFields | None = None
+
+
+_offered = msgspec.json.Decoder(_ToolListAnswer).decode
+
+
+class McpDialect(OpaqueDialect):
+    """Messages between an agent and a server of tools."""
+
+    name = "mcp"
+    family: Family = MCP
+    unknown = False
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for every path of a server."""
+        return path.startswith(PREFIX)
+
+    def peek(self, request: bytes) -> RequestFields | None:
+        """None: no model is named."""
+        return None
+
+    def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
+        """None: no model is called."""
+        return None
+
+    def asks_stream(self, request: bytes, path: str) -> bool:
+        """False: the server chooses how it answers."""
+        return False
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
+        """The facts of the request's answer. Of several requests in one body (revision 2025-03-26) the first counts."""
+        first = next((one for one in messages(request) if one.kind == "request"), None)
+        answer = None if first is None else answer_to(first.id, response, stream)
+        if answer is None:
+            return Facts(failed="error_body" if first is not None and _refused(response) else None)
+        failed, finish, attributes = outcome(answer.raw)
+        return Facts(failed=failed, finish=finish, attributes=attributes)
+
+    def read(self, request: bytes, response: bytes, stream: bool) -> Turn:
+        """The messages in both directions; a tool's call and result as such."""
+        turn = Turn(dialect=self.name, stream=stream)
+        sent, told = messages(request) if request else [], list(_in_order(response, stream))
+        called = {one.id for one in sent if one.method == CALL}
+        turn.messages = [Message(role="client", parts=[_part_sent(one)]) for one in sent]
+        parts = [part for one in told for part in _parts_told(one, called, turn)]
+        turn.choices = [Choice(message=Message(role="server", parts=parts))] if parts else []
+        return turn
+
+    def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
+        return turn_passages(self.read(request, response, stream))
+
+    def tool_texts(self, request: bytes) -> list[TextLocation]:
+        """The descriptions of the tools in an answer to `tools/list`; a request has none."""
+        return texts(request, lambda body: (_described(body), None)).places
+
+    def is_complete(self, response: bytes) -> bool:
+        """False: the bytes do not tell whether this was the last event."""
+        return False
+
+
+def _described(answer: bytes) -> Iterator[TextPointer]:
+    offers = _offered(answer).result
+    for at, tool in enumerate(offers.tools or () if offers is not None else ()):
+        yield from tool_pointers(tool, ("result", "tools", at))
+
+
+def _refused(response: bytes) -> bool:
+    """True if an error has no request id: the server could not read the request."""
+    return any(one.kind == "answer" and not one.id for one in messages(response))
+
+
+def _in_order(response: bytes, stream: bool) -> Iterator[JsonRpcMessage]:
+    bodies = (event.data.encode() for event in sse.events(response)) if stream else iter([response] if response else [])
+    return (one for body in bodies for one in messages(body))
+
+
+def _part_sent(one: JsonRpcMessage) -> Part:
+    value = loads(one.raw)
+    if one.method == CALL and one.kind == "request":
+        params = obj(obj(value).get("params"))
+        arguments = None if "arguments" not in params else dumps(params["arguments"])
+        return Part(type="tool_call", id=id_text(one.id), name=text(params.get("name")), arguments=arguments)
+    return Part(type="unknown", data=_params(value))
+
+
+def _parts_told(one: JsonRpcMessage, called: set[bytes], turn: Turn) -> Sequence[Part]:
+    value = obj(loads(one.raw))
+    if one.kind == "answer" and (message := text(obj(value.get("error")).get("message"))) is not None:
+        turn.error = message
+    result = obj(value.get("result"))
+    if one.kind == "answer" and one.id in called and result:
+        content = objs(result.get("content"))
+        said = [words for block in content if (words := text(block.get("text"))) is not None]
+        return [
+            Part(type="tool_call_response", id=id_text(one.id), text="\n".join(said) or None, data=_rest(result, said))
+        ]
+    turn.tools += [_tool(tool) for tool in objs(result.get("tools"))]
+    return [Part(type="unknown", data=result or _params(value))]
+
+
+def _params(value: Any) -> Any:
+    """A message's parameters without `_meta`; its method and id are on its span. The whole value if it is no
+    message."""
+    said = obj(value)
+    params = obj(said.get("params"))
+    return ({name: one for name, one in params.items() if name != "_meta"} or None) if "method" in said else value
+
+
+def _rest(result: Json, said: list[str]) -> Any:
+    """The whole result where its texts do not hold all of it; else None."""
+    plain = len(said) == len(arr(result.get("content"))) and not result.keys() - {"content", "isError"}
+    return None if plain and result.get("isError") is not True else result
+
+
+def _tool(tool: Json) -> Tool:
+    return Tool(
+        name=text(tool.get("name")) or "", description=text(tool.get("description")), parameters=tool.get("inputSchema")
+    )
+
+
+# MCP messages whose middle is missing, because they were too long to be kept: reads their two ends.
+#
+# A message of 100 MB is one large result or one large argument. Its id and its method are short, and stand before it
+# or behind it: the scalar members at the beginning of the object, and those at its end, are read as if the object had
+# no others.
+
+_SCALAR: Final = rb'(?:"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null)'
+_MEMBER: Final = rb'"(?:[^"\\]|\\.)*"\s*:\s*' + _SCALAR
+_BEGINNING: Final = re.compile(rb"\s*\{((?:\s*" + _MEMBER + rb"\s*,)*)")
+_END: Final = re.compile(rb"((?:,\s*" + _MEMBER + rb"\s*)+)\}\s*\Z")
+_READ: Final = 2048
+"""Bytes of each end that are read."""
+
+
+def read_truncated_message(head: bytes, tail: bytes) -> JsonRpcMessage:
+    """A message of which only the beginning and the end are known."""
+    begun, ended = _BEGINNING.match(head[:_READ]), _END.search(tail[-_READ:])
+    before = b"" if begun is None else begun[1].rstrip().rstrip(b",")
+    after = b"" if ended is None else ended[1].lstrip(b",")
+    said = message(b"{%b}" % b",".join(filter(None, (before, after))))
+    # The missing part is the parameters or the result: a message with an id and without a method is an answer.
+    kind = "answer" if said.kind == "unreadable" and said.id else said.kind
+    return said._replace(kind=kind, raw=head)

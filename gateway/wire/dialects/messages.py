@@ -15,11 +15,10 @@ import msgspec
 
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
-from penstock.gateway.wire.dialects.base import Facts, GenAiNames
-from penstock.gateway.wire.dialects.failures import ErrorFields, Failure, body_failure, is_error
-from penstock.gateway.wire.dialects.family import ANTHROPIC
+from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect, routes
+from penstock.gateway.wire.dialects.choices import folded_arguments
+from penstock.gateway.wire.dialects.family import ANTHROPIC, ErrorFields, Failure, body_failure, is_error
 from penstock.gateway.wire.dialects.items import cutter
-from penstock.gateway.wire.dialects.json_post import JsonPostDialect, routes
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
@@ -53,7 +52,6 @@ from penstock.gateway.wire.dialects.text_spans import (
     flat_tool_pointers,
     message_pointers,
 )
-from penstock.gateway.wire.dialects.tool_calls import folded_arguments
 from penstock.gateway.wire.dialects.usage import messages_usage
 
 _BEGUN = {

@@ -6,20 +6,21 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
-from penstock.gateway.model.passage import Passage
 from penstock.gateway.model.span import Usage
-from penstock.gateway.model.turn import Turn
-from penstock.gateway.wire.dialects.base import Dialect, Facts
-from penstock.gateway.wire.dialects.family import OPENAI
-from penstock.gateway.wire.dialects.loose_json import Json, RequestFields, error_message, lenient, loads, obj
-from penstock.gateway.wire.dialects.passages import body_passages
+from penstock.gateway.model.turn import Choice, Message, Passage, Turn
+from penstock.gateway.wire.dialects.base import Dialect, Facts, GenAiNames, JsonPostDialect, routes
+from penstock.gateway.wire.dialects.chat import prompts
+from penstock.gateway.wire.dialects.family import OPENAI, ErrorFields, body_failure
+from penstock.gateway.wire.dialects.loose_json import Json, RequestFields, error_message, label, lenient, loads, obj
+from penstock.gateway.wire.dialects.parts import body_passages
 from penstock.gateway.wire.dialects.sse import last_data
-from penstock.gateway.wire.dialects.usage import openai_usage
+from penstock.gateway.wire.dialects.usage import embeddings_usage, openai_usage
 
 _TAIL: Final = 3
 """Number of events at the end of a stream, one of which may hold the usage."""
@@ -64,3 +65,61 @@ class OpaqueDialect(Dialect):
     def passages(self, request: bytes, response: bytes, stream: bool, whole: Callable[[], bool]) -> Iterable[Passage]:
         """Both bodies, as far as they are text."""
         return [*body_passages(request, False), *body_passages(response, True)]
+
+
+# The list of models: `GET /v1/models` and `GET /v1/models/{id}`. It is recorded, and nothing in it is read.
+#
+# Both families have this route at the same path; an id may hold one slash, as those on the Hugging Face hub do.
+
+ROUTE = re.compile(r"(?:/v1)?/models(?:/[^/]+){0,2}")
+
+
+class ModelsDialect(OpaqueDialect):
+    name = "models"
+
+    def matches(self, method: str, path: str) -> bool:
+        """True for the list and for one model."""
+        return method == "GET" and ROUTE.fullmatch(path) is not None
+
+
+# OpenAI embeddings: `POST /v1/embeddings`. The texts and the token counts are read, the vectors are left alone.
+
+
+class _EmbeddingsHead(ErrorFields):
+    model: Any = None
+    usage: Any = None
+
+
+_decode = lenient(_EmbeddingsHead)
+
+
+class EmbeddingsDialect(JsonPostDialect):
+    name = "embeddings"
+    family = OPENAI
+    generates = False
+    otel: GenAiNames | None = GenAiNames("embeddings", "openai")
+    routes: ClassVar[frozenset[str]] = routes("/embeddings")
+    non_sampling_fields: ClassVar[frozenset[str]] = frozenset({"input", "model"})
+
+    def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
+        """Model, usage and failure; the vectors are skipped."""
+        answer = _decode(response)
+        usage = embeddings_usage({"usage": answer.usage})
+        model, failed = self.model(request, asked=asked), None if stream else body_failure(answer)
+        return Facts(model=model, model_served=label(answer.model), usage=usage, failed=failed)
+
+    def assemble(self, body: bytes, problems: list[str]) -> Json:
+        """Note a problem: no embeddings API is known to stream."""
+        problems.append("response: a stream, which no embeddings API is known to send")
+        return {}
+
+    def messages(self, asked: Json, problems: list[str]) -> list[Message]:
+        """One user's message per text."""
+        return [Message(role="user", parts=[part]) for part in prompts(asked.get("input"))]
+
+    def choices(self, answer: Json) -> list[Choice]:
+        """None: vectors are no messages."""
+        return []
+
+    def usage(self, answer: Json) -> Usage | None:
+        return embeddings_usage(answer)

@@ -11,11 +11,16 @@ Ids are kept as bytes of 32-bit integers: a long conversation has hundreds of th
 from __future__ import annotations
 
 import math
+import re
+import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple, Protocol
 
+from penstock.gateway.model.span import Estimate, Usage
+from penstock.gateway.wire.dialects.base import STRING, Dialect
 from penstock.gateway.wire.dialects.loose_json import Json, arr, chunks, count, loads, obj, objs
 from penstock.gateway.wire.dialects.usage import quantity
 
@@ -182,3 +187,125 @@ def is_logprob(value: float) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# The tokens of an answer one by one, each with its text and log-probability, as far as the engine gave them. Pure.
+#
+# Chat completions give `logprobs.content` with an entry for each token, completions parallel lists (`tokens`,
+# `token_logprobs`). vLLM gives `token_ids` besides, in the same order. `token_ids` reads the ids alone, for training.
+
+
+class TokenLogprob(NamedTuple):
+    """One generated token, as far as the engine described it."""
+
+    text: str | None
+    """Text; None when only the id is known."""
+    id: int | None
+    """Id in the engine's vocabulary; None when the engine did not give it."""
+    logprob: float | None
+    """Natural logarithm of the probability; None when the engine did not give it."""
+
+
+def read_logprobs(response: bytes, stream: bool, choice: int = 0) -> list[TokenLogprob]:
+    """The tokens of one choice of a decoded response body, plain or streamed; empty where the engine gave none."""
+    pieces: Iterable[Json] = chunks(response, []) if stream else filter(None, [obj(loads(response))])
+    choices = (one for piece in pieces for one in objs(piece.get("choices")))
+    return [token for one in choices if (count(one.get("index")) or 0) == choice for token in _tokens(one)]
+
+
+def _tokens(choice: Json) -> Iterator[TokenLogprob]:
+    ids = (id if isinstance(id, int) else None for id in arr(choice.get("token_ids")))
+    for id, said in zip_longest(ids, _said(obj(choice.get("logprobs")))):
+        text, logprob = said or (None, None)
+        yield TokenLogprob(text, id, logprob)
+
+
+def _said(logprobs: Json) -> Iterator[tuple[str | None, float | None]]:
+    """Texts and log-probabilities, in either of the two shapes."""
+    for entry in objs(logprobs.get("content")):
+        yield _text(entry.get("token")), _number(entry.get("logprob"))
+    for text, value in zip_longest(arr(logprobs.get("tokens")), arr(logprobs.get("token_logprobs"))):
+        yield _text(text), _number(value)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+# Tokens that a provider did not count: most streams have no usage unless their client asks for it. Pure.
+#
+# Where the engine gave token ids, which are requested for models in training, they are counted: this is exact, and
+# usage like any other. Else there is an estimate, a token for every four bytes of text. The estimate is kept apart
+# from usage, enters no sum, and is not used in training. Tokens that nobody counted stay unknown; they are never 0.
+
+BYTES: Final = 4
+"""Bytes of text per token, about: of English, of code, of JSON, and of scripts with three bytes a letter."""
+SAMPLE: Final = 8 << 10
+"""Bytes at the start of an answer whose texts are measured; the rest is assumed to be alike."""
+_MEDIA: Final = (b";base64,", b'"bytes"')
+"""Marks of a request with images or files, whose texts alone are measured. In any other the whole body counts: its
+names and braces make up for what the chat template adds."""
+_ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|arguments|description)' + STRING)
+"""Matches the texts in requests; images and other data are left out."""
+
+
+def usage_from_token_ids(usage: Usage | None, response: bytes, stream: bool, whole: bool) -> Usage | None:
+    """Usage with counts from the token ids of an answer where it has none. `whole`: the answer is complete."""
+    if not lacks_counts(usage) or b'"prompt_token_ids"' not in response:
+        return usage
+    tokens = read_tokens(response, stream)
+    if not (tokens.complete if whole else tokens.prompt):
+        return usage
+    known = usage or Usage()
+    asked = length(tokens.prompt) if known.input_tokens is None else known.input_tokens
+    made = tokens.generated if whole and known.output_tokens is None else known.output_tokens
+    return known.model_copy(update={"input_tokens": asked, "output_tokens": made})
+
+
+class CountableCall(Protocol):
+    """The fields of a span, or of a call that becomes one, that tell its use of tokens."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def upstream(self) -> str | None: ...
+    @property
+    def http_status(self) -> int | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def usage(self) -> Usage | None: ...
+
+
+def lacks_token_counts(call: CountableCall, dialect: Dialect) -> bool:
+    """True if a call has used tokens, or may have, and nobody counted them. A refused call has used none."""
+    refused = (call.http_status or 0) >= 400 or call.error == "error_body"
+    used = call.upstream is not None and call.status != "open" and not refused
+    return used and call.kind == "llm" and dialect.uses_tokens and lacks_counts(call.usage, dialect.generates)
+
+
+def lacks_counts(usage: Usage | None, output: bool = True) -> bool:
+    """True if a count is missing. `output`: the call generates tokens."""
+    return usage is None or usage.input_tokens is None or (output and usage.output_tokens is None)
+
+
+def estimate_usage(usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes]) -> Estimate:
+    """An estimate of the counts that are missing in usage. `texts` matches the texts of the answer."""
+    known = usage or Usage()
+    asked = _length(_ASKED, request) if any(mark in request for mark in _MEDIA) else len(request)
+    seen = min(len(response), SAMPLE)
+    said = _length(texts, response, seen) * len(response) // (seen or 1)
+    return Estimate(
+        input_tokens=-(-asked // BYTES) if known.input_tokens is None else None,
+        output_tokens=-(-said // BYTES) if known.output_tokens is None else None,
+    )
+
+
+def _length(texts: re.Pattern[bytes], body: bytes, end: int = sys.maxsize) -> int:
+    return sum(map(len, texts.findall(body, 0, end)))

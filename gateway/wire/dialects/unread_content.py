@@ -20,12 +20,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 import orjson
 
-from penstock.gateway.model.attributes import UNREAD
+from penstock.gateway.model.facts import UNREAD
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect, Facts
-from penstock.gateway.wire.dialects.event_stream import frames
+from penstock.gateway.wire.dialects.bedrock import frames
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, arr, chunks, dumps, is_bulky, loads, obj, objs
 from penstock.gateway.wire.dialects.token_ids import tokens_of
 from penstock.gateway.wire.dialects.wire_shapes import KINDS, SHAPES, ObjectShape

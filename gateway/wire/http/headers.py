@@ -2,7 +2,7 @@
 
 Every header passes in its order, spelling and number, except those that concern one connection only (hop-by-hop
 headers, RFC 9110 §7.6.1), the client's `Host`, the gateway's own keys, which no upstream may see, and keys of other
-families than the upstream's (`dialects.credentials`). The action for a header is decided once per name and upstream,
+families than the upstream's (`dialects.owners`). The action for a header is decided once per name and upstream,
 for a key once per value. Only the optional whitespace around a request's header value is normalised; an answer's lines
 pass byte for byte. Pure.
 """
@@ -13,11 +13,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from penstock.gateway.wire.dialects.credentials import KeyFilter, key_kind, query_parameter_kind
 from penstock.gateway.wire.dialects.family import Family
-from penstock.gateway.wire.http.errors import Refusal
+from penstock.gateway.wire.dialects.owners import KeyFilter, key_kind, query_parameter_kind
+from penstock.gateway.wire.http.errors import Headers, HttpRequest, Refusal
 from penstock.gateway.wire.http.redaction import MASK
-from penstock.gateway.wire.http.request import Headers, HttpRequest
 
 HOP: Final = frozenset(
     {
@@ -31,7 +30,7 @@ HOP: Final = frozenset(
     }
 )
 PEER_REQUEST: Final = b"penstock-told"
-"""The header in which one worker of a gateway describes a checked call to another (`process.forward_to_leader`)."""
+"""The header in which one worker of a gateway describes a checked call to another (`process.leader_rpc`)."""
 _NOT_PASSED: Final = HOP | {b"expect", PEER_REQUEST}
 CREDENTIALS: Final = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key", b"x-penstock-token")
 """Headers in which clients put keys, including agent tokens."""

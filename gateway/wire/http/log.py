@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
-from penstock.gateway.model.log_settings import LogSettings
+from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.wire.http.redaction import plain_text
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
-from penstock.gateway.model import baggage
+from penstock.gateway.model import span
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets, fingerprint, may_be_secret, presented_secrets
 
 MASK: Final = b"***"
@@ -134,7 +134,7 @@ class Redactor:
         if self.secret(name):
             return b"%b: %b\r\n" % (name, MASK)
         if self._personal and name.lower() == b"baggage":
-            value = baggage.masked(value.decode("latin-1"), self._personal, _MASK).encode("latin-1")
+            value = span.masked(value.decode("latin-1"), self._personal, _MASK).encode("latin-1")
         line = b"%b: %b\r\n" % (name, _masked(name, value))
         if len(line) <= _LONGEST:
             if len(lines) >= _REMEMBERED:

@@ -1,7 +1,7 @@
 """One connection to an upstream: an asyncio protocol over httptools that carries one call at a time.
 
-It gives its caller (`gateway.traffic.proxy.relay`) each read as raw wire bytes, which can be sent on unchanged. The
-parser runs beside them only to find the head, the end and the payload.
+It gives its caller (`gateway.traffic.proxy.call_lifecycle`) each read as raw wire bytes, which can be sent on
+unchanged. The parser runs beside them only to find the head, the end and the payload.
 """
 
 from __future__ import annotations

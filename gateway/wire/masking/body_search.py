@@ -13,9 +13,15 @@ from typing import Final
 
 from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, Path, looks_like_json, plain, walk
 from penstock.gateway.wire.json_paths import JsonPaths
-from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern, PatternTimeout
 from penstock.gateway.wire.masking.streams import ChannelTable, may_continue
-from penstock.gateway.wire.masking.text import JoinedText, MaskableText, literal
+from penstock.gateway.wire.masking.text import (
+    CpuBudget,
+    JoinedText,
+    MaskableText,
+    MaskingPattern,
+    PatternTimeout,
+    literal,
+)
 
 DEEPEST: Final = 6
 """Most levels of JSON in strings of JSON."""

@@ -16,16 +16,24 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
+from penstock.gateway.model.facts import MASKED, MASKING_FAILED
 from penstock.gateway.model.known_secrets import BodyContext, Secrets, with_distinct_keys
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.wire.dialects.json_scan import BodyFormatError
 from penstock.gateway.wire.json_paths import JsonPaths
 from penstock.gateway.wire.masking.bodies import mask_body, without_tokens
 from penstock.gateway.wire.masking.body_search import BodySearch, MaskingError, MaskingResult, RuleSet
-from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern, PatternTimeout, join_patterns
 from penstock.gateway.wire.masking.rules import MaskingRule
-from penstock.gateway.wire.masking.text import STAR, BodyText, EscapedText, TextSlice
+from penstock.gateway.wire.masking.text import (
+    STAR,
+    BodyText,
+    CpuBudget,
+    EscapedText,
+    MaskingPattern,
+    PatternTimeout,
+    TextSlice,
+    join_patterns,
+)
 
 _log = logging.getLogger("penstock.masking")
 _VALUE: Final = re.compile(rb"(?m)(?<=: )[^\r\n]+")

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.gateway.wire.json_paths import JsonPaths
 from penstock.gateway.wire.masking.body_search import DEEPEST, RuleSet
-from penstock.gateway.wire.masking.patterns import CpuBudget, MaskingPattern
+from penstock.gateway.wire.masking.text import CpuBudget, MaskingPattern
 
 _UNICODE: Final = re.compile(rb"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
 _SHORT: Final = [(b'\\"', b'"'), (b"\\/", b"/"), (b"\\n", b"\n"), (b"\\t", b"\t"), (b"\\r", b"\r"), (b"\\b", b"\b"),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from penstock.gateway.wire.dialects.event_stream import frame_bounds, header_values
+from penstock.gateway.wire.dialects.bedrock import frame_bounds, header_values
 from penstock.gateway.wire.dialects.json_scan import BodyFormatError, walk
 from penstock.gateway.wire.masking.text import JoinedText, MaskableText, TextSlice, literal
 

@@ -14,7 +14,7 @@ from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.tables import DORMANT
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.work.queue.memory_queue import MemoryQueue
+from penstock.gateway.work.queue.reader import MemoryQueue
 from penstock.gateway.work.queue.results import queue_key
 
 GRACE_NS = 30 * 10**9

@@ -39,11 +39,9 @@ from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.work.queue.deadlines import Deadlines
-from penstock.gateway.work.queue.memory_queue import MemoryQueue
-from penstock.gateway.work.queue.operations import QueueOperations
-from penstock.gateway.work.queue.reader import QueueReader
+from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations
+from penstock.gateway.work.queue.reader import MemoryQueue, QueueReader
 from penstock.gateway.work.queue.results import MODES, ClaimedAttempt, DeadlineCheck, FinishResult
-from penstock.gateway.work.queue.span_operations import SpanOperations
 
 _log = logging.getLogger("penstock.queue")
 T = TypeVar("T")

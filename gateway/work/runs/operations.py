@@ -1,6 +1,6 @@
 """Training runs, as operations inside a write transaction.
 
-Each post of points is a small block (`gateway.work.runs.blocks`), so a step of training is one record of a few hundred
+Each post of points is a small block (`gateway.work.runs.curves`), so a step of training is one record of a few hundred
 bytes. When the small blocks of a run have `FOLD` rows they are folded into one packed block, in the transaction of the
 post that reached `FOLD`. A resume cuts off superseded points: blocks beyond the step go, and the block with the step is
 rewritten.
@@ -30,7 +30,7 @@ from penstock.gateway.model.run import (
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.work.runs.blocks import MetricRow, encode_block, merge_rows, readable_block
+from penstock.gateway.work.runs.curves import MetricRow, encode_block, merge_rows, readable_block
 
 FOLD = 256
 """Number of rows of small blocks at which they are folded."""

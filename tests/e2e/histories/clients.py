@@ -25,8 +25,8 @@ from e2e.histories.world import AGAIN_S, PATIENCE, World
 from fakes.experiment import policy, prompt
 
 from penstock.gateway.client.client import ClientError
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.change import Change
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, HeartbeatRequest, HeldAttempt, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement, RolloutConfig

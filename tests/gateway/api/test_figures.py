@@ -13,15 +13,12 @@ from fakes.provider import Provider
 from fakes.shell import Shell
 
 from examples.demo.model import DemoAnswer
-from penstock.gateway.api.breakdown import scan_breakdown, unread_rows
-from penstock.gateway.api.stats import gather
-from penstock.gateway.api.tool_stats import failed
+from penstock.gateway.api.stats import failed, gather, scan_breakdown, unread_rows
 from penstock.gateway.model.answers import RewardStats
-from penstock.gateway.model.attributes import REPLAY_OF, SHADOW_OF, UNREAD
 from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.facts import REPLAY_OF, SHADOW_OF, UNREAD, is_rehearsal, is_release_call
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.release_calls import is_rehearsal, is_release_call
 from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.reading.filters.query import parse

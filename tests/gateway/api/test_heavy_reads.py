@@ -17,10 +17,10 @@ from fakes.raw import connect, get
 from fakes.tape import Tape
 from fakes.waiting import until
 
-from penstock.gateway.api.heavy_reads import AT_ONCE, HeavyReads
+from penstock.gateway.api.pagination import AT_ONCE, HeavyReads
 from penstock.gateway.api.rollouts import SHORT
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Exchange
 
 COUNT, SIZE = 12, 2 << 20
 CHEAP: Final = (

@@ -20,8 +20,7 @@ from fakes.provider import Provider
 from penstock.gateway.api.compression import LEAST, GzipFeed, accepts_gzip
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.sync import SyncClient
-from penstock.gateway.model.answers import RolloutPage
-from penstock.gateway.model.change import Digest
+from penstock.gateway.model.answers import Digest, RolloutPage
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.reading.filters.fields import describe_fields

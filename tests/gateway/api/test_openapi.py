@@ -24,7 +24,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from penstock.gateway.api import html_docs
+from penstock.gateway.api import openapi
 from penstock.gateway.api.openapi import document, field_docs
 from penstock.gateway.api.routes import ROUTES
 from penstock.gateway.client.client import Client
@@ -227,13 +227,13 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_self_contained_and_its_links_lead_somewhere() -> None:
-    page = Page(html_docs.page(ROUTES, "1.2.3"))
+    page = Page(openapi.page(ROUTES, "1.2.3"))
     assert not page.tags & {"script", "link", "img", "iframe"}
     assert page.links <= {f"#{name}" for name in page.ids}
     assert len(set(page.ids)) == len(page.ids)
 
 
 def test_the_page_names_everything() -> None:
-    text = html_docs.page(ROUTES, "1.2.3")
+    text = openapi.page(ROUTES, "1.2.3")
     for name in (*(route.path for route in ROUTES), *FIELDS["spans"], *DOC["components"]["schemas"]):
         assert f"<code>{name}</code>" in text or f">{name}</h2>" in text

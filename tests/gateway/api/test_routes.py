@@ -15,8 +15,7 @@ from fakes.waiting import PATIENCE_S
 from penstock.gateway.api import pagination
 from penstock.gateway.api.guard import HEADERS
 from penstock.gateway.api.pagination import encode_cursor
-from penstock.gateway.model.answers import RolloutPage, SpanDetail, SpanPage, Stats
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change, RolloutPage, SpanDetail, SpanPage, Stats
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import SpanStatus
 

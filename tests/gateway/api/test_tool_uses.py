@@ -9,11 +9,11 @@ from fakes.memory_tape import T0, MemoryTape, call
 from fakes.mistakes import tells
 from fakes.tool_calls import PAGE, TASK, Recorded, carried, model, ran, wanted
 
-from penstock.gateway.api import tool_uses
+from penstock.gateway.api import tools
 from penstock.gateway.api.pagination import summary
-from penstock.gateway.api.tool_uses import read_tools
+from penstock.gateway.api.tools import read_tools
 from penstock.gateway.model.tools import ToolList, ToolUse
-from penstock.gateway.reading.diagnosis.unaddressed_tool_runs import CUT, PATIENCE_NS
+from penstock.gateway.reading.diagnosis.tool_join import CUT, PATIENCE_NS
 
 ASKED = ("c1", "mcp__web__search", {"q": "x"})
 Json = dict[str, Any]
@@ -137,23 +137,23 @@ def test_where_not_all_rollouts_were_looked_at_nothing_is_certain(monkeypatch: p
         story.tape.add(call(1, f"old{number}"))
     story.agent("r1").session("s1")
     assert (story.only("s1").grade, story.tools("s1").cut) == ("certain", False)
-    monkeypatch.setattr(tool_uses, "MOST_ROLLOUTS", 3)
+    monkeypatch.setattr(tools, "MOST_ROLLOUTS", 3)
     told = story.only("s1")
     assert (told.grade, story.tools("s1").cut) == ("likely", True)
     assert told.reason.endswith(CUT)
-    monkeypatch.setattr(tool_uses, "MOST_ROLLOUTS", 2_000)
-    monkeypatch.setattr(tool_uses, "MOST_CALLS", 1)
+    monkeypatch.setattr(tools, "MOST_ROLLOUTS", 2_000)
+    monkeypatch.setattr(tools, "MOST_CALLS", 1)
     assert story.tools("s1").cut
 
 
 def test_rollouts_that_have_ended_are_not_counted_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_uses, "MOST_ROLLOUTS", 3)
+    monkeypatch.setattr(tools, "MOST_ROLLOUTS", 3)
     story = Story()
     for number in range(5):
         story.tape.add(call(1, f"old{number}"), None, ended_ns=T0 - PATIENCE_NS)
     story.agent("r1").session("s1")
     assert (story.only("s1").grade, story.tools("s1").cut) == ("certain", False)
-    monkeypatch.setattr(tool_uses, "MOST_HEADS", 4)
+    monkeypatch.setattr(tools, "MOST_HEADS", 4)
     assert (story.only("s1").grade, story.tools("s1").cut) == ("likely", True)
 
 
@@ -162,7 +162,7 @@ def test_old_rollouts_are_found_without_looking_at_all_that_came_since(monkeypat
     day_ms = 24 * 3600 * 1000
     for number in range(40):
         story.add(f"new{number}", model(1, [TASK], DONE), day_ms + number)
-    monkeypatch.setattr(tool_uses, "MOST_ROLLOUTS", 3)
+    monkeypatch.setattr(tools, "MOST_ROLLOUTS", 3)
     assert story.only("s1").grade == "certain"
     # A day later none of that is alive.
     story.session("s2", later_ms=2 * day_ms)

@@ -25,10 +25,10 @@ from penstock.gateway.client import client as client_module
 from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.exchanges import RECORDS, CallBytes, Unpacker, pack
-from penstock.gateway.model.change import Change
-from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.model.times import Backoff
+from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.turns import plain_bodies
 
 

@@ -22,7 +22,7 @@ from penstock.gateway.client.tls import CLIENT_CERT
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Outcome, RolloutSummary
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Transcript
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ from penstock.gateway.followers.otlp.placement import SpanPlacement
 from penstock.gateway.followers.otlp.span_export import of_call
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.facts import QUEUE_MS
+from penstock.gateway.model.index import SqlRequest
 from penstock.gateway.model.prices import Prices
-from penstock.gateway.model.sql import SqlRequest
-from penstock.gateway.model.transcript import Transcript
+from penstock.gateway.model.turn import Transcript
 from penstock.gateway.reading.filters.query import parse
 from penstock.gateway.tape.store import Store
 

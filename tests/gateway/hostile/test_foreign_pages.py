@@ -16,7 +16,7 @@ from fakes.rig import CHAT, GOOD, Rig, Within, inside
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.local_names import LocalNames
+from penstock.gateway.model.settings import LocalNames
 
 EVIL = "http://evil.example"
 HOSTS = {

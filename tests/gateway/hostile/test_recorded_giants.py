@@ -21,9 +21,9 @@ from rich.console import Console
 from penstock.console.mcp_server.tool import ToolContext
 from penstock.console.mcp_server.transcripts import ReadCallArguments, read_call
 from penstock.console.views import rollout_tree
-from penstock.console.views.text import LONG, abbreviate, clean
-from penstock.gateway.client.concurrency import LARGE as LARGE_CALL
-from penstock.gateway.client.concurrency import PARALLEL, concurrency_for
+from penstock.console.views.table import LONG, abbreviate, clean
+from penstock.gateway.client.connection import LARGE as LARGE_CALL
+from penstock.gateway.client.connection import PARALLEL, concurrency_for
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Choice, Message, Part, Turn

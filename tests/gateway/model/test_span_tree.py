@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import RenderableType
 
 from penstock.console.views import rollout_tree
-from penstock.console.views.span_summary import facts
+from penstock.console.views.rollouts import facts
 from penstock.gateway.api.pagination import summary
 from penstock.gateway.api.rollouts import detail_of
 from penstock.gateway.model import span_tree

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.template import Template, TemplateError, check_candidate
+from penstock.gateway.model.resource import Template, TemplateError, check_candidate
 
 PIECES = st.lists(st.sampled_from(["{a}", "{b_2}", "{{", "}}", "text", "\n", "é"]), max_size=8)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model import trace
-from penstock.gateway.model.baggage import LONGEST, entry, masked
+from penstock.gateway.model import span
+from penstock.gateway.model.span import LONGEST, entry, masked
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -15,7 +15,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 def test_valid() -> None:
     later = f"01-{TRACE}-{SPAN}-01-of-a-later-version"
     for header in (f"00-{TRACE}-{SPAN}-01", f" 00-{TRACE.upper()}-{SPAN}-00\t", later):
-        assert trace.parse(header) == (TRACE, SPAN)
+        assert span.parse(header) == (TRACE, SPAN)
 
 
 NONE, NOWHERE = "0" * 32, "0" * 16
@@ -28,16 +28,16 @@ INVALID = [
 
 @pytest.mark.parametrize("header", INVALID)
 def test_invalid(header: str) -> None:
-    assert trace.parse(header) is None
+    assert span.parse(header) is None
 
 
 def test_derived_ids_are_stable_and_tell_calls_apart() -> None:
-    made = trace.trace_id("r", "a")
-    assert trace.trace_id("r", "a") == made
-    assert trace.parse(f"00-{made}-{trace.span_id(made, 'r', 'a', 1)}-01") is not None
-    ids = {trace.span_id(trace.trace_id(r, a), r, a, n) for r in "xy" for a in "xy" for n in (1, 2)}
+    made = span.trace_id("r", "a")
+    assert span.trace_id("r", "a") == made
+    assert span.parse(f"00-{made}-{span.span_id(made, 'r', 'a', 1)}-01") is not None
+    ids = {span.span_id(span.trace_id(r, a), r, a, n) for r in "xy" for a in "xy" for n in (1, 2)}
     assert len(ids) == 8
-    assert trace.trace_id("ab", "c") != trace.trace_id("a", "bc")
+    assert span.trace_id("ab", "c") != span.trace_id("a", "bc")
 
 
 # -- baggage: what is read of it, what is passed over, and what is masked ----------------------------------------------

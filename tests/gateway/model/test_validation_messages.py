@@ -16,7 +16,7 @@ from penstock.gateway.client.console import CommandError
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.base import Id
 from penstock.gateway.model.times import NOTATION, UNITS, nanoseconds, seconds
-from penstock.gateway.model.validation_messages import sentence
+from penstock.gateway.model.toml import sentence
 from penstock.sidecar import settings
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.gateway.model.weights import ModelVersion, Residency
+from penstock.gateway.model.resource import ModelVersion, Residency
 
 PATHS = {"policy@v0": "/a/v0", "policy@v1": "/a/v1", "policy@v2": "/a/v2", "sql": "/a/sql", "big-2": None}
 KNOWN = {name: ModelVersion(upstream="vllm", base="base", adapter=path) for name, path in PATHS.items()}

@@ -23,8 +23,8 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.config import ConfigError, GatewayConfig, UpstreamSettings
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.tls_settings import TlsSettings
-from penstock.gateway.process.tls import ServerTls
+from penstock.gateway.model.settings import TlsSettings
+from penstock.gateway.process.listeners import ServerTls
 from penstock.gateway.traffic.upstreams.transport import make_transport
 from penstock.sidecar.agent.helper_sender import EVENTS, _post
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding

@@ -10,7 +10,7 @@ from fakes.mistakes import tells
 
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.prices import Prices
-from penstock.gateway.process.config_warnings import warn
+from penstock.gateway.process.services import warn
 
 TWO = """
 [[upstream]]

@@ -14,14 +14,18 @@ import pytest
 from fakes.waiting import until
 
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.process import conversation_rpc
-from penstock.gateway.process.conversation_rpc import ConversationQuery, ConversationServer
+from penstock.gateway.process import worker_peers
 from penstock.gateway.process.handover import WorkerSlot
-from penstock.gateway.process.metrics_merge import dump
-from penstock.gateway.process.worker_link import Handler, WorkerLink
-from penstock.gateway.process.worker_peers import WorkerPeers, WorkerServices
+from penstock.gateway.process.leader_rpc import Handler, WorkerLink
+from penstock.gateway.process.worker_peers import (
+    ConversationQuery,
+    ConversationServer,
+    WorkerPeers,
+    WorkerServices,
+    dump,
+)
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
-from penstock.gateway.work.queue.memory_queue import MemoryQueue
+from penstock.gateway.work.queue.reader import MemoryQueue
 
 
 class First:
@@ -93,12 +97,12 @@ async def test_what_a_worker_has_counted_that_died_while_others_were_asked_count
 
 async def test_calls_of_which_nothing_is_heard_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients leave while their conversation is looked for, and calls fail that name a response."""
-    monkeypatch.setattr(conversation_rpc, "_UNDER_WAY", 10)
+    monkeypatch.setattr(worker_peers, "_UNDER_WAY", 10)
     keeper = ConversationServer(ConversationMatcher())
     find = keeper.handlers(cast(WorkerLink, None))["find"]
     for number in range(50):
         asked = ConversationQuery(number, "peer", None, b"", b"", f"resp-{number}", answers=True)
         await find(msgspec.to_builtins(asked))
     held = [cell.cell_contents for cell in cast(Any, find).__closure__]
-    (worker,) = [one for one in held if isinstance(one, conversation_rpc._PeerState)]
+    (worker,) = [one for one in held if isinstance(one, worker_peers._PeerState)]
     assert len(worker.under_way) == 10

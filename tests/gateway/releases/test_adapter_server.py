@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from fakes.engine import CHAT, LOAD, MODELS, UNLOAD, FakeEngine, Planned
 
-from penstock.gateway.model.weights import ModelVersion, Residency
+from penstock.gateway.model.resource import ModelVersion, Residency
 from penstock.gateway.releases import adapter_server
 from penstock.gateway.releases.adapter_server import ServingError, VllmClient, settle
 

@@ -13,7 +13,7 @@ from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import AuditTrailEntry, Release
 from penstock.gateway.releases.canary.decision import Canary
-from penstock.gateway.releases.release_metrics import RECENT_NS, SHOWN, ReleaseMetrics
+from penstock.gateway.releases.reader import RECENT_NS, SHOWN, ReleaseMetrics
 
 NOW = 100 * RECENT_NS
 Samples = dict[tuple[str, frozenset[str]], float]

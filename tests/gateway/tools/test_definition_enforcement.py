@@ -25,8 +25,8 @@ from fakes.shell import Shell
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client as Api
-from penstock.gateway.model.definitions import ApproveRequest, OnChange, ServerView
 from penstock.gateway.model.release import NewRelease
+from penstock.gateway.model.tools import ApproveRequest, OnChange, ServerView
 from penstock.gateway.tools.definitions import service
 
 Json = dict[str, Any]

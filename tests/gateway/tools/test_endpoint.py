@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.tools.endpoint import EndpointFraming
+from penstock.gateway.tools.response_rewriter import EndpointFraming
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

@@ -23,13 +23,12 @@ from fakes.tape import Tape
 from fakes.waiting import until
 
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.model.server_settings import McpServer
+from penstock.gateway.model.settings import McpServer
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.tape.store.directory import DamagedRecordError
-from penstock.gateway.tools.hosted.line_queue import LineQueue
 from penstock.gateway.tools.hosted.process import OPEN_FILES
 from penstock.gateway.tools.hosted.process_pool import ProcessExit, ProcessPool
-from penstock.gateway.tools.hosted.session import Owner, ProcessSession
+from penstock.gateway.tools.hosted.session import LineQueue, Owner, ProcessSession
 from penstock.gateway.wire.dialects.mcp import messages
 
 Take = Callable[[str], Hosted]

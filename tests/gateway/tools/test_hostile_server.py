@@ -22,9 +22,9 @@ from fakes.tape import Tape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.tools import sessions, stream_reader
+from penstock.gateway.tools import response_rewriter, sessions
+from penstock.gateway.tools.response_rewriter import McpStreamReader
 from penstock.gateway.tools.sessions import McpSession, SessionTable
-from penstock.gateway.tools.stream_reader import McpStreamReader
 
 MEGABYTE = 1 << 20
 PATH = "/rollout/r1/mcp/tools"
@@ -132,13 +132,13 @@ def test_of_a_bomb_little_is_unpacked(encoding: bytes) -> None:
     event = b'data: {"id":1,"result":{}}\n\n'
     whole = packer.compress(event) + packer.flush(zlib.Z_FULL_FLUSH)
     assert [one.id for one in reader.feed([whole])] == [b"1"]
-    bomb = packer.compress(b"data: " + b"0" * (4 * stream_reader.UNPACKED)) + packer.flush()
+    bomb = packer.compress(b"data: " + b"0" * (4 * response_rewriter.UNPACKED)) + packer.flush()
     assert list(reader.feed([bomb])) == []
     assert reader.unread
 
 
 def test_an_event_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_reader, "LONGEST", 1000)
+    monkeypatch.setattr(response_rewriter, "LONGEST", 1000)
     reader = McpStreamReader(None)
     for _ in range(100):
         assert list(reader.feed([b": still here\n\n", b"data: {}"])) or True

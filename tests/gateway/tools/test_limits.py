@@ -21,11 +21,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.answers import Stats
-from penstock.gateway.model.server_settings import McpServer as Configured
-from penstock.gateway.tools.breaker import BreakerState
+from penstock.gateway.model.settings import McpServer as Configured
 from penstock.gateway.tools.call import McpCall
-from penstock.gateway.tools.limits import Permit, ServerLimits
-from penstock.gateway.traffic.proxy.state import CallState
+from penstock.gateway.tools.limits import BreakerState, Permit, ServerLimits
+from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.wire.http.errors import UpstreamFault
 
 LONG = 600.0

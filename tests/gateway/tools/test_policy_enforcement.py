@@ -22,7 +22,7 @@ from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.span import Span
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tools.policy_audit import PolicyAudit
+from penstock.gateway.tools.policy_enforcement import PolicyAudit
 
 RULES = """
 [[policy]]

@@ -15,9 +15,9 @@ from fakes.process import alive, gone
 from fakes.runs import PATIENCE
 from fakes.waiting import until
 
-from penstock.sidecar.agent import fork_client
+from penstock.sidecar.agent import function_clients
 from penstock.sidecar.agent.environment import UNREACHABLE_URL, import_environment
-from penstock.sidecar.agent.fork_client import ForkServerClient
+from penstock.sidecar.agent.function_clients import ForkServerClient
 from penstock.sidecar.agent.process import ExitStatus, LaunchCommand
 
 pytestmark = pytest.mark.slow
@@ -135,19 +135,19 @@ async def test_where_warnings_are_shown_its_end_shows_none(rig: Rig, capfd: pyte
 
 
 async def test_an_import_without_an_end_keeps_no_runner(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_client, "STARTS_S", 0.5)
+    monkeypatch.setattr(function_clients, "STARTS_S", 0.5)
     (rig.home / "prepared.py").write_text("import time\ntime.sleep(600)\n")
     preloaded = rig.preloaded("facts")
     for _ in range(2):
         with pytest.raises(OSError, match=r"prepared:facts was not imported within 0\.5 s"):
             _ = await ran(rig, preloaded)
     (rig.home / "prepared.py").write_text(PREPARED)
-    monkeypatch.setattr(fork_client, "STARTS_S", 30.0)
+    monkeypatch.setattr(function_clients, "STARTS_S", 30.0)
     assert (await ran(rig, preloaded))[0].exit_code == 0
 
 
 async def test_a_fork_server_that_still_imports_can_be_closed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_client, "ENDS_S", 0.1)
+    monkeypatch.setattr(function_clients, "ENDS_S", 0.1)
     (rig.home / "prepared.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(600)\n")
     preloaded = rig.preloaded("facts")
     starting = asyncio.ensure_future(ran(rig, preloaded))

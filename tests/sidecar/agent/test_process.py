@@ -17,7 +17,7 @@ from fakes.runs import AGENTS, PYTHON, spawned_late, written
 from fakes.waiting import until
 
 from penstock.sidecar.agent import supervisor
-from penstock.sidecar.agent.pipes import output_pipe
+from penstock.sidecar.agent.output import output_pipe
 from penstock.sidecar.agent.process import AgentProcess, ExitStatus, LaunchCommand, start
 
 FAMILY = str(AGENTS / "family.py")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # Most of these are agents, which would wait for the import.
     from penstock.gateway.model.rollout import Judgement
-    from penstock.gateway.model.transcript import Transcript
+    from penstock.gateway.model.turn import Transcript
 
 
 def double(task: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
 from penstock.sidecar.agent.environment import launch_plan
-from penstock.sidecar.engines import containers
+from penstock.sidecar.engines import local
 from penstock.sidecar.settings import AgentSettings, RunnerSettings
 
 CLAIM = Claim(rollout=Rollout(id="r", input={"q": 1}), attempt=Attempt(rollout="r", id="a1"), address="/r", token="t")
@@ -114,7 +114,7 @@ async def test_an_image_is_pulled_once_before_all_attempts(client: Client, start
 def test_the_machines_network_is_for_a_gateway_on_it(gateway: str, host: bool) -> None:
     agents = AgentSettings(image="x", cwd=Path("/app"))
     settings = RunnerSettings(gateway=gateway, name="w", agents=agents)
-    made = containers.command("docker", settings, CLAIM, launch_plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
+    made = local.command("docker", settings, CLAIM, launch_plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
     assert ("--network=host" in made.argv) == host
     assert "--workdir=/app" in made.argv
-    assert made.after == ("docker", "rm", "--force", containers.container("w", CLAIM))
+    assert made.after == ("docker", "rm", "--force", local.container("w", CLAIM))

@@ -15,9 +15,9 @@ from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, only_
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
 from penstock.gateway.model.rollout import AttemptStatus, Outcome, RolloutStatus
-from penstock.sidecar.breaker import EQUAL, FailureBreaker
 from penstock.sidecar.progress import AttemptTally, LineProgress
 from penstock.sidecar.result import AttemptResult
+from penstock.sidecar.runner import EQUAL, FailureBreaker
 from penstock.sidecar.settings import AgentSettings, RunnerError, RunnerSettings
 
 # A cluster starts a dozen processes, a machine of two cores that tests elsewhere takes its time.

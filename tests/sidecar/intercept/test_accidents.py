@@ -19,13 +19,13 @@ from fakes.runs import PATIENCE
 from fakes.shell import PENSTOCK, Shell
 from fakes.waiting import until
 
-from penstock.sidecar.intercept import mitm, sidecar_process, transparent_connection, trust
+from penstock.sidecar.intercept import mitm, service, session, transparent_connection
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
-from penstock.sidecar.intercept.policy import InterceptPolicy
-from penstock.sidecar.intercept.reachability import SidecarUnreachable, query_sidecar
+from penstock.sidecar.intercept.environment_check import SidecarUnreachable, query_sidecar
+from penstock.sidecar.intercept.rules import InterceptPolicy
 
 FAR = ("192.0.2.9", 443)
 
@@ -221,10 +221,10 @@ async def test_a_proxy_that_refuses_without_a_word_is_not_waited_for(
 
 
 async def test_a_sidecar_that_does_not_answer_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar_process, "_SECONDS", 0.1)
+    monkeypatch.setattr(service, "_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         admin = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = await sidecar_process.request_admin("DELETE", "/agents/1", admin, None)
+        said = await service.request_admin("DELETE", "/agents/1", admin, None)
     assert said == (0, f"the sidecar at {admin} cannot be reached: it did not answer")
 
 
@@ -236,7 +236,7 @@ async def test_certificates_of_the_machine_may_have_comments_of_any_bytes(
         "# für uns\n".encode("latin-1") + CertificateStore.create_in_process(["localhost"]).pem.encode()
     )
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-    bundle, own = trust.write(tmp_path, "ours\n")
+    bundle, own = session.write(tmp_path, "ours\n")
     assert bundle.read_bytes() == trusted.read_bytes() + b"\nours\n"
     assert own.read_bytes() == b"ours\n"
 

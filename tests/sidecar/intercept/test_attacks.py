@@ -17,7 +17,7 @@ from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import ProxyTimeouts, RolloutBinding
-from penstock.sidecar.intercept.policy import InterceptPolicy
+from penstock.sidecar.intercept.rules import InterceptPolicy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 from fakes.process import Gateway, running
 from fakes.shell import PENSTOCK, Shell
 
-from penstock.sidecar.intercept import trust
+from penstock.sidecar.intercept import session
 from penstock.sidecar.intercept.environment_check import FAMILIES
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -101,7 +101,7 @@ async def test_what_is_wrong_is_named(
     shell: Shell, gateway: Gateway, tmp_path: Path, env: dict[str, str], said: dict[str, str]
 ) -> None:
     (tmp_path / "odd.pem").write_text("no certificate\n")
-    other, _ = trust.write(tmp_path, "")
+    other, _ = session.write(tmp_path, "")
     (tmp_path / "other.pem").write_text(other.read_text())
     given = [f"{name}={value.format(folder=tmp_path, gateway=gateway.url)}" for name, value in env.items()]
     shell.env["PATH"] += ":/usr/bin"

@@ -209,7 +209,7 @@ async def test_other_processes_of_its_user_do_not_read_its_memory(tmp_path: Path
     # A test as root could read it in any case, so the kernel is asked what it would say to others.
     script = """if True:
         import ctypes
-        from penstock.sidecar.intercept.trust import close_memory
+        from penstock.sidecar.intercept.session import close_memory
         close_memory()
         print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
     """

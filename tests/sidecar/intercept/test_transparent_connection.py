@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from penstock.sidecar.intercept import firewall, rules
+from penstock.sidecar.intercept import rules
 from penstock.sidecar.intercept.client_hello import LARGEST, SniffResult, sniff
-from penstock.sidecar.intercept.dns_addresses import DnsTable
+from penstock.sidecar.intercept.namespace import DnsTable
 
 EDGE = st.sampled_from("abz019")
 LABEL = st.one_of(EDGE, st.tuples(EDGE, st.text("abz019-", max_size=20), EDGE).map("".join))
@@ -141,7 +141,7 @@ def test_the_rules() -> None:
 
 def test_a_tool_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(firewall.RedirectError, match="install nftables"):
-        firewall.choose_tool(None)
-    with pytest.raises(firewall.RedirectError, match=r"--tool iptables: .* cannot be found"):
-        firewall.choose_tool("iptables")
+    with pytest.raises(rules.RedirectError, match="install nftables"):
+        rules.choose_tool(None)
+    with pytest.raises(rules.RedirectError, match=r"--tool iptables: .* cannot be found"):
+        rules.choose_tool("iptables")

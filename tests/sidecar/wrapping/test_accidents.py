@@ -17,8 +17,7 @@ from fakes.process import PATIENCE
 from penstock.gateway.model.stdio_frames import CLIENT
 from penstock.sidecar.agent import helper_sender
 from penstock.sidecar.wrapping.delivery import DeliveryRefusal, Destination, GatewayUnavailable, post, send_leftover
-from penstock.sidecar.wrapping.lines import LinePiece
-from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool
+from penstock.sidecar.wrapping.spool import SPOOL_BYTES, LinePiece, Spool
 
 BROKEN_OFF = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 100\r\n\r\n{"
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

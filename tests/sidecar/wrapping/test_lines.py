@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.stdio_frames import CLIENT, TAIL, StdioFrame, pack_frame, parse_frames
-from penstock.sidecar.wrapping import lines as module
-from penstock.sidecar.wrapping.lines import LinePiece, LineSplitter
+from penstock.sidecar.wrapping import spool as module
+from penstock.sidecar.wrapping.spool import LinePiece, LineSplitter
 
 STREAMS = st.lists(st.sampled_from([b"", b"\n", b"\r\n", b"\xff\xfe\0", b'{"id":1}', b"x" * 40]), max_size=30).map(
     b"".join

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sidecar.wrapping import rollout_identity as module
+from penstock.sidecar.wrapping import command as module
+from penstock.sidecar.wrapping.command import find_destination, inherited
 from penstock.sidecar.wrapping.delivery import Destination, destination_record
-from penstock.sidecar.wrapping.rollout_identity import find_destination, inherited
 
 RUN = {"PENSTOCK_URL": "http://g/rollout/q1/attempt/a1", "PENSTOCK_TOKEN": "pst_1"}
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, StdioFrame, parse_frames
 from penstock.sidecar.wrapping.delivery import Destination, destination_record, send_leftover
-from penstock.sidecar.wrapping.lines import LinePiece
-from penstock.sidecar.wrapping.spool import SPOOL_BYTES, Spool, write_about
+from penstock.sidecar.wrapping.spool import SPOOL_BYTES, LinePiece, Spool, write_about
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from penstock.gateway.model.stdio_frames import PATH
 from penstock.sidecar.wrapping import spool
 from penstock.sidecar.wrapping.command import DRAIN_S
 from penstock.sidecar.wrapping.delivery import Destination, send_leftover
-from penstock.sidecar.wrapping.lines import LinePiece
+from penstock.sidecar.wrapping.spool import LinePiece
 
 PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n'
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line.replace(b'\"method\":', b'\"result\":'))"

@@ -7,7 +7,7 @@ import re
 import pytest
 from fakes.optimising import Optimising
 
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.queue import RolloutSpec
 
 

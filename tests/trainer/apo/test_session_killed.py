@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes.optimising import Optimising
 
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change
 
 SETTINGS: dict[str, Any] = {"budget": {"rollouts": 160, "reflections": 30}}
 Seen = Callable[[Change], bool]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.transcript import Transcript, TranscriptCall
-from penstock.gateway.model.turn import Choice, Message, Part, Turn
+from penstock.gateway.model.turn import Choice, Message, Part, Transcript, TranscriptCall, Turn
 from penstock.trainer.apo.gateway_laboratory import render_transcript
 
 

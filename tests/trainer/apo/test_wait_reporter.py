@@ -16,9 +16,8 @@ from penstock.gateway.model.queue import HeartbeatRequest, QueueState, RolloutSp
 from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Run
 from penstock.trainer.apo.session import describe_wait, report_waiting
-from penstock.trainer.data.rollout_waiter import RolloutWaiter
-from penstock.trainer.runs.display import LogDisplay
-from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.data.collector import RolloutWaiter
+from penstock.trainer.runs.report import LogDisplay, RunReporter
 
 MINUTE = 60 * 10**9
 

@@ -13,7 +13,7 @@ from fakes.tiny_model import make_tokenizer
 
 from examples.lookup_model import TEMPLATE
 from penstock.trainer.data.chat_template import tokenise
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import TokenExample
 
 CALL = {"id": "1", "type": "function", "function": {"name": "wheel", "arguments": '{"water": "the mill"}'}}
 QUESTION = {"role": "user", "content": "how is the wheel?"}

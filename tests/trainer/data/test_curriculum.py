@@ -8,8 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from penstock.trainer.data.curriculum import PRIOR, Curriculum
-from penstock.trainer.data.tasks import RolloutTask
+from penstock.trainer.data.tasks import PRIOR, Curriculum, RolloutTask
 
 TASKS = [RolloutTask(number, {"n": number}) for number in range(40)]
 

@@ -10,7 +10,7 @@ from fakes.workers import finish
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.trainer.data.rollout_waiter import RolloutWaiter
+from penstock.trainer.data.collector import RolloutWaiter
 
 NAMES = ("q1", "q2", "q1")
 

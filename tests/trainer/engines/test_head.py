@@ -16,7 +16,7 @@ from fakes.training import random_examples
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from penstock.trainer.engines import head
+from penstock.trainer.engines import policy
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import micro_batches
 
@@ -35,7 +35,7 @@ def learnt(path: Path, layout: Any, **sections: Any) -> tuple[list[Tensor], dict
 def test_pieces_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, weights: str) -> None:
     path, sections = make_model(tmp_path, tie_word_embeddings=True), {"model": {"weights": weights}}
     whole = learnt(path, layout, **sections)
-    monkeypatch.setattr(head, "LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr(policy, "LOGITS", 3 * VOCABULARY)
     pieces = learnt(path, layout, **sections)
     for one, other in zip(whole[0], pieces[0], strict=True):
         torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
@@ -54,7 +54,7 @@ def test_a_model_that_bends_its_logits_is_not_done_in_pieces(tmp_path: Path, mon
     torch.manual_seed(1)
     Gemma2ForCausalLM(Gemma2Config(**sizes)).save_pretrained(tmp_path)
     whole = learnt(tmp_path, "padded")
-    monkeypatch.setattr(head, "LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr(policy, "LOGITS", 3 * VOCABULARY)
     pieces = learnt(tmp_path, "padded")
     for one, other in zip(whole[0], pieces[0], strict=True):
         torch.testing.assert_close(other, one)

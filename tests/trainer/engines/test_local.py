@@ -30,8 +30,7 @@ from penstock.trainer.config import AdvantageSettings, OptimiserSettings, TrainC
 from penstock.trainer.engines.errors import CheckpointError, EngineError
 from penstock.trainer.engines.local import TrainingEngine, schedule
 from penstock.trainer.mathematics.advantage import credit
-from penstock.trainer.mathematics.batch import micro_batches
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import TokenExample, micro_batches
 
 LAYOUTS = ("packed", "padded")
 FULL: dict[str, Any] = {"weights": "full"}

@@ -13,7 +13,7 @@ import torch
 from fakes.tiny_model import VOCABULARY, config
 from fakes.training import random_examples
 
-from penstock.trainer.engines import policy, seeds
+from penstock.trainer.engines import policy
 from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import micro_batches
@@ -47,5 +47,5 @@ def test_random_states_of_more_gpus_than_there_are_do_no_harm(monkeypatch: pytes
     given: list[Any] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", given.extend)
-    seeds.restore(seeds.state() | {"cuda": ["first", "second"]})
+    policy.restore(policy.state() | {"cuda": ["first", "second"]})
     assert given == ["first"]

@@ -21,8 +21,7 @@ from torch import Tensor
 from penstock.adapters.samples import Sample
 from penstock.trainer.config import AdvantageSettings, Aggregate, LossSettings
 from penstock.trainer.mathematics.advantage import credit
-from penstock.trainer.mathematics.batch import Layout, MicroBatch, micro_batches
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import Layout, MicroBatch, TokenExample, micro_batches
 from penstock.trainer.mathematics.loss import LossInputs, StepMetrics, policy_loss
 
 Floats = npt.NDArray[np.float64]

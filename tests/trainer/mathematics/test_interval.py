@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.trainer.mathematics.interval import wilson
+from penstock.trainer.runs.evaluation import wilson
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fakes.mistakes import tells
 from fakes.settings import Sections, merged
 from fakes.staging import staged
 
-from penstock.trainer.runs.best_weights import TrainingProgress, choose_release, link_best
+from penstock.trainer.runs.evaluation import TrainingProgress, choose_release, link_best
 
 pytestmark = pytest.mark.timeout(300)
 

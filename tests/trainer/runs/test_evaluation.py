@@ -13,11 +13,10 @@ import pytest
 pytest.importorskip("numpy", reason="the trainer needs numpy: `make install` or `make install-train`")
 
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.trainer.config_evaluate import SuiteSettings as Settings
+from penstock.trainer.config import SuiteSettings as Settings
 from penstock.trainer.data.collector import RolloutBatch
 from penstock.trainer.data.tasks import RolloutTask
-from penstock.trainer.mathematics.interval import wilson
-from penstock.trainer.runs.evaluation import EvaluationSuite, figures, pass_at
+from penstock.trainer.runs.evaluation import EvaluationSuite, figures, pass_at, wilson
 
 
 def suite(tasks: int, **given: object) -> EvaluationSuite:

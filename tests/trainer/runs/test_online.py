@@ -37,8 +37,7 @@ from penstock.trainer.config import load
 from penstock.trainer.data.consumed_log import ConsumedLog
 from penstock.trainer.engines.checkpoint import Checkpoints
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.runs.display import LogDisplay
-from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.runs.report import LogDisplay, RunReporter
 
 # Trainers that start again and again, each with a model to load.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("small_tokens")]

@@ -15,8 +15,7 @@ from fakes.process import ROOT
 from fakes.settings import documented, read
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import TrainConfig
-from penstock.trainer.config_checks import check_online
+from penstock.trainer.config import TrainConfig, check_online
 from penstock.trainer.data.selection import EPS, RunVersions, TrainableRollout, pick
 from penstock.trainer.mathematics.early_stop import EvaluationHistory
 

@@ -10,7 +10,7 @@ from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.config import ApoConfig as Settings
 from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec
 from penstock.trainer.config import PromptSettings
-from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
+from penstock.trainer.runs.pair_cells import PinnedLaboratory
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront
 from penstock.trainer.runs.prompt_rounds import PromptRounds
 

@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics import dpo, sft
-from penstock.trainer.mathematics.batch import micro_batches
-from penstock.trainer.mathematics.examples import TokenExample
+from penstock.trainer.mathematics.batch import TokenExample, micro_batches
 
 SMALL = {"batch_tokens": 40}
 

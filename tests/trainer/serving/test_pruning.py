@@ -16,8 +16,7 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.resource import Audience, Need, NewVersion
-from penstock.trainer.serving.pruning import prune, step_of
-from penstock.trainer.serving.publisher import Publisher
+from penstock.trainer.serving.publisher import Publisher, prune, step_of
 
 TRAINING = Audience(modes=["train", "val", "test"])
 ONLINE = Audience(modes=["online"])

@@ -33,12 +33,11 @@ from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, ReleaseView
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import TrainConfig
-from penstock.trainer.config_checks import check_full
-from penstock.trainer.runs.retry_client import RetryClient
+from penstock.trainer.config import TrainConfig, check_full
+from penstock.trainer.runs.companions import RetryClient
 from penstock.trainer.serving import vllm
 from penstock.trainer.serving.publisher import Publisher, PublishError
-from penstock.trainer.serving.replicas import Replicas, replicas_of
+from penstock.trainer.serving.vllm import Replicas, replicas_of
 
 ONLINE = Audience(modes=["online"])
 ANN = ActionRequest(who="ann")

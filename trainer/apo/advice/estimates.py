@@ -37,7 +37,7 @@ may be the harder ones anyway.
 differences that are normal around a gain and clipped at -1 and 1; each race draws its gain from the probe's estimate,
 given that it is worth having. So the forecast assumes that there is something to find, and says how long finding it
 takes with this noise. The wealth is that of the race, for all races at once: half of it bets at the rate that fits the
-estimated gain, half of it at those of `gateway.releases.canary.betting`.
+estimated gain, half of it at those of `gateway.releases.canary.evidence`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ import numpy as np
 from pydantic import Field
 
 from penstock.gateway.model.base import Noun
-from penstock.gateway.releases.canary.betting import RATES
+from penstock.gateway.releases.canary.evidence import RATES
 from penstock.trainer.apo.engines.pooled_edits import Array, regress
 from penstock.trainer.apo.protocol import Candidate
 from penstock.trainer.apo.search import ALPHA, rate

@@ -13,8 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import clean, joined, plain
+from penstock.console.views.table import Column, Listing, clean, figure, joined, plain
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.console import note
 from penstock.trainer.apo.advice.decision import Advice, Cost, advice, derive_findings, words_of
@@ -22,8 +21,8 @@ from penstock.trainer.apo.advice.probe import Probe
 from penstock.trainer.apo.advice.tape_observations import TapeObservationReader, reward_judge
 from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.apo.session import open_laboratory, runner_beside, search_budget, splits_of
-from penstock.trainer.runs.run_end import run_blocking
-from penstock.trainer.runs.runner import run_alongside
+from penstock.trainer.runs.companions import run_alongside
+from penstock.trainer.runs.report import run_blocking
 
 COLOURS = {"prompts": "green", "nothing": "dim"}
 BAR = 24

@@ -26,15 +26,14 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.client.concurrency import map_concurrently
+from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import Reward, RolloutSummary
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.model.times import seconds
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.model.tools import ToolUse
-from penstock.gateway.model.transcript import Transcript
-from penstock.gateway.model.turn import Part
+from penstock.gateway.model.turn import Part, Transcript
 from penstock.gateway.wire.dialects.loose_json import loads, obj
 from penstock.sidecar.reward_judge import RewardJudge
 from penstock.sidecar.settings import JudgeSettings, UsageError

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.template import Template, TemplateError, check_candidate
+from penstock.gateway.model.resource import Template, TemplateError, check_candidate
 from penstock.trainer.apo.protocol import AgentTask
 
 PHRASE: Final = 6

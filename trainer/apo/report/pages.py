@@ -13,8 +13,7 @@ from penstock.console.views.candidates import listing, ordered
 from penstock.console.views.release_page import document, table
 from penstock.console.views.release_page import figure as html_figure
 from penstock.console.views.svg import Chart, LineSeries, text
-from penstock.console.views.table import Column, Listing, figure
-from penstock.console.views.text import moment, number, plain
+from penstock.console.views.table import Column, Listing, figure, moment, number, plain
 from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.report.figures import MeanEstimate, RunFigures, TaskComparison, aggregate_figures, wealth
 from penstock.trainer.apo.report.result import Leak, LineChange, RunResult, changes

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from penstock.console.views.text import abbreviate
+from penstock.console.views.table import abbreviate
 from penstock.gateway.model.base import Mode, Noun
 from penstock.gateway.model.run import MOST_CANDIDATES, CandidateState, CandidateTree, RunCandidate
 from penstock.gateway.model.toml import ConfigError

@@ -23,9 +23,17 @@ import duckdb
 import msgspec
 
 from penstock.gateway.followers.index.sql import sandbox
-from penstock.gateway.followers.index.sql.protocol import READY, SqlFailure, SqlJob, SqlResult
 from penstock.gateway.followers.index.sql.syntax import ForbiddenQueryError, check
-from penstock.gateway.followers.index.sql.views import GIVEN, VIEWS, given, statements
+from penstock.gateway.followers.index.sql.views import (
+    GIVEN,
+    READY,
+    VIEWS,
+    SqlFailure,
+    SqlJob,
+    SqlResult,
+    given,
+    statements,
+)
 
 pa: Final[Any] = import_module("pyarrow")
 _MEMORY: Final = "1GB"

@@ -18,8 +18,8 @@ import msgspec
 
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.segments import LINKED, NOW
-from penstock.gateway.followers.index.sql.protocol import READY, Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
-from penstock.sidecar.agent import pipes
+from penstock.gateway.followers.index.sql.views import READY, Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
+from penstock.sidecar.agent import output
 
 Sandbox = Literal["landlock", "none", "off"]
 MOST_BYTES: Final = 8 << 20
@@ -66,7 +66,7 @@ class SqlRunner:
     async def run(
         self, query: str, format: Format, rows: int, seconds: float, given: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> bytes:
-        """The answer as JSON (`model.sql.SqlAnswer`). `given`: rows of the views that are in no file. Raises
+        """The answer as JSON (`model.index.SqlAnswer`). `given`: rows of the views that are in no file. Raises
         `SqlQueryError`."""
         if self._sandbox == "off":
             raise SqlQueryError(409, 'SQL is turned off ([index] sql = "off")', "index")
@@ -173,7 +173,7 @@ async def run_job(work: SqlJob) -> SqlOutcome:
     with ExitStack() as theirs:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
-            stdin=await pipes.input_pipe(theirs, msgspec.msgpack.encode(work)),
+            stdin=await output.input_pipe(theirs, msgspec.msgpack.encode(work)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env=environment,

@@ -6,7 +6,9 @@ In all of them `span` identifies a span: the number of the change that recorded 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from penstock.gateway.model.facts import SPAN_FACTS, Fact
 
@@ -213,3 +215,48 @@ def given(table: str) -> dict[str, str]:
         f"{name}_ns" if column.type == "timestamp" else name: "bigint" if column.type == "timestamp" else column.type
         for name, column in VIEWS[table].columns.items()
     }
+
+
+# The input and output of a query's process: MessagePack in both directions.
+
+READY: Final = b"ready"
+"""The first bytes that the process writes, just before it runs the query."""
+Format = Literal["rows", "csv", "parquet"]
+
+
+class SqlJob(msgspec.Struct, frozen=True):
+    """One query with its data and limits."""
+
+    query: str
+    directory: str
+    """Holds all files; nothing else can be read."""
+    files: dict[str, list[str]]
+    """The files of each table of the index."""
+    given: dict[str, list[dict[str, Any]]]
+    """The rows of tables that are in no file."""
+    format: Format
+    rows: int
+    """Most rows of the answer."""
+    bytes: int
+    """Most bytes of the answer."""
+    seconds: float
+    """Longest run time."""
+    enclosed: bool
+    """True if the process must give up its rights; False only by an operator's setting."""
+
+
+class SqlResult(msgspec.Struct, tag=True, frozen=True):
+    """The answer to a query."""
+
+    json: bytes
+    """As `model.index.SqlAnswer` writes it: large answers are not parsed and written again."""
+
+
+class SqlFailure(msgspec.Struct, tag=True, frozen=True):
+    """The reason why a query has no answer."""
+
+    kind: Literal["query", "memory", "too_large", "no_sandbox"]
+    reason: str
+
+
+SqlOutcome: TypeAlias = SqlResult | SqlFailure

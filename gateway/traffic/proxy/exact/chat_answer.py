@@ -10,14 +10,150 @@ agent had named (`stop`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
 
-from penstock.gateway.traffic.proxy.exact.generate_answer import ChoiceDelta, GenerateEvent, PendingTokens
+from penstock.gateway.model.turn import Message
+from penstock.gateway.wire.dialects.chat import ChatDialect
 from penstock.gateway.wire.dialects.loose_json import Json, arr, obj, objs
+from penstock.gateway.wire.dialects.parts import fingerprint, flat
+from penstock.gateway.wire.dialects.token_ids import read_tokens
+
+# Reads chat completions for sessions: the messages of a request, one by one, and the answer. Pure.
+#
+# Malformed bytes never raise: a call that cannot be read continues no session, and none continues it.
+
+_CHAT: Final = ChatDialect()
+_ITSELF: Final = ("stop", "tool_calls")
+"""Finish reasons of an answer that the model may have ended by itself."""
+_BY_TEXT: Final = (b'"stop_reason":"', b'"stop_reason": "')
+"""Bytes in an answer that a stop text of the agent has ended. Their quotes cannot stand in a JSON string."""
+
+
+class MessageFingerprint(NamedTuple):
+    """A message with content."""
+
+    at: int
+    """Its index in the request."""
+    role: str
+    print: bytes
+    """Its fingerprint."""
+    edges: tuple[str, str]
+    """White space around its text, which the fingerprint leaves out."""
+    thought: str
+    """Its reasoning, if the agent sends that back; without its edges."""
+
+
+class AnswerChoice(NamedTuple):
+    """One choice of an answer."""
+
+    print: bytes
+    edges: tuple[str, str]
+    thought: str
+    prompt: bytes
+    """Token ids of the prompt."""
+    ids: bytes
+    """Token ids of the answer."""
+    ended: bool
+    """True if the model may have ended it by itself."""
+
+
+def messages(asked: Json) -> list[Message]:
+    return _CHAT.messages(asked, [])
+
+
+def message_fingerprints(conversation: list[Message]) -> list[MessageFingerprint]:
+    """Messages with their fingerprints, without those that have none."""
+    found = [
+        MessageFingerprint(at, one.role, fingerprint(one), _edges(one), _thought(one))
+        for at, one in enumerate(conversation)
+    ]
+    return [one for one in found if one.print]
+
+
+def only_text(conversation: list[Message]) -> bool:
+    """True if tokens represent all of the content: no pictures, and nothing unknown."""
+    return all(
+        part.type not in ("media", "unknown") and part.data is None
+        for message in conversation
+        for part in message.parts
+    )
+
+
+def answer_choices(response: bytes, stream: bool) -> list[AnswerChoice]:
+    """The choices of a decoded answer that came with all token ids."""
+    tokens = read_tokens(response, stream)
+    if not tokens.complete:
+        return []
+    by_text = any(mark in response for mark in _BY_TEXT)
+    found: list[AnswerChoice] = []
+    for choice in _CHAT.choices(_CHAT.answer(response, stream, [])):
+        if (output := tokens.outputs.get(choice.index)) is not None:
+            ended = choice.finish in _ITSELF and not by_text
+            told = fingerprint(choice.message), _edges(choice.message), _thought(choice.message)
+            found.append(AnswerChoice(*told, tokens.prompt, output.ids, ended))
+    return found
+
+
+def _edges(message: Message) -> tuple[str, str]:
+    text = flat(message.parts)
+    begun = text.lstrip()
+    return text[: len(text) - len(begun)], begun[len(begun.rstrip()) :]
+
+
+def _thought(message: Message) -> str:
+    return "".join(part.text or "" for part in message.parts if part.type == "reasoning").strip()
+
+
+# The answers of generate, plain or event by event. Pure.
+
+
+class ChoiceDelta(msgspec.Struct):
+    """One choice: complete in a plain answer, or a part of it in a streamed one."""
+
+    index: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    logprobs: Any = None
+
+
+class GenerateEvent(msgspec.Struct):
+    """An answer of generate, or an event of its stream."""
+
+    choices: list[ChoiceDelta] = []
+    usage: Any = None
+    created: int | None = None
+    error: Json | None = None
+
+
+decode_event = msgspec.json.Decoder(GenerateEvent).decode
+"""Reads an answer or an event; raises `ValueError` if it is neither."""
+
+
+@dataclass(slots=True)
+class PendingTokens:
+    """The tokens of one choice that were not passed on yet."""
+
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[Any] | None = None
+    finish: str | None = None
+    stop: int | str | None = None
+    usage: Any = None
+
+    def add(self, delta: ChoiceDelta, usage: Any) -> None:
+        """Add the choice of one event."""
+        self.ids += delta.token_ids or ()
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *arr(obj(delta.logprobs).get("content"))]
+        self.finish = delta.finish_reason or self.finish
+        self.stop = delta.stop_reason if delta.stop_reason is not None else self.stop
+        self.usage = usage or self.usage
+
 
 END: Final = b"data: [DONE]\n\n"
 _NOT_NEEDED: Final = ("messages", "stream_options", "return_token_ids", "logprobs", "top_logprobs", "logprob_token_ids")
@@ -151,3 +287,68 @@ def _stops(stop: Any) -> list[str]:
     """The texts that end an answer."""
     found = [stop] if isinstance(stop, str) else arr(stop)
     return [one for one in found if isinstance(one, str) and one]
+
+
+# One choice of a streamed answer: makes events of derender's answers. Pure.
+#
+# If the agent has named texts that end an answer (`stop`), the end of the text is held back as long as it may belong
+# to one.
+
+
+class _DerenderedChunk(msgspec.Struct):
+    choices: list[Json] = []
+
+
+class _DerenderStep(msgspec.Struct):
+    chunk: _DerenderedChunk
+    stream_state: msgspec.Raw
+
+
+_step = msgspec.json.Decoder(_DerenderStep).decode
+
+
+class ChoiceStream:
+    """One choice of a streamed answer: the state of derender, and the text that is held back."""
+
+    def __init__(self, words: ChatCompletionWriter, index: int) -> None:
+        self._words, self._index = words, index
+        self._state = b"null"
+        self._held = ""
+        self._tools = False
+
+    def derender_request(self, piece: PendingTokens) -> bytes:
+        """The request to derender for the new tokens."""
+        return self._words.stream_request(self._index, piece, self._state)
+
+    def event(self, piece: PendingTokens, answer: bytes) -> bytes:
+        """The event for derender's answer; raises `ValueError` if that cannot be read."""
+        step = _step(answer)
+        self._state = bytes(step.stream_state)
+        delta = _told(obj(step.chunk.choices[0].get("delta")) if step.chunk.choices else {})
+        self._tools = self._tools or "tool_calls" in delta
+        text = self._let_go(delta.pop("content", ""), piece)
+        return self._words.event(self._index, piece, ({"content": text} if text else {}) | delta, self._tools)
+
+    def _let_go(self, text: str, piece: PendingTokens) -> str:
+        """The text that can be sent now; the rest is held."""
+        text, keep = self._held + text, self._words.longest_stop
+        if piece.finish is not None:
+            self._held = ""
+            return self._words.cut(text, piece.stop) if isinstance(piece.stop, str) else text
+        at = len(text) - keep if keep else len(text)
+        self._held = text[max(at, 0) :]
+        return text[: max(at, 0)]
+
+
+def _told(delta: Mapping[str, Any]) -> Json:
+    """A delta without empty fields."""
+    kept: Json = {name: value for name, value in delta.items() if value not in (None, []) and name != "role"}
+    if "tool_calls" in kept:
+        kept["tool_calls"] = [_call(call) for call in objs(kept["tool_calls"])]
+    return kept
+
+
+def _call(call: Json) -> Json:
+    found = {name: value for name, value in call.items() if value is not None}
+    function = {name: value for name, value in obj(call.get("function")).items() if value is not None}
+    return found | ({"function": function} if function else {})

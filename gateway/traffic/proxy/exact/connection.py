@@ -15,11 +15,16 @@ from typing import Any, Final
 import aiohttp
 import orjson
 
-from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.turn import Side
 from penstock.gateway.traffic.calls.call_record import CallRecord
-from penstock.gateway.traffic.proxy.exact.chat_answer import END, ChatCompletionWriter
-from penstock.gateway.traffic.proxy.exact.chat_stream import ChoiceStream
-from penstock.gateway.traffic.proxy.exact.generate_answer import GenerateEvent, PendingTokens, decode_event
+from penstock.gateway.traffic.proxy.exact.chat_answer import (
+    END,
+    ChatCompletionWriter,
+    ChoiceStream,
+    GenerateEvent,
+    PendingTokens,
+    decode_event,
+)
 from penstock.gateway.traffic.proxy.exact.vllm import ExactEngineClient, VllmError, id_list
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.loose_json import Json

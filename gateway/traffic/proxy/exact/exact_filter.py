@@ -16,31 +16,37 @@ from typing import Any, Final
 
 import aiohttp
 
-from penstock.gateway.model.attributes import BEGAN
+from penstock.gateway.model.facts import BEGAN
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan, PendingCall
-from penstock.gateway.traffic.proxy.exact import session_store
-from penstock.gateway.traffic.proxy.exact.chat_answer import ChatCompletionWriter
-from penstock.gateway.traffic.proxy.exact.chat_parser import message_fingerprints, messages, only_text
+from penstock.gateway.traffic.proxy.exact import sessions
+from penstock.gateway.traffic.proxy.exact.chat_answer import (
+    ChatCompletionWriter,
+    message_fingerprints,
+    messages,
+    only_text,
+)
 from penstock.gateway.traffic.proxy.exact.connection import GenerateConnection
-from penstock.gateway.traffic.proxy.exact.continuation import RenderedConversation, continuation_ids, turn_tail
-from penstock.gateway.traffic.proxy.exact.session_store import ExactSessionStore, new_session
 from penstock.gateway.traffic.proxy.exact.sessions import (
     SESSION,
     AttemptTurns,
+    ExactSessionStore,
+    RenderedConversation,
     SessionKey,
     SessionTurn,
     StartReason,
     TemplateTokens,
     TurnMatch,
+    continuation_ids,
+    new_session,
+    turn_tail,
 )
 from penstock.gateway.traffic.proxy.exact.vllm import ExactEngineClient, RenderResponse, VllmError, id_list
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects.loose_json import Json, obj, strict
 from penstock.gateway.wire.dialects.token_ids import WIDTH
-from penstock.gateway.wire.http.errors import Refusal
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import HttpRequest, Refusal
 
 _log = logging.getLogger("penstock.exact")
 _OTHER: Final = {"role": "assistant", "content": "x"}
@@ -113,10 +119,10 @@ class ExactFilter(CallFilter):
         self._let_go()
         self._session = self._how = ""
         record.attributes, record.sides = _without_marks(record.attributes), []
-        if not session_store.has_standard_prompt(asked) or asked.get("return_token_ids") is not True:
+        if not sessions.has_standard_prompt(asked) or asked.get("return_token_ids") is not True:
             return None
         conversation = messages(asked)
-        self._key = session_store.session_key(record.call.address.agent, record.plain, record.versions)
+        self._key = sessions.session_key(record.call.address.agent, record.plain, record.versions)
         told = message_fingerprints(conversation)
         attempt = await self._exact.attempt(self._name, told)
         found = attempt.find(self._key, told)
@@ -239,7 +245,7 @@ def _why(turn: SessionTurn, asked: Json, text: bool) -> StartReason:
         return "media"
     if not turn.piece.ended:
         return "cut"
-    return "template" if session_store.tools_digest(asked) == turn.tools else "tools"
+    return "template" if sessions.tools_digest(asked) == turn.tools else "tools"
 
 
 def _quiet(asked: Json, conversation: list[Json] | None = None) -> Json:

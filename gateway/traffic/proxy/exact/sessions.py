@@ -13,13 +13,119 @@ from the tape: everything follows from requests and answers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Literal, NamedTuple, TypeAlias
+from uuid import uuid4
 
-from penstock.gateway.traffic.proxy.exact.chat_parser import AnswerChoice, MessageFingerprint
-from penstock.gateway.traffic.proxy.exact.continuation import TurnTokens
+import aiohttp
+import orjson
+
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.reading.turns import plain_bodies
+from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.traffic.proxy.exact.chat_answer import (
+    AnswerChoice,
+    MessageFingerprint,
+    answer_choices,
+    message_fingerprints,
+    messages,
+)
+from penstock.gateway.traffic.trials.replay.sender import background
+from penstock.gateway.wire.dialects.loose_json import Json, loads, obj, text
+from penstock.gateway.wire.dialects.token_ids import WIDTH
+
+# Finds the tokens that a chat template writes after a model's turn, to continue a session. Pure.
+#
+# A session is what the engine has read and generated, turn by turn: tokens before an answer, the answer, tokens
+# before the next one. The template writes the same conversation anew (`whole`), with the past answers as it would
+# write them. These may differ from the very tokens: text is tokenised another way, white space is stripped, JSON is
+# written anew, reasoning is left out. The tokens to send after the last answer stand in `whole` behind the end of
+# that answer's turn.
+#
+# Nothing is guessed. All tokens between two answers must stand in `whole` as they were, in their order, so that only
+# answers were written anew. The last token of the answer must be the one with which the template ends a turn,
+# whatever the turn says: with another text in its place the same token stands there (`turn_tail`). And that token
+# must stand in the turn once, so the model did not write it as text. Otherwise the session cannot be continued.
+#
+# Ids are bytes of 32-bit integers, as in `gateway.wire.dialects.token_ids`.
+
+
+class TurnTokens(NamedTuple):
+    """One turn of a session."""
+
+    before: bytes
+    """Ids between the answer before and this one, the opening of this turn included; at first, the whole prompt."""
+    answer: bytes
+    """Ids that the model made."""
+    ended: bool
+    """True when the model ended its turn itself: its last id says so, and is no text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedConversation:
+    """A conversation as the template renders it now; token ids."""
+
+    whole: bytes
+    """All of it, with the opening of the next turn."""
+    upto: bytes
+    """Up to the end of the last answer's turn, without an opening."""
+    opening: bytes
+    """The ids at the end that make the model speak."""
+    tail: bytes
+    """The ids after the token that ends a turn of the model, whatever its text; see `turn_tail`."""
+
+
+def continuation_ids(pieces: Sequence[TurnTokens], written: RenderedConversation) -> bytes | None:
+    """The ids to send after the last answer; None if the session cannot be continued."""
+    last, opening = pieces[-1], written.opening
+    if not last.ended or not written.whole.endswith(opening):
+        return None
+    rest, end = _rest(pieces, written.whole, opening), last.answer[-WIDTH:]
+    if rest is None or turn_tail(pieces, written.upto, opening) != written.tail:
+        return None
+    at = find_ids(rest, end)
+    found = rest[at + WIDTH :] if at >= 0 else b""
+    # There must be something new after the answer: otherwise the model would be asked to speak twice.
+    return found if found.startswith(written.tail) and len(found) > len(written.tail) + len(opening) else None
+
+
+def turn_tail(pieces: Sequence[TurnTokens], ids: bytes, opening: bytes) -> bytes | None:
+    """The ids that the template puts after the token that ends the last answer. `ids`: the conversation up to the end
+    of the turn of that answer or of another one in its place. None unless that token stands in the turn exactly
+    once."""
+    rest = _rest(pieces, ids, opening)
+    return None if rest is None else _only(rest, pieces[-1].answer[-WIDTH:])
+
+
+def _rest(pieces: Sequence[TurnTokens], ids: bytes, opening: bytes) -> bytes | None:
+    """The ids from the beginning of the last answer; None unless all ids between answers stand in `ids`."""
+    at, end = 0, b""
+    for number, piece in enumerate(pieces):
+        between = end + piece.before[: len(piece.before) - len(opening)]
+        # A turn ends where its end token first stands; of a turn that was cut off only the tokens after it are known.
+        found = find_ids(ids, end or between, at) if number else 0
+        if found < 0 or not piece.before.endswith(opening) or not ids.startswith(between, found):
+            return None
+        at, end = found + len(between), piece.answer[-WIDTH:] if piece.ended else b""
+    return ids[at:]
+
+
+def _only(ids: bytes, end: bytes) -> bytes | None:
+    """The ids after the id `end`; None unless it stands there exactly once."""
+    at = find_ids(ids, end)
+    return None if at < 0 or find_ids(ids, end, at + WIDTH) >= 0 else ids[at + WIDTH :]
+
+
+def find_ids(ids: bytes, some: bytes, start: int = 0) -> int:
+    """The byte offset of `some` in `ids`, at a whole id; -1 if it is not there."""
+    at = ids.find(some, start)
+    while at >= 0 and at % WIDTH:
+        at = ids.find(some, at + 1)
+    return at
+
 
 SessionKey: TypeAlias = tuple[str, ...]
 """Key of a session's tokens: agent, model, versions."""
@@ -225,3 +331,93 @@ def _after(before: bytes, print: bytes) -> bytes:
 
 def _agent(key: SessionKey) -> bytes:
     return blake2b(key[0].encode(), digest_size=16).digest()
+
+
+# The sessions that all calls of exact routes share; sessions that were dropped from memory are read from the tape.
+#
+# Everything about a session follows from requests and answers: the same function learns from a call that has just
+# ended and from one on the tape.
+
+LIMIT: Final = 256 << 20
+"""Most bytes that sessions take in memory."""
+_USUAL: Final[Json] = {
+    "echo": False,
+    "continue_final_message": False,
+    "add_generation_prompt": True,
+    "truncate_prompt_tokens": None,
+    "use_beam_search": False,
+}
+"""Fields, with their defaults, that can make the prompt something else than the conversation and the opening of the
+next turn."""
+
+
+class ExactSessionStore:
+    """The sessions of a gateway, with the tape they are restored from."""
+
+    def __init__(
+        self, session: Callable[[], aiohttp.ClientSession], tape: Store, recorder: Recorder, metrics: Metrics
+    ) -> None:
+        self.session, self.metrics = session, metrics
+        self.rendering: set[str] = set()
+        """Names of upstreams that have rendered a request."""
+        self._sessions = SessionCache(LIMIT)
+        self._tape, self._recorder = tape, recorder
+
+    async def attempt(self, name: tuple[str, str], conversation: Sequence[MessageFingerprint]) -> AttemptTurns:
+        """Return the sessions of an attempt, from memory or else from the tape."""
+        known = self._sessions.get(name)
+        if known is None and any(one.role == "assistant" for one in conversation):
+            await self._recorder.flush()
+            read = await background(lambda: self._read(name))
+            known = self._sessions.get(name) or read
+        known = known or AttemptTurns()
+        self._sessions.put(name, known)
+        return known
+
+    def learn(
+        self, name: tuple[str, str], session: str, key: SessionKey, bodies: tuple[bytes, bytes], stream: bool
+    ) -> None:
+        """Learn from an ended call. Sessions that were dropped meanwhile are read from the tape when needed."""
+        known = self._sessions.get(name)
+        if known is not None:
+            learn(known, session, key, bodies, stream)
+            self._sessions.put(name, known)
+
+    def _read(self, name: tuple[str, str]) -> AttemptTurns:
+        """Read the sessions of an attempt from the tape; on a thread."""
+        found = AttemptTurns()
+        for span in self._tape.spans(*name):
+            exchange = self._tape.exchange(span) if span.kind == "llm" and span.status == "ok" else None
+            if exchange is not None and not span.truncated:
+                bodies, attributes = plain_bodies(exchange), span.attributes or {}
+                session = text(attributes.get(SESSION)) or new_session()
+                learn(found, session, session_key(span.agent, bodies[0], span.versions or {}), bodies, span.stream)
+        return found
+
+
+def learn(attempt: AttemptTurns, session: str, key: SessionKey, bodies: tuple[bytes, bytes], stream: bool) -> None:
+    """Add a request and its answer if they are chat completions with all token ids."""
+    asked, answers = obj(loads(bodies[0])), answer_choices(bodies[1], stream)
+    if answers and has_standard_prompt(asked):
+        attempt.add(session, key, message_fingerprints(messages(asked)), tools_digest(asked), answers)
+
+
+def has_standard_prompt(asked: Json) -> bool:
+    """True if the prompt of a request is its conversation and the opening of the next turn."""
+    return bool(asked.get("messages")) and all(asked.get(name) in (None, value) for name, value in _USUAL.items())
+
+
+def session_key(agent: str | None, body: bytes, versions: Mapping[str, str]) -> SessionKey:
+    """The key of a call's session: agent, model, versions. `body`: its request, as it goes upstream."""
+    model = text(obj(loads(body)).get("model")) or ""
+    return agent or "", model, *(f"{name}={version}" for name, version in sorted(versions.items()))
+
+
+def tools_digest(asked: Json) -> bytes:
+    """A digest of the tools on offer."""
+    return blake2b(orjson.dumps(asked.get("tools"), option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+
+
+def new_session() -> str:
+    """Return a unique session id."""
+    return uuid4().hex[:12]

@@ -7,16 +7,23 @@ the shape of its own API: a status while nothing has gone out, an event after th
 
 from __future__ import annotations
 
+import types
 from abc import ABC, abstractmethod
-from typing import Final
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from typing import Any, Final
 
 import orjson
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body
-from penstock.gateway.traffic.proxy.translation.answer_converter import AnswerConverter, encode_events
-from penstock.gateway.traffic.proxy.translation.chat_pieces import ChatAnswer, TranslationError
-from penstock.gateway.traffic.proxy.translation.checks import KIND
+from penstock.gateway.traffic.proxy.translation.chat_pieces import (
+    KIND,
+    AnswerConverter,
+    ChatAnswer,
+    TranslationError,
+    encode_events,
+)
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import error_message, loads, obj
 from penstock.gateway.wire.dialects.sse import SseParser
@@ -216,3 +223,83 @@ class BufferedTranslationFraming(TranslationFraming):
 def _message(body: bytes) -> str:
     """The message of an engine's error."""
     return error_message(obj(loads(body))) or body.decode("utf-8", "replace")[:_SHOWN] or "the engine gave no reason"
+
+
+# Drives an asynchronous iterator by hand: it advances when a chunk has arrived, in the callback that brought it.
+#
+# litellm's stream wrappers pull chunks out of an iterator and wait for it. Here that iterator is a `PushIterator`,
+# which only waits by giving control back to the code that drives the wrapper (`IteratorDriver`). So no task and no
+# thread runs per stream. A wrapper that waited for anything else would be noticed, because it would give control back
+# with something other than `None`.
+
+
+class PushIterator:
+    """An asynchronous iterator over items that are put into it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+        self._over = False
+
+    def put(self, item: Any) -> None:
+        self._waiting.append(item)
+
+    def close(self) -> None:
+        """End the iterator after the items so far."""
+        self._over = True
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        while not self._waiting:
+            if self._over:
+                raise StopAsyncIteration
+            await _suspended()
+        return self._waiting.popleft()
+
+
+class IteratorDriver:
+    """Drives an iterator that is fed by a `PushIterator`."""
+
+    def __init__(self, make: Callable[[PushIterator], AsyncIterator[Any]]) -> None:
+        """`make`: makes the iterator over a feed."""
+        self._feed = PushIterator()
+        self._iterator = make(self._feed)
+        self._step: Coroutine[Any, Any, Any] | None = None
+
+    def put(self, item: Any) -> list[Any]:
+        """Feed an item and return the items that the iterator yields for it."""
+        self._feed.put(item)
+        return self._run()
+
+    def close(self) -> list[Any]:
+        """End the feed and return the last items of the iterator."""
+        self._feed.close()
+        return self._run()
+
+    def _run(self) -> list[Any]:
+        made: list[Any] = []
+        while True:
+            step = self._step or _once(self._iterator)
+            try:
+                waits_for = step.send(None)
+            except StopIteration as done:
+                self._step = None
+                made.append(done.value)
+            except StopAsyncIteration:
+                self._step = None
+                return made
+            else:
+                if waits_for is not None:
+                    raise RuntimeError(f"a stream wrapper waits for {waits_for!r}, which never comes")
+                self._step = step
+                return made
+
+
+async def _once(iterator: AsyncIterator[Any]) -> Any:
+    return await iterator.__anext__()
+
+
+@types.coroutine
+def _suspended() -> Generator[None, None, None]:
+    yield

@@ -17,15 +17,19 @@ from typing import Final, TypeAlias
 import orjson
 
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import Secrets
+from penstock.gateway.model.turn import Side
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan
-from penstock.gateway.traffic.proxy.translation import litellm, messages_request, responses_request, responses_tools
-from penstock.gateway.traffic.proxy.translation.answer_converter import AnswerConverter
-from penstock.gateway.traffic.proxy.translation.chat_pieces import AnswerPiece, ChatAnswer
-from penstock.gateway.traffic.proxy.translation.checks import KIND, document
+from penstock.gateway.traffic.proxy.translation import litellm, messages, responses
+from penstock.gateway.traffic.proxy.translation.chat_pieces import (
+    KIND,
+    AnswerConverter,
+    AnswerPiece,
+    ChatAnswer,
+    document,
+)
 from penstock.gateway.traffic.proxy.translation.framing import (
     BufferedTranslationFraming,
     StreamTranslationFraming,
@@ -33,15 +37,14 @@ from penstock.gateway.traffic.proxy.translation.framing import (
     can_stream,
 )
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
-from penstock.gateway.traffic.proxy.translation.messages_answer import MessagesConverter
-from penstock.gateway.traffic.proxy.translation.responses_answer import ResponsesConverter
+from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter
+from penstock.gateway.traffic.proxy.translation.responses import ResponsesConverter
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.capture.request import accept_identity
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import Json
-from penstock.gateway.wire.http.errors import ClientFault, Refusal
+from penstock.gateway.wire.http.errors import ClientFault, Headers, Refusal
 from penstock.gateway.wire.http.redaction import url as redact_url
-from penstock.gateway.wire.http.request import Headers
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 _log = logging.getLogger("penstock.translation")
@@ -53,8 +56,8 @@ LEFT_OUT: Final = "penstock.translated.left_out"
 _RequestBuilder: TypeAlias = Callable[[LiteLlmApi, Json], Json]
 _ConverterFactory: TypeAlias = Callable[[LiteLlmApi, Json], AnswerConverter]
 _CONVERSIONS: Final[Mapping[str, tuple[_RequestBuilder, _ConverterFactory]]] = {
-    "messages": (messages_request.chat_request, MessagesConverter),
-    "responses": (responses_request.chat_request, ResponsesConverter),
+    "messages": (messages.chat_request, MessagesConverter),
+    "responses": (responses.chat_request, ResponsesConverter),
 }
 DIALECTS: Final = frozenset(_CONVERSIONS)
 """Names of the dialects that are translated."""
@@ -156,7 +159,7 @@ class Translator:
 
 
 def _unsaid(dialect: str, asked: Json) -> Json:
-    left = responses_tools.left_out(asked) if dialect == "responses" else []
+    left = responses.left_out(asked) if dialect == "responses" else []
     return {LEFT_OUT: left} if left else {}
 
 

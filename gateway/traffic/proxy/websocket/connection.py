@@ -14,45 +14,150 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Final
 
 import orjson
 
-from penstock.gateway.model.attributes import STEER_FATE, STEER_TARGET, STEER_TEXT
+from penstock.gateway.model.facts import STEER_FATE, STEER_TARGET, STEER_TEXT
 from penstock.gateway.model.known_secrets import BodyContext
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.proxy.call import HttpCall
+from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.state import CallState
 from penstock.gateway.traffic.proxy.websocket.lanes import CallInstruction, LaneTable
-from penstock.gateway.traffic.proxy.websocket.message_forwarder import (
-    DATA,
-    ClientMessageForwarder,
-    UpstreamMessageForwarder,
-)
 from penstock.gateway.traffic.proxy.websocket.websocket_call import WebSocketCall
-from penstock.gateway.traffic.proxy.websocket.websocket_context import WebSocketChannel, WebSocketContext
-from penstock.gateway.wire.dialects import family
+from penstock.gateway.traffic.proxy.websocket.websocket_context import (
+    WebSocketChannel,
+    WebSocketContext,
+    check_passthrough,
+)
+from penstock.gateway.wire.dialects import family, find
+from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.loose_json import label, loads, obj
 from penstock.gateway.wire.dialects.websocket_messages import ClientMessageFacts, ClientMessageKind, ServerMessageKind
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, Refusal
+from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.headers import refusal_body
-from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
+from penstock.gateway.wire.http.upstream_connection import Headers, UpstreamConnection
 from penstock.gateway.wire.http.websocket import (
+    BINARY,
     CLOSE,
     FAILED,
     GOING_AWAY,
     RESTART,
+    TEXT,
     TOO_LARGE,
     UNREADABLE,
+    DeflateParameters,
     WebSocketMessage,
+    WebSocketReader,
     close_frame,
+    frame,
     negotiated_deflate,
+    supports_extensions,
 )
-from penstock.gateway.work.queue.span_operations import SpanOperations
+from penstock.gateway.work.queue.operations import SpanOperations
+
+# Forwards a WebSocket's bytes unchanged, each way; leaves single messages out, or puts own ones in. Sans-I/O.
+#
+# A client's messages are held until they may pass. One that may not is dropped: all later ones pass as frames of the
+# gateway's own, since a compressed message may refer to earlier ones, including the dropped one. The gateway's own
+# messages to the client go between two messages of the upstream.
+
+DATA = (TEXT, BINARY)
+
+
+class ClientMessageForwarder:
+    """The direction from client to upstream."""
+
+    def __init__(self, limit: int, packing: DeflateParameters | None, write: Callable[[bytes], None]) -> None:
+        self.reader = WebSocketReader(limit, packing)
+        self._write = write
+        self._held = bytearray()
+        """The client's bytes from the first one that has not passed."""
+        self._passed = 0
+        self._controls: list[WebSocketMessage] = []
+        """Control frames that came within a held message."""
+        self._own_frames = False
+
+    @property
+    def held(self) -> int:
+        """Number of bytes that have not passed yet."""
+        return len(self._held)
+
+    def feed(self, data: bytes) -> list[WebSocketMessage]:
+        """Take bytes and return the messages that are complete."""
+        self._held += data
+        return self.reader.feed(data)
+
+    def forward(self, message: WebSocketMessage) -> None:
+        """Forward this message and all before it."""
+        if self._own_frames:
+            self._forget(message.end)
+            self._write(frame(message.kind, message.body, masked=True))
+        elif message.end > self._passed:
+            self._forward_until(message.end)
+        else:
+            self._controls.append(message)
+
+    def forward_rest(self) -> None:
+        """Forward all complete messages, and the frames between them."""
+        if not self._own_frames:
+            self._forward_until(self.reader.whole)
+
+    def drop(self, message: WebSocketMessage) -> None:
+        """Drop this message; control frames within it pass."""
+        self._own_frames = True
+        for control in self._controls:
+            self._write(frame(control.kind, control.body, masked=True))
+        self._controls.clear()
+        self._forget(message.end)
+
+    def _forward_until(self, end: int) -> None:
+        if end > self._passed:
+            self._write(bytes(self._held[: end - self._passed]))
+            self._controls.clear()
+            self._forget(end)
+
+    def _forget(self, end: int) -> None:
+        if end > self._passed:
+            del self._held[: end - self._passed]
+            self._passed = end
+
+
+class UpstreamMessageForwarder:
+    """The direction from upstream to client, with the gateway's own messages."""
+
+    def __init__(self, limit: int, packing: DeflateParameters | None) -> None:
+        self.reader = WebSocketReader(limit, packing)
+        self._came = 0
+        self._own = b""
+        """Own messages that wait for the end of an upstream's message."""
+
+    def feed(self, data: bytes) -> tuple[list[WebSocketMessage], bytes]:
+        """Return the messages that end within these bytes, and the bytes to write, with the gateway's own messages."""
+        begins = self._came
+        self._came += len(data)
+        messages = self.reader.feed(data)
+        at = self.reader.whole - begins
+        if self._own and at > 0:
+            data, self._own = data[:at] + self._own + data[at:], b""
+        return messages, data
+
+    def inject(self, text: bytes) -> bytes:
+        """Send a text message of the gateway's own: return the bytes to write now, or hold it for the end of a
+        message."""
+        said = frame(TEXT, text)
+        if self.reader.between_messages:
+            return said
+        self._own += said
+        return b""
+
 
 _log = logging.getLogger("penstock.proxy")
 _BY_CLIENT: Final = ("cancelled", "client_gone")
@@ -388,3 +493,63 @@ class WebSocketConnection(WebSocketChannel):
 
 def _add(entry: SpanEntry, tape: Transaction) -> None:
     SpanOperations(tape).add([entry], entry.end_ns or 0)
+
+
+# The request that opens a WebSocket. If the server does not agree, it is a call like any other; if the server does,
+# only the calls on the WebSocket are recorded.
+#
+# Only unchanged messages can pass on a WebSocket. If a body may have to change, or a call's destination depends on
+# its model, the client is told to use plain HTTP (426), which clients do that can speak both.
+
+
+class HandshakeCall(HttpCall):
+    """The call that opens a WebSocket."""
+
+    __slots__ = ("_spoken",)
+
+    def __init__(
+        self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
+    ) -> None:
+        """Raises `ClientFault` if no WebSocket is possible."""
+        admitted.dialect = self._spoken = _dialect(shared, request, admitted)
+        super().__init__(shared, client, request, admitted)
+        # It is recorded only if it fails.
+        self._announced = True
+
+    def on_switched(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bool:
+        """Called when the server agrees: start the `WebSocketConnection`. False if the call has already ended."""
+        shared, pool, now = self._shared, self.record.pool, self.state is CallState.SENT
+        assert pool is not None
+        if not now:
+            return False
+        pool.health.answered(monotonic())
+        del shared.running[self]
+        shared.metrics.inflight_calls -= 1
+        self._move(CallState.ENDING)
+        self._move(CallState.ENDED)
+        self.connection = None
+        way = WebSocketContext(self._admitted, self._spoken, self.request, pool, self.record.sent, _headers(head))
+        made = WebSocketConnection(shared, self.client, connection, way)
+        connection.switch(made)
+        self.client.transport.write(self.own.hide(head))
+        self.client.switch(made)
+        if raw:
+            made.on_upstream_data(raw)
+        return True
+
+
+def _dialect(shared: ProxyContext, request: HttpRequest, admitted: CallRequest) -> Dialect:
+    """The dialect of its messages; raises `ClientFault` if no WebSocket is possible."""
+    dialect, why = find("POST", admitted.path.partition("?")[0]), None
+    offers = [value for low, _, value in request.headers if low == b"sec-websocket-extensions"]
+    if request.method != "GET" or request.http10 or not dialect.websocket:
+        why = "this path has no WebSockets here"
+    elif not supports_extensions(offers):
+        why = "only permessage-deflate is understood of WebSocket extensions"
+    check_passthrough(shared, why)
+    return dialect
+
+
+def _headers(head: bytes) -> Headers:
+    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:-2])
+    return [(name, value.strip()) for name, _, value in lines]

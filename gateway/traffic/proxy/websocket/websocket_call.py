@@ -13,18 +13,16 @@ from contextlib import suppress
 from time import monotonic
 from typing import Final
 
-from penstock.gateway.model.attributes import PREWARM, UNATTRIBUTED, WEBSOCKET
-from penstock.gateway.model.validation_messages import pluralized
+from penstock.gateway.model.facts import PREWARM, UNATTRIBUTED, WEBSOCKET
+from penstock.gateway.model.toml import pluralized
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.proxy.call_lifecycle import SLOTS, CallLifecycle
+from penstock.gateway.traffic.proxy.call_lifecycle import SLOTS, CallLifecycle, CallState
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.state import CallState
 from penstock.gateway.traffic.proxy.websocket.websocket_context import WebSocketChannel, check_passthrough
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.loose_json import RequestFields
 from penstock.gateway.wire.dialects.websocket_messages import join_messages
-from penstock.gateway.wire.http.errors import Refusal, UpstreamFault
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import HttpRequest, Refusal, UpstreamFault
 
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 

@@ -18,10 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from penstock.gateway.model.attributes import LEG, REPLAY_OF
+from penstock.gateway.model.facts import LEG, REHEARSAL, REPLAY_OF
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.release_calls import REHEARSAL
 from penstock.gateway.model.rollout import RolloutConfig
 from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.reader import ReleaseReader
@@ -30,11 +29,9 @@ from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import RecordedRollout, is_comparable
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer, RehearsalContext, ToolPlayer
-from penstock.gateway.traffic.trials.replay.outbound_requests import RUN
-from penstock.gateway.traffic.trials.replay.sender import ReleaseContext, ReleaseSender, background
+from penstock.gateway.traffic.trials.replay.sender import RUN, ReleaseContext, ReleaseSender, background
 from penstock.gateway.wire.dialects import OPAQUE
-from penstock.gateway.wire.http.errors import ClientFault, GatewayFault
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, HttpRequest
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 from penstock.gateway.work.queue.results import ClaimedAttempt
 

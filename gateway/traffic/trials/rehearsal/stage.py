@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Any, Final, Literal
 
-from penstock.gateway.model.attributes import REPLAY_OF
+from penstock.gateway.model.facts import REPLAY_OF
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import Attempt, AttemptStatus
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import read_exchange
-from penstock.gateway.releases.canary.betting import PairedTest
+from penstock.gateway.releases.canary.evidence import PairedTest
 from penstock.gateway.releases.canary.pass_test import ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.feed import ChangeFeed
@@ -49,10 +49,9 @@ from penstock.gateway.traffic.trials.rehearsal.rehearsals import (
     leg_name,
 )
 from penstock.gateway.traffic.trials.rehearsal.tool_player import DIVERGED, SPENT, UNFIT
-from penstock.gateway.traffic.trials.replay.comparison import SHOWN, ArmComparison
-from penstock.gateway.traffic.trials.replay.outbound_requests import ARM_OF, CANDIDATE, INCUMBENT
+from penstock.gateway.traffic.trials.replay.judges import SHOWN, ArmComparison
 from penstock.gateway.traffic.trials.replay.recorded_calls import ReplaySource
-from penstock.gateway.traffic.trials.replay.sender import ReleaseContext, background
+from penstock.gateway.traffic.trials.replay.sender import ARM_OF, CANDIDATE, INCUMBENT, ReleaseContext, background
 from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
 from penstock.gateway.wire.dialects.loose_json import dumps, loads
 from penstock.gateway.work.queue.operations import QueueOperations

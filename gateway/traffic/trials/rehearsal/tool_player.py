@@ -26,7 +26,8 @@ from penstock.gateway.reading.turns import decode_body
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes, stable_version
 from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body, unencoded
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.trials.rehearsal.continuation import (
+from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import (
+    Cassette,
     ContinuationError,
     HiddenMessages,
     conversation,
@@ -35,15 +36,18 @@ from penstock.gateway.traffic.trials.rehearsal.continuation import (
     restore,
     with_conversation,
 )
-from penstock.gateway.traffic.trials.rehearsal.recorded_tools import Cassette
-from penstock.gateway.traffic.trials.replay.outbound_requests import OutboundRequest, rewrite, unrepeatable
-from penstock.gateway.traffic.trials.replay.replies import Reply
-from penstock.gateway.traffic.trials.replay.sender import ReleaseContext, ReleaseSender
+from penstock.gateway.traffic.trials.replay.sender import (
+    OutboundRequest,
+    ReleaseContext,
+    ReleaseSender,
+    Reply,
+    rewrite,
+    unrepeatable,
+)
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.loose_json import loads, obj, strict
-from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, Refusal, UpstreamFault
+from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.http.headers import HOP
-from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.model_name import replace_model
 
 DIVERGED: Final = "diverged"

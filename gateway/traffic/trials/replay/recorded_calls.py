@@ -18,14 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from penstock.gateway.model.attributes import LEG, REPLAY_OF
-from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.facts import LEG, REPLAY_OF, is_release_call
 from penstock.gateway.model.release import Arm, Release
-from penstock.gateway.model.release_calls import is_release_call
+from penstock.gateway.model.resource import ModelVersion
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.model.turn import Turn
-from penstock.gateway.model.weights import ModelVersion
+from penstock.gateway.model.turn import Exchange, Turn
 from penstock.gateway.reading.turns import decode_exchange, read_exchange
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText
@@ -33,21 +31,21 @@ from penstock.gateway.releases.prompts.rewrite import TextFindings, find_resourc
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.damage import is_damage, unless_damaged
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.traffic.trials.replay.agreement import next_action
-from penstock.gateway.traffic.trials.replay.outbound_requests import (
+from penstock.gateway.traffic.trials.replay.judges import next_action
+from penstock.gateway.traffic.trials.replay.sender import (
     OutboundRequest,
+    ReleaseContext,
     call_name,
     rewrite,
     unrepeatable,
     without_masked_values,
 )
-from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.capture.request import original
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect
+from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import MASK
-from penstock.gateway.wire.http.request import HttpRequest
 
 FEW = 5
 """Calls that are drawn from one rollout at most."""

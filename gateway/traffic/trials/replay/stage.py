@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.gateway.model.attributes import LEG, REPLAY_OF
+from penstock.gateway.model.facts import LEG, REPLAY_OF
 from penstock.gateway.model.release import Arm, Release
 from penstock.gateway.model.release_policy import REPLAY_ALPHA
 from penstock.gateway.model.span import Span, SpanStatus
@@ -26,10 +26,17 @@ from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.releases.canary.pass_test import PassVerdict, ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.traffic.trials.replay.comparison import SHOWN, ArmComparison
-from penstock.gateway.traffic.trials.replay.outbound_requests import ARM_OF, CANDIDATE, INCUMBENT, call_name
+from penstock.gateway.traffic.trials.replay.judges import SHOWN, ArmComparison
 from penstock.gateway.traffic.trials.replay.recorded_calls import ReplayableCall, ReplaySource, without_key
-from penstock.gateway.traffic.trials.replay.sender import OutboundResult, ReleaseContext, background
+from penstock.gateway.traffic.trials.replay.sender import (
+    ARM_OF,
+    CANDIDATE,
+    INCUMBENT,
+    OutboundResult,
+    ReleaseContext,
+    background,
+    call_name,
+)
 
 
 class CallReplayJob:

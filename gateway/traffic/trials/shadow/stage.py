@@ -7,7 +7,7 @@ would have got, with the same headers. It begins when the call is on the tape, w
 
 The stage is over when enough calls were mirrored, or the budget is used up. It passes unless the candidate fails more
 often than the very calls that it mirrors: paired errors, in the order of the calls, in the betting test
-(`gateway.releases.canary.betting`) with alpha = 0.05; it ends at once when that is shown. Agreement with the live
+(`gateway.releases.canary.evidence`) with alpha = 0.05; it ends at once when that is shown. Agreement with the live
 answers and latency are reported and decide nothing: without a second leg of the incumbent they contain its own noise.
 """
 
@@ -21,24 +21,26 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from penstock.gateway.model.attributes import LEG, SHADOW_OF
+from penstock.gateway.model.facts import LEG, SHADOW_OF
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.releases.canary.assignment import Requester, audience_includes
-from penstock.gateway.releases.canary.betting import PairedTest
+from penstock.gateway.releases.canary.evidence import PairedTest
 from penstock.gateway.releases.canary.pass_test import ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.calls.call_record import CallRecord
-from penstock.gateway.traffic.trials.replay.agreement import next_action
-from penstock.gateway.traffic.trials.replay.judges import AnswerJudge, JudgeError, make_judge
-from penstock.gateway.traffic.trials.replay.outbound_requests import (
+from penstock.gateway.traffic.trials.replay.judges import AnswerJudge, JudgeError, make_judge, next_action
+from penstock.gateway.traffic.trials.replay.sender import (
     CANDIDATE,
     OutboundRequest,
+    OutboundResult,
+    ReleaseContext,
+    ReleaseSender,
+    background,
     call_name,
     rewrite,
     unrepeatable,
 )
-from penstock.gateway.traffic.trials.replay.sender import OutboundResult, ReleaseContext, ReleaseSender, background
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.model_name import replace_model
 

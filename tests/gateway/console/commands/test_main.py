@@ -28,7 +28,7 @@ from penstock.console.commands.command_table import COMMANDS, GROUPS
 from penstock.console.main import main
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.exchange import Side
+from penstock.gateway.model.turn import Side
 
 RAW = b'\xff\x00 {"exact": \r\n}'
 

@@ -43,9 +43,8 @@ from penstock.gateway.model.release import (
     ReleaseView,
 )
 from penstock.gateway.model.release_policy import CanaryStage
-from penstock.gateway.model.resource import Audience
+from penstock.gateway.model.resource import Audience, Template
 from penstock.gateway.model.span import Span
-from penstock.gateway.model.template import Template
 from penstock.gateway.releases.prompts.induction import FEWEST, PromptProposal
 from penstock.gateway.tape.store.environment import DATABASES
 

@@ -26,8 +26,7 @@ from fakes.shell import Done, Shell
 from penstock.console.commands import export_runs
 from penstock.console.main import main
 from penstock.console.views import runs as runs_pictures
-from penstock.console.views.run_charts import charts, drawing
-from penstock.console.views.run_page import page
+from penstock.console.views.run_page import charts, drawing, page
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.run import Curve, NewRun, Point, Run, RunEnd, RunEvent, RunHead, VersionReference
 from penstock.gateway.work.runs.curves import Series, curve

@@ -9,7 +9,7 @@ from fakes.mistakes import tells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.commands.task_file import TaskLine, batches, first_flaws, read, rollouts
+from penstock.console.commands.enqueue import TaskLine, batches, first_flaws, read, rollouts
 from penstock.gateway.model.queue import RolloutSpec
 
 

@@ -17,7 +17,7 @@ from fakes.tape import Tape
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.terminal_text import terminal_safe, terminal_safe_json
+from penstock.gateway.model.foreign_text import terminal_safe, terminal_safe_json
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202eevil\u2066\u200f\x7f"
 CALLED = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": EVIL}}

@@ -12,7 +12,7 @@ from fakes.raw import Wire, get, post, reply
 from fakes.rig import CHAT, Rig
 
 from penstock.gateway.model.answers import Diagnosis
-from penstock.gateway.model.attributes import AMBIGUOUS
+from penstock.gateway.model.facts import AMBIGUOUS
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.span import Span
 

@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 from fakes.memory_tape import call
 
-from penstock.console.mcp_server.comparison import VersionRollouts, randomised, split_by_version
-from penstock.console.mcp_server.statistics import FEWEST, difference, student
-from penstock.gateway.model.attributes import SHADOW_OF
-from penstock.gateway.model.release_calls import is_release_call
+from penstock.console.mcp_server.comparison import (
+    FEWEST,
+    VersionRollouts,
+    difference,
+    randomised,
+    split_by_version,
+    student,
+)
+from penstock.gateway.model.facts import SHADOW_OF, is_release_call
 from penstock.gateway.model.rollout import Reward, RolloutSummary
 from penstock.gateway.model.span import Span
 

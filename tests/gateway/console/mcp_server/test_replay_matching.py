@@ -10,8 +10,15 @@ from fakes.mistakes import tells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.mcp_server.replay.matcher import CallMatcher, ReplayMiss, canonical, differences, key, nearest
-from penstock.console.mcp_server.replay.replay_calls import ReplayCall
+from penstock.console.mcp_server.replay.replay_calls import (
+    CallMatcher,
+    ReplayCall,
+    ReplayMiss,
+    canonical,
+    differences,
+    key,
+    nearest,
+)
 
 SCALARS = st.none() | st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | st.text(max_size=3)
 VALUES = st.recursive(

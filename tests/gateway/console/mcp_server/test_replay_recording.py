@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.mcp_server.replay.catalog import ReplayCatalog
-from penstock.console.mcp_server.replay.player import Player
+from penstock.console.mcp_server.replay.player import Player, ReplayCatalog
 from penstock.console.mcp_server.replay.replay_calls import ReplayCall, SpanExchange, read
 from penstock.gateway.model.span import Span, SpanStatus
 

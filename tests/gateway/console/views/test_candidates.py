@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.console.views import runs
 from penstock.console.views.candidates import chart, needed_e_value, ordered, tree
-from penstock.console.views.run_charts import charts
-from penstock.console.views.run_page import page
+from penstock.console.views.run_page import charts, page
 from penstock.gateway.model.run import CandidateTree, Curve, Run, RunCandidate
 from penstock.gateway.work.runs.curves import Series, curve
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.console.views.definitions import difference, server, servers, version_pairs, words
-from penstock.gateway.model.definitions import Approval, DefinitionKind, DefinitionVersion, ServerView
-from penstock.gateway.model.invisible_characters import count_invisible, visible, visible_name
+from penstock.gateway.model.foreign_text import count_invisible, visible, visible_name
+from penstock.gateway.model.tools import Approval, DefinitionKind, DefinitionVersion, ServerView
 from penstock.gateway.tools.definitions.list_answer import canonical, fingerprint, list_fingerprint
 
 NOW = 1_700_000_000 * 10**9

@@ -7,12 +7,11 @@ from random import Random
 from fakes.goldens import GOLDENS, check_golden, check_widths
 from fakes.process import ROOT
 
-from penstock.console.mcp_server.statistics import difference
+from penstock.console.mcp_server.comparison import difference
 from penstock.console.views import policy
 from penstock.console.views.noun import NounRows
-from penstock.gateway.reading.policy.backtest import BacktestCall
 from penstock.gateway.reading.policy.questions import Question
-from penstock.gateway.reading.policy.report import PolicyReport, build_report
+from penstock.gateway.reading.policy.report import BacktestCall, PolicyReport, build_report
 from penstock.gateway.reading.policy.rules import PolicyRule
 
 S = 10**9

@@ -11,10 +11,9 @@ from fakes.trials import Trial, steady
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.console.views.release_page import page
-from penstock.console.views.release_series import History, series
+from penstock.console.views.release_page import History, page, series
 from penstock.console.views.svg import STYLES, Chart, LineSeries, svg
-from penstock.console.views.text import clean
+from penstock.console.views.table import clean
 from penstock.gateway.model.release import ReleaseView
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.resource import Audience

@@ -14,8 +14,15 @@ from penstock.console.views import releases, resources
 from penstock.console.views.releases import bar
 from penstock.gateway.model.coverage import Coverage, LastMiss, TextDifference
 from penstock.gateway.model.release_policy import Guards, ReleasePolicy
-from penstock.gateway.model.resource import Audience, Resource, ResourceList, ResourceView, StableRule, StableVersion
-from penstock.gateway.model.template import Template
+from penstock.gateway.model.resource import (
+    Audience,
+    Resource,
+    ResourceList,
+    ResourceView,
+    StableRule,
+    StableVersion,
+    Template,
+)
 from penstock.gateway.releases.prompts.induction import PromptProposal
 from penstock.gateway.releases.prompts.recogniser import RegisteredText, TextMatch
 

@@ -15,9 +15,8 @@ from penstock.console.views import queue as pictures
 from penstock.console.views import rollout_tree, rollouts
 from penstock.gateway.api.pagination import summary
 from penstock.gateway.api.rollouts import detail_of
-from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, SpanDetail, Stats
-from penstock.gateway.model.attributes import TRIES
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change, ModelStats, RewardStats, ServerState, SpanDetail, Stats
+from penstock.gateway.model.facts import TRIES
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import (
     Attempt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from penstock.console.views.upstreams import UPSTREAMS
+from penstock.console.views.administration import UPSTREAMS
 from penstock.gateway.model.upstream import UpstreamView
 
 

@@ -21,23 +21,21 @@ from fakes.forgetting import forget
 from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.api.breakdown import scan_breakdown
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.index_lookup import index_lookup as listing_finder
 from penstock.gateway.api.pagination import IndexLookup as Finder
 from penstock.gateway.api.pagination import page, recent_walk, rollouts_walk, scan
-from penstock.gateway.api.stats import gather
+from penstock.gateway.api.stats import gather, scan_breakdown
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.finder import NoAnswerError
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.protocol import FindRequest, FindResult, SumRequest
 from penstock.gateway.model.answers import Stats
-from penstock.gateway.model.attributes import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD
 from penstock.gateway.model.breakdown import BreakdownRow
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.facts import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD, is_release_call
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
 from penstock.gateway.model.span import Usage
 from penstock.gateway.reading.filters.fields import FIELDS, Target

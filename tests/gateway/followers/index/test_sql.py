@@ -29,9 +29,8 @@ from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.sql import runner, sandbox
-from penstock.gateway.followers.index.sql.protocol import Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
 from penstock.gateway.followers.index.sql.runner import SqlQueryError, SqlRunner, run_job
-from penstock.gateway.followers.index.sql.views import VIEWS
+from penstock.gateway.followers.index.sql.views import VIEWS, Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement
 from penstock.gateway.model.rollout import Outcome as Ended
@@ -95,7 +94,7 @@ ANSWERING = """
 import sys
 import msgspec
 from penstock.gateway.followers.index.sql import child
-from penstock.gateway.followers.index.sql.protocol import SqlJob
+from penstock.gateway.followers.index.sql.views import SqlJob
 
 opened = None
 while size := sys.stdin.buffer.read(4):

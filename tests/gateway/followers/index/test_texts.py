@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.gateway.followers.index import texts as texts_module
 from penstock.gateway.followers.index.segments import SegmentDirectory, SegmentFile
 from penstock.gateway.followers.index.texts import TextIndex
-from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.turn import Passage
 
 WORDS = [
     "Where",

@@ -17,13 +17,12 @@ from fakes.ports import steady_ports
 from fakes.waiting import until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from penstock.gateway.followers.otlp import batches, request_builder
+from penstock.gateway.followers.otlp import exporter, request_builder
 from penstock.gateway.followers.otlp.exporter import NOTE
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Judgement, Outcome
-from penstock.gateway.model.span import Usage
-from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.model.span import Usage, span_id, trace_id
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
@@ -270,7 +269,7 @@ async def test_it_goes_in_batches_that_are_cut_by_their_size(
         await collector.until(spans=95)
     assert len(set(collector.ids)) == len(collector.ids) == 95 == metrics.otlp_exported
     assert (len(collector.requests), metrics.otlp_dropped, metrics.otlp_lag_changes) == (10, 0, 0)
-    monkeypatch.setattr(batches, "LARGEST_REQUEST", 1000)
+    monkeypatch.setattr(exporter, "LARGEST_REQUEST", 1000)
     await exported(inlet, collector, *[call(number) for number in range(12)])
     assert len(collector.ids) == len(set(collector.ids)) == 95 + 12
     assert len(collector.requests) >= 10 + 4

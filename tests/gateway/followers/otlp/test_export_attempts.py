@@ -16,16 +16,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from penstock.gateway.config import OtlpSettings
-from penstock.gateway.followers.otlp import causes
-from penstock.gateway.followers.otlp.batches import BatchReader, ExportBatch
+from penstock.gateway.followers.otlp import selection
+from penstock.gateway.followers.otlp.exporter import BatchReader, ExportBatch
 from penstock.gateway.followers.otlp.placement import root_id
 from penstock.gateway.followers.otlp.selection import SpanSelector
 from penstock.gateway.model import span as span_model
-from penstock.gateway.model.change import Change
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Attempt, Judgement
-from penstock.gateway.model.trace import trace_id
+from penstock.gateway.model.span import trace_id
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.records import SpanEntry
@@ -426,7 +426,7 @@ async def test_a_repeated_call_is_linked_to_the_one_that_it_repeats(inlet: Inlet
 async def test_of_a_long_attempt_that_goes_on_only_what_is_near_is_read(
     inlet: Inlet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(causes, "BEFORE", 2)
+    monkeypatch.setattr(selection, "BEFORE", 2)
     said = [model(n, [TASK], HM) for n in range(2, 6)]
     await added(inlet, "q1", ASKED, *said, ran(6, "search", {"q": "x"}))
     assert links(all_of(inlet)) == {}

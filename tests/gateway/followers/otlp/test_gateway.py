@@ -24,8 +24,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from penstock.gateway.followers.otlp.signals import JSON, PROTOBUF
 from penstock.gateway.model.rollout import Reward
+from penstock.gateway.model.span import span_id, trace_id
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.model.trace import span_id, trace_id
 
 AGENT = Path(__file__).with_name("agent.py")
 """An agent with instrumentation of its own, that knows nothing but OpenTelemetry's variables."""

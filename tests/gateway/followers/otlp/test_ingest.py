@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from penstock.gateway.followers.otlp.signals import JSON, PROTOBUF
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
-from penstock.gateway.model.trace import span_id, trace_id
+from penstock.gateway.model.span import span_id, trace_id
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.records import SpanEntry
 

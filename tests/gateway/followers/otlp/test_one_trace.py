@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.trace import trace_id
+from penstock.gateway.model.span import trace_id
 
 STOCK = Path(__file__).with_name("stock.py")
 AGENTS_OWN = {"think": "answer", "branches": "answer", "named": "branches", "unnamed": "branches"}

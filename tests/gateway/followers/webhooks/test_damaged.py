@@ -15,8 +15,8 @@ from penstock.gateway.followers.webhooks import outbox, service
 from penstock.gateway.followers.webhooks.service import WebhookService
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import Release
+from penstock.gateway.model.settings import Webhook
 from penstock.gateway.model.webhook import Delivery
-from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import PERSON_CHANGES, entry
 from penstock.gateway.tape.store import keys

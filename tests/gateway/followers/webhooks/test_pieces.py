@@ -12,17 +12,16 @@ from fakes.releasing import Bench
 
 from penstock.gateway.config import ConfigError, load
 from penstock.gateway.followers.webhooks import outbox
-from penstock.gateway.followers.webhooks.message import body, event_of
 from penstock.gateway.followers.webhooks.outbox import Outbox, OutboxReader, Subscriptions
 from penstock.gateway.followers.webhooks.retry import PATIENCE_NS, DeliveryResult, apply_result, give_up
-from penstock.gateway.followers.webhooks.sender import headers
+from penstock.gateway.followers.webhooks.sender import body, event_of, headers
 from penstock.gateway.followers.webhooks.views import views
 from penstock.gateway.model.release import AuditTrailEntry, Release
+from penstock.gateway.model.settings import Webhook
 from penstock.gateway.model.webhook import RELEASE_EVENTS, Delivery
-from penstock.gateway.model.webhook_settings import Webhook
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import PERSON_CHANGES, RULE_CHANGES, entry
-from penstock.gateway.wire.http.retry_after import retry_after
+from penstock.gateway.wire.http.errors import retry_after
 
 S = 10**9
 TAKEN = DeliveryResult(204, "")

@@ -24,15 +24,14 @@ from hypothesis import strategies as st
 
 from penstock.console.views import queue
 from penstock.gateway.model.answers import Diagnosis, Finding
-from penstock.gateway.model.attributes import WEBSOCKET
-from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.facts import WEBSOCKET
 from penstock.gateway.model.finding_codes import FindingCode
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, UnansweredCall
+from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.diagnosis import diagnosis as module
-from penstock.gateway.reading.diagnosis.base_url_effects import BaseUrlEffects
-from penstock.gateway.reading.diagnosis.diagnosis import diagnose
+from penstock.gateway.reading.diagnosis.diagnosis import BaseUrlEffects, diagnose
 from penstock.gateway.reading.diagnosis.findings import HARMLESS
 from penstock.gateway.reading.diagnosis.tool_uses import tools_used
 from penstock.gateway.wire.dialects.token_ids import length, read_tokens

@@ -14,9 +14,16 @@ from fakes.tool_rollouts import MS, NAMES, SHOWN, Host, asked, message, rollout,
 from bench import trajectories
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 from penstock.gateway.reading.diagnosis.tool_calls import ModelCall, read_tool_requests
-from penstock.gateway.reading.diagnosis.tool_join import ImpliedRun, ToolCallRef, ToolRunLink, implied_runs, join
-from penstock.gateway.reading.diagnosis.tool_pairs import ToolRun
-from penstock.gateway.reading.diagnosis.unaddressed_tool_runs import CandidateAttempt, find_origins
+from penstock.gateway.reading.diagnosis.tool_join import (
+    CandidateAttempt,
+    ImpliedRun,
+    ToolCallRef,
+    ToolRun,
+    ToolRunLink,
+    find_origins,
+    implied_runs,
+    join,
+)
 from penstock.gateway.wire.dialects import by_name
 
 Json = dict[str, Any]

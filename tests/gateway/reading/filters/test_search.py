@@ -6,10 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.passage import Passage
-from penstock.gateway.reading.filters.matchers import forms
-from penstock.gateway.reading.filters.query import QueryError
-from penstock.gateway.reading.filters.search import search
+from penstock.gateway.model.turn import Passage
+from penstock.gateway.reading.filters.fields import forms
+from penstock.gateway.reading.filters.query import QueryError, search
 
 
 def passage(text: str, role: str = "user", kind: str = "text") -> Passage:

@@ -11,12 +11,21 @@ import pytest
 from fakes.judged import FakeTape
 
 from penstock.console.views.releases import forecast_text
-from penstock.gateway.model.attributes import REPLAY_OF
+from penstock.gateway.model.facts import REPLAY_OF
 from penstock.gateway.model.release import Forecast, Pin, Release
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus, Totals
-from penstock.gateway.releases.canary.baseline import DAY_NS, Baseline, BaselineReader, BaselineRollout
-from penstock.gateway.releases.canary.forecast import ENOUGH, MOST, STEPS, forecast, played_policy
+from penstock.gateway.releases.canary.forecast import (
+    DAY_NS,
+    ENOUGH,
+    MOST,
+    STEPS,
+    Baseline,
+    BaselineReader,
+    BaselineRollout,
+    forecast,
+    played_policy,
+)
 
 NOW = 10 * 3600 * 10**9
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
-from penstock.gateway.releases.canary.coverage import (
+from penstock.gateway.releases.canary.decision import (
     KNOWN,
     MOST,
     UNLIKELY,
     WINDOW,
+    Canary,
     baseline_rate,
     detect_change,
     likelihood,
     observe,
 )
-from penstock.gateway.releases.canary.decision import Canary
 from penstock.gateway.releases.canary.display import warnings
 from penstock.gateway.releases.canary.evidence import CanaryObservation
 

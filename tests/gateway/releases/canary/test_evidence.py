@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.releases.canary.betting import RATES, PairedTest, Wealth
 from penstock.gateway.releases.canary.display import interval
-from penstock.gateway.releases.canary.evidence import CanaryEvidence, CanaryObservation
+from penstock.gateway.releases.canary.evidence import RATES, CanaryEvidence, CanaryObservation, PairedTest, Wealth
 
 UNIT = st.floats(0, 1, allow_nan=False)
 SPLIT = st.floats(0.001, 0.999)

@@ -11,7 +11,7 @@ from fakes.some import some
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.attributes import POLICY_HARD
+from penstock.gateway.model.facts import POLICY_HARD
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, EarlyEvidence, Pin, Release
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus, Totals

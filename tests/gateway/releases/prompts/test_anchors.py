@@ -9,9 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.families import filled, similar
-from penstock.gateway.model.template import Template
-from penstock.gateway.releases.prompts.anchors import ALIKE, TemplateTree
-from penstock.gateway.releases.prompts.match import LONG, TRIES, find_anchor, match
+from penstock.gateway.model.resource import Template
+from penstock.gateway.releases.prompts.anchors import ALIKE, LONG, TRIES, TemplateTree, find_anchor, match
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
 
 PIECE = st.sampled_from(["a", "b", "c", "ab" * ALIKE, "ab" * LONG, "a" * LONG])

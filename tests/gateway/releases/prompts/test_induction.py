@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bench import trajectories
 from bench.families import FAMILIES, WORDS, Maker
-from penstock.gateway.model.template import Template
-from penstock.gateway.releases.prompts.alignment import aligned, tokens
+from penstock.gateway.model.resource import Template
+from penstock.gateway.releases.prompts.common_template import aligned, tokens
 from penstock.gateway.releases.prompts.induction import PromptProposal, PromptSample, propose
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
 

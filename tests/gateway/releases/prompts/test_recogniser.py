@@ -16,10 +16,18 @@ from hypothesis import strategies as st
 
 from bench.families import FAMILIES, TEMPLATES, Maker, filled, similar
 from penstock.gateway.model.coverage import TextDifference
-from penstock.gateway.model.template import Template
-from penstock.gateway.releases.prompts.match import match
-from penstock.gateway.releases.prompts.nearest_text import NearestTextFinder, SentVersion, difference
-from penstock.gateway.releases.prompts.recogniser import KEPT_BYTES, Recogniser, RegisteredText, TextMatch, sha256
+from penstock.gateway.model.resource import Template
+from penstock.gateway.releases.prompts.anchors import match
+from penstock.gateway.releases.prompts.recogniser import (
+    KEPT_BYTES,
+    NearestTextFinder,
+    Recogniser,
+    RegisteredText,
+    SentVersion,
+    TextMatch,
+    difference,
+    sha256,
+)
 
 SHORT = st.text("ab", max_size=3)
 SHORT_TEMPLATES = st.integers(0, 2).flatmap(

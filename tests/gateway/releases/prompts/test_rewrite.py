@@ -12,7 +12,7 @@ from fakes.odd_json import joined, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.model.template import Template
+from penstock.gateway.model.resource import Template
 from penstock.gateway.releases.prompts.placeholder import PlaceholderError, placeholders
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, sha256
 from penstock.gateway.releases.prompts.rewrite import RewriteResult, find_resources, write_versions

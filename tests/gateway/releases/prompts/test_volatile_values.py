@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import trajectories
-from penstock.gateway.model.template import Template
+from penstock.gateway.model.resource import Template
+from penstock.gateway.releases.prompts.anchors import match
 from penstock.gateway.releases.prompts.induction import PromptSample, propose
-from penstock.gateway.releases.prompts.match import match
 from penstock.gateway.releases.prompts.volatile_values import find_volatile_values, kind_of
 
 MOMENTS = st.datetimes(datetime(2001, 1, 1), datetime(2038, 1, 1), timezones=st.just(UTC))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.model.turn import Message, Part
-from penstock.gateway.traffic.trials.rehearsal.continuation import (
+from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import (
     ContinuationError,
     HiddenMessages,
     conversation,
@@ -23,7 +23,7 @@ from penstock.gateway.traffic.trials.rehearsal.continuation import (
     with_conversation,
 )
 from penstock.gateway.wire.dialects import by_name, find
-from penstock.gateway.wire.dialects.json_post import JsonPostDialect
+from penstock.gateway.wire.dialects.base import JsonPostDialect
 
 PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=20)

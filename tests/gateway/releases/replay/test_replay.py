@@ -25,9 +25,8 @@ from fakes.waiting import PATIENCE_S, until
 from bench.trajectories import DATA, calls_of
 from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.attributes import CAPTURED, LEG, REPLAY_OF
+from penstock.gateway.model.facts import CAPTURED, LEG, REPLAY_OF, is_release_call
 from penstock.gateway.model.release import NewRelease, Release
-from penstock.gateway.model.release_calls import is_release_call
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
@@ -35,9 +34,9 @@ from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.trials.replay import sender, stage
-from penstock.gateway.traffic.trials.replay.comparison import HOPELESS
-from penstock.gateway.traffic.trials.replay.outbound_requests import without_masked_values
+from penstock.gateway.traffic.trials.replay.judges import HOPELESS
 from penstock.gateway.traffic.trials.replay.recorded_calls import DAMAGED, FEW, ReplaySource
+from penstock.gateway.traffic.trials.replay.sender import without_masked_values
 from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
 from penstock.gateway.wire.capture.request import add_capture_fields
 from penstock.gateway.wire.dialects import by_name

@@ -24,8 +24,8 @@ from fakes.tape import Tape
 from examples.demo.model import DemoAnswer, Json, chat
 from penstock.console.commands import export
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.attributes import LEG, SHADOW_OF
 from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.facts import LEG, SHADOW_OF
 from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, Release, ReleaseView
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
@@ -38,8 +38,8 @@ from penstock.gateway.traffic.trials.replay.sender import ReleaseSender
 from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.wire.http.request import HttpRequest
 
 WAITS: Any = {"shadowed": "required", "shadow": {"share": 1.0, "calls": 5, "concurrency": 4}}
 

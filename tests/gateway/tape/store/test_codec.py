@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Usage
+from penstock.gateway.model.turn import Side
 from penstock.gateway.tape.store import codec, keys
 from penstock.gateway.tape.store.codec import DeltaBase, StoredBody
-from penstock.gateway.tape.store.exchanges import exchange
+from penstock.gateway.tape.store.reader import exchange
 
 long = st.sampled_from([0, 300, 16_384, 27_000]).map(lambda size: (bytes(range(256)) * 128)[:size])
 pieces = st.binary(max_size=60) | long

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.tape.store import Store, codec, erasure, overwrite_pass
+from penstock.gateway.tape.store import Store, codec, erasure
 from penstock.gateway.tape.store.cache import SHARED_BY
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.erasure import SPANS, WipePosition
@@ -275,7 +275,7 @@ def test_what_is_hidden_is_out_of_sight_before_it_is_wiped(store: Store) -> None
 def test_a_pass_goes_on_behind_a_value_that_was_written_over_its_place(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overwrite_pass, "_AT_ONCE", 8)
+    monkeypatch.setattr(erasure, "_AT_ONCE", 8)
     rng = random.Random(9)
     for at in range(12):
         store.write([call(f"r{at}", "a1", rng.randbytes(40_000))])
@@ -439,7 +439,7 @@ def test_a_file_of_another_layout_is_not_kept_open(store: Store, monkeypatch: py
         )
 
     before = held()
-    monkeypatch.setattr(overwrite_pass, "_VERSION", 2)
+    monkeypatch.setattr(erasure, "_VERSION", 2)
     for _ in range(3):
         with pytest.raises(TapeError, match="is not laid out as expected"):
             store.overwrite_pass()

@@ -17,8 +17,8 @@ from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.tape.store import Store, codec
+from penstock.gateway.tape.store.directory import WriterRegistry
 from penstock.gateway.tape.store.operation import QueuedOperation
-from penstock.gateway.tape.store.processes import WriterRegistry
 
 ORDERS = st.lists(st.tuples(st.sampled_from(["own", "call", "open", "end"]), st.sampled_from("abc")), max_size=12)
 

@@ -23,16 +23,16 @@ from fakes.some import some
 
 from penstock.console.commands.check import examine, problems
 from penstock.gateway.app import open_store
-from penstock.gateway.model.change import Change
-from penstock.gateway.model.exchange import Exchange
+from penstock.gateway.model.answers import Change
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.turn import Exchange
 from penstock.gateway.tape.store import Store, codec, environment, keys, records
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.environment import FORMAT, ORDER, REMAP_BYTES
-from penstock.gateway.tape.store.exchanges import header_lines
 from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.reader import header_lines
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.work.queue.operations import QueueOperations

@@ -24,23 +24,21 @@ from penstock.gateway.model.release import AuditTrailEntry as Link
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig
 from penstock.gateway.releases.canary.assignment import Requester
-from penstock.gateway.releases.canary.stages import NEXT
+from penstock.gateway.releases.canary.decision import NEXT
 from penstock.gateway.releases.operations import LiveReleases, PinRequest, ReleaseOperations
 from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.environment import Environment
-from penstock.gateway.tape.store.erasure import WipePosition
+from penstock.gateway.tape.store.erasure import OverwritePass, WipePosition
 from penstock.gateway.tape.store.operation import QueuedOperation
-from penstock.gateway.tape.store.overwrite_pass import OverwritePass
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.tape.store.writer import WriteItem, Writer
 from penstock.gateway.work.queue.attempts import record_sign_of_life
-from penstock.gateway.work.queue.deadline_operations import DeadlineOperations
-from penstock.gateway.work.queue.memory_queue import MemoryQueue
-from penstock.gateway.work.queue.operations import QueueOperations
-from penstock.gateway.work.queue.span_operations import SpanOperations
+from penstock.gateway.work.queue.deadlines import DeadlineOperations
+from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations
+from penstock.gateway.work.queue.reader import MemoryQueue
 
 PHASES = (Phase.explicit, Phase.generate)
 """Without shrinking: each step commits, so that it would take minutes."""

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
-from penstock.gateway.model.definitions import ApproveRequest, DefinitionKind, ServerDefinitions
 from penstock.gateway.model.known_secrets import own_secrets
+from penstock.gateway.model.tools import ApproveRequest, DefinitionKind, ServerDefinitions
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.operation import OperationRefusedError, QueuedOperation
 from penstock.gateway.tape.store.transaction import Transaction
@@ -38,13 +38,13 @@ from penstock.gateway.tools.definitions.operations import (
     MOST_VERSIONS,
     AttemptRef,
     DefinitionOperations,
+    DefinitionReader,
     Sighting,
     SightingResult,
     describe_changes,
     server_key,
     text_key,
 )
-from penstock.gateway.tools.definitions.reader import DefinitionReader
 
 T = TypeVar("T")
 KEY = "sk-AbCdEf0123456789AbCdEf"

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, StdioFrame
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tools.wrapped import session_progress as notes
-from penstock.gateway.tools.wrapped.message_span import WrapperSession
-from penstock.gateway.tools.wrapped.pipe import Pipe
-from penstock.gateway.tools.wrapped.session_progress import SessionProgress
-from penstock.sidecar.wrapping.lines import LineSplitter
+from penstock.gateway.tools.wrapped import pipe as notes
+from penstock.gateway.tools.wrapped.pipe import Pipe, SessionProgress, WrapperSession
+from penstock.sidecar.wrapping.spool import LineSplitter
 
 SOURCE = WrapperSession("r1", "a1", "header", "00000000000-0000000000000000", "tools")
 Said = tuple[int, bytes]

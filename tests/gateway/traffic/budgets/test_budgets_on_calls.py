@@ -26,7 +26,7 @@ from fakes.shell import Shell
 from rich.console import Console
 
 from examples.demo.model import DemoAnswer
-from penstock.console.views.budgets import BUDGETS, empty_reason
+from penstock.console.views.administration import BUDGETS, empty_reason
 from penstock.gateway.model.budget import BudgetPage, BudgetUse
 
 PRICED = {"dear": 500, "cheap": 2}

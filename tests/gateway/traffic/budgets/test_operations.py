@@ -19,8 +19,8 @@ from penstock.gateway.model.budget import Budget
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.traffic.budgets.limits import Limit, nanodollars
-from penstock.gateway.traffic.budgets.local_ledger import LocalLedger
+from penstock.gateway.traffic.budgets.ledgers import LedgerServer, LocalLedger, RemoteLedger
+from penstock.gateway.traffic.budgets.limits import Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import (
     LEASE_NS,
     RESERVATIONS,
@@ -29,12 +29,10 @@ from penstock.gateway.traffic.budgets.operations import (
     BudgetCharge,
     BudgetClaim,
     BudgetOperations,
+    BudgetReader,
     BudgetReservation,
     BudgetShortfall,
 )
-from penstock.gateway.traffic.budgets.reader import BudgetReader
-from penstock.gateway.traffic.budgets.remote_ledger import LedgerServer, RemoteLedger
-from penstock.gateway.traffic.budgets.windows import window_at
 from penstock.gateway.wire.dialects.loose_json import MOST_TOKENS
 
 T = TypeVar("T")

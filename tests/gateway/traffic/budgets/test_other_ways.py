@@ -25,7 +25,7 @@ from websockets.asyncio.client import connect
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.traffic.budgets.local_ledger import LocalLedger
+from penstock.gateway.traffic.budgets.ledgers import LocalLedger
 from penstock.gateway.traffic.budgets.operations import RESERVATIONS
 
 

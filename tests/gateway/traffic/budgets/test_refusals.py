@@ -12,10 +12,9 @@ from fakes.process import ROOT
 from penstock.gateway.model.budget import Budget
 from penstock.gateway.model.prices import Price
 from penstock.gateway.traffic.budgets.bounds import TokenBound
-from penstock.gateway.traffic.budgets.limits import Limit, nanodollars
+from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import BudgetClaim, BudgetShortfall, BudgetSum
 from penstock.gateway.traffic.budgets.refusal import refusal, unpriced
-from penstock.gateway.traffic.budgets.windows import BudgetWindow, window_at
 from penstock.gateway.wire.http.errors import Refusal
 
 DAY = 86_400 * 10**9

@@ -20,7 +20,7 @@ from fakes.raw import body_of, post
 from fakes.rig import CHAT
 
 from penstock.gateway.app import open_store
-from penstock.gateway.traffic.budgets.reader import BudgetReader
+from penstock.gateway.traffic.budgets.operations import BudgetReader
 
 PROCESSES, CALLS, LIMIT = 3, 80, 3_000
 

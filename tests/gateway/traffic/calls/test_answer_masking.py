@@ -22,7 +22,7 @@ from penstock.gateway.reading.turns import LIMIT
 from penstock.gateway.traffic.calls.answer_masking import HELD, mask_recorded_body, masking_framing, rescaled
 from penstock.gateway.traffic.proxy.translation.framing import BufferedTranslationFraming as Told
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer
-from penstock.gateway.traffic.trials.replay.replies import Reply
+from penstock.gateway.traffic.trials.replay.sender import Reply
 from penstock.gateway.wire.dialects.family import ANTHROPIC
 
 KEY = b"sk-own-0123456789abcdef"

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.turns import decode_body, read_exchange
 from penstock.gateway.traffic.calls import conversation_matcher
 from penstock.gateway.traffic.calls.admission import PACKED

@@ -16,16 +16,16 @@ from fakes.rig import CHAT, MESSAGES, Base, Rig, based
 from fakes.tape import Tape
 from fakes.waiting import until
 
-from penstock.gateway.model.exchange import Side
 from penstock.gateway.model.known_secrets import own_secrets
+from penstock.gateway.model.turn import Side
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects import OPAQUE
+from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.wire.http.request import HttpRequest
 
 # Where a key is found by its value, nothing in it tells that it is one.
 KEYS = {

@@ -19,7 +19,7 @@ from fakes.rig import CHAT, Within
 from fakes.two_upstreams import NOTHING, PLAIN, STREAM, Pair, Two, says_so
 from fakes.waiting import until
 
-from penstock.gateway.model.attributes import TRIES
+from penstock.gateway.model.facts import TRIES
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.traffic.proxy import call, failover_policy
 from penstock.gateway.traffic.proxy.call import HttpCall

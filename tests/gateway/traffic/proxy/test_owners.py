@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.model.attributes import LEFT_OUT
+from penstock.gateway.model.facts import LEFT_OUT
 from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
@@ -34,12 +34,10 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.wire.dialects import FAMILIES as FAMILIES_BY_NAME
 from penstock.gateway.wire.dialects import family, find
-from penstock.gateway.wire.dialects.credentials import KeyFilter, key_kind
 from penstock.gateway.wire.dialects.family import OPENAI
-from penstock.gateway.wire.dialects.owners import OWNERS
-from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.dialects.owners import OWNERS, KeyFilter, key_kind
+from penstock.gateway.wire.http.errors import ClientFault, HttpRequest
 from penstock.gateway.wire.http.headers import frame_body, refusal_body
-from penstock.gateway.wire.http.request import HttpRequest
 
 GOOGLE = "gemini vertex"
 VERTEX, BEDROCK = "/v1/projects/p/locations/us-east5", "/model/us.anthropic.claude-sonnet-4-5-v1%3A0"

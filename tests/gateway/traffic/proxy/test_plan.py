@@ -15,11 +15,11 @@ from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan
+from penstock.gateway.traffic.proxy.call_lifecycle import MOVES, CallState
 from penstock.gateway.traffic.proxy.plan import plan
-from penstock.gateway.traffic.proxy.state import MOVES, CallState
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects import find
-from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.errors import HttpRequest
 
 ROUTES = [{"model": "small", "upstream": "up", "alias": "qwen", "train": True}]
 BODY = b'{"model":"small","messages":[{"role":"user","content":"hi"}]}'

@@ -15,7 +15,7 @@ from fakes.toy_template import Json, Template
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.attributes import BEGAN, FOLDED
+from penstock.gateway.model.facts import BEGAN, FOLDED
 from penstock.gateway.model.span import Span
 from penstock.gateway.traffic.proxy.system_messages import fold_system_messages
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.affinity import CHOICES, made, play
-from penstock.gateway.traffic.upstreams.affinity import LOAD_BOUND, rank_upstreams
+from penstock.gateway.traffic.upstreams.routes import LOAD_BOUND, rank_upstreams
 
 names = st.lists(st.text("abcdefgh", min_size=1, max_size=3), min_size=1, max_size=8, unique=True)
 rollouts = st.text(min_size=1, max_size=20)

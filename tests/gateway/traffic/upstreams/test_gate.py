@@ -19,7 +19,7 @@ from fakes.waiting import News, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.upstreams.gate import UpstreamGate
+from penstock.gateway.traffic.upstreams.pool import UpstreamGate
 from penstock.gateway.wire.http.errors import Refusal, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.upstreams.concurrency_limit import ConcurrencyLimit
 from penstock.gateway.traffic.upstreams.health import (
     CHECKED_S,
     COSTLY,
@@ -22,6 +21,7 @@ from penstock.gateway.traffic.upstreams.health import (
     retry_after_s,
     take_next,
 )
+from penstock.gateway.traffic.upstreams.pool import ConcurrencyLimit
 
 
 @dataclass

@@ -327,9 +327,7 @@ async def test_what_needs_no_change_or_is_not_understood_passes_byte_for_byte(ri
 async def test_what_is_too_large_to_be_held_passes_as_it_came(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, framing: str
 ) -> None:
-    monkeypatch.setattr(
-        "penstock.gateway.traffic.proxy.middleware.capture_framing", partial(capture_framing, limit=1000)
-    )
+    monkeypatch.setattr("penstock.gateway.traffic.proxy.plan.capture_framing", partial(capture_framing, limit=1000))
     answer = reply(200, PLAIN_GIVEN)
     if framing == "chunked":
         headers = [("Content-Type", "application/json"), ("Transfer-Encoding", "chunked")]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.demo.model import DemoAnswer, DemoToolCall
-from penstock.gateway.model.attributes import CAPTURED
+from penstock.gateway.model.facts import CAPTURED
 from penstock.gateway.wire.capture.answer import CaptureCleaner
 from penstock.gateway.wire.capture.request import CaptureRequest, accept_identity, add_capture_fields, original
 from penstock.gateway.wire.dialects import by_name

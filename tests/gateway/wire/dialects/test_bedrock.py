@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.answers import SpanDetail
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.model.turn import Part, Sampling, Tool
+from penstock.gateway.model.turn import Exchange, Part, Sampling, Tool
 from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.wire.dialects import by_name, family, find
 from penstock.gateway.wire.dialects.base import Facts

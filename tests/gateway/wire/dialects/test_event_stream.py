@@ -11,7 +11,7 @@ from fakes.event_stream import event, exception, frame
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.gateway.wire.dialects.event_stream import EventStreamFrame, frames
+from penstock.gateway.wire.dialects.bedrock import EventStreamFrame, frames
 from penstock.gateway.wire.dialects.sse import ServerSentEvent, SseParser, events, first_data, last_data
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=30)

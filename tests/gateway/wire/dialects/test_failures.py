@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from examples.demo.model import DemoAnswer, DemoToolCall, Json, chat_events, message_events
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.failures import Failure
+from penstock.gateway.wire.dialects.family import Failure
 
 NASTY = [
     "data: [DONE]",

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from fakes.wire_bodies import agreed, same, sse
 
-from penstock.gateway.model.exchange import Exchange
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.model.turn import Message, Part, Tool
+from penstock.gateway.model.turn import Exchange, Message, Part, Tool
 from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.wire.dialects import by_name, find
 from penstock.gateway.wire.dialects.base import Facts

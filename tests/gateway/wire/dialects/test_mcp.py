@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.mcp import (
+    McpDialect,
     answer_to,
     cancelled_request_id,
     message,
@@ -18,7 +19,6 @@ from penstock.gateway.wire.dialects.mcp import (
     outcome,
     request_facts,
 )
-from penstock.gateway.wire.dialects.mcp_dialect import McpDialect
 
 MCP = McpDialect()
 IDS = st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=20), st.floats(allow_nan=False, allow_infinity=False))

@@ -10,10 +10,10 @@ from fakes.wire_bodies import sse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.passage import Passage
+from penstock.gateway.model.turn import Passage
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.chat import ChatDialect
-from penstock.gateway.wire.dialects.passages import message_passages
+from penstock.gateway.wire.dialects.parts import message_passages
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"to": "Rome"}'}}
 CHAT = [

@@ -19,14 +19,13 @@ from hypothesis import strategies as st
 from examples.demo.model import DemoAnswer
 from penstock.console.views import rollouts
 from penstock.gateway.client.tables import row
-from penstock.gateway.model.rollout import Totals
+from penstock.gateway.model.rollout import Totals, add_totals
 from penstock.gateway.model.span import Estimate, Span, Usage
-from penstock.gateway.model.summaries import add_totals
 from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.records import USAGE
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import ANSWER_TEXT, DELTA_TEXT
-from penstock.gateway.wire.dialects.token_estimate import estimate_usage, lacks_token_counts, usage_from_token_ids
+from penstock.gateway.wire.dialects.token_ids import estimate_usage, lacks_token_counts, usage_from_token_ids
 from penstock.gateway.wire.dialects.usage import quantity
 
 Json = dict[str, Any]

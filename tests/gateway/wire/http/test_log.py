@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.known_secrets import NO_SECRETS, own_secrets
-from penstock.gateway.model.log_settings import LogSettings
+from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.wire.http.log import JsonFormatter, TextFormatter, fatal_exit
 
 KEY = 'own "key" \\ 0123\n4567'

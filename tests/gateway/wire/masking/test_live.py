@@ -24,16 +24,16 @@ from fakes.tape import Tape
 from examples.demo.model import DemoAnswer
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.attributes import MASKED, MASKING_FAILED
+from penstock.gateway.model.facts import MASKED, MASKING_FAILED
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
 from penstock.gateway.model.release import AuditTrailEntry, Release
+from penstock.gateway.model.resource import Template
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import CandidateTree, NewRun, RunCandidate, RunChange, RunEnd, RunEvent
-from penstock.gateway.model.template import Template
 from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, MissNote
 from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.releases.prompts.nearest_text import SentVersion
+from penstock.gateway.releases.prompts.recogniser import SentVersion
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry as SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
@@ -41,7 +41,7 @@ from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.dialects.text_spans import TextLocation
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts
 from penstock.gateway.wire.masking.rules import MaskingRule
-from penstock.gateway.work.queue.span_operations import SpanOperations
+from penstock.gateway.work.queue.operations import SpanOperations
 from penstock.gateway.work.runs.operations import RunOperations
 
 NEEDLE = "7f3e-91c4-d05b-66a2"

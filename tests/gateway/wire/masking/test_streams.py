@@ -13,13 +13,12 @@ from fakes import event_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.attributes import MASKING_FAILED
+from penstock.gateway.model.facts import MASKING_FAILED
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.traffic.trials.replay.outbound_requests import OutboundRequest
-from penstock.gateway.traffic.trials.replay.replies import Reply, complete
+from penstock.gateway.traffic.trials.replay.sender import OutboundRequest, Reply, complete
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.event_stream import frames
+from penstock.gateway.wire.dialects.bedrock import frames
 from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts

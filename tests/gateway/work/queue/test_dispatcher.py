@@ -28,8 +28,8 @@ from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.operation import OperationRefusedError, QueuedOperation
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.work.queue import deadlines
-from penstock.gateway.work.queue.memory_queue import MemoryQueue
 from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.queue.reader import MemoryQueue
 from penstock.gateway.work.queue.results import ClaimedAttempt
 
 

@@ -24,7 +24,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Judgement, RolloutStat
 from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.work.queue import deadlines
-from penstock.gateway.work.queue.deadline_operations import DeadlineOperations
+from penstock.gateway.work.queue.deadlines import DeadlineOperations
 from penstock.gateway.work.queue.reader import QueueReader
 from penstock.gateway.work.queue.results import DeadlineCheck
 

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.tape.store.codec import DECODE_ERRORS
-from penstock.gateway.work.runs.blocks import MetricBlock, MetricRow, bounds, encode_block, merge_rows
-from penstock.gateway.work.runs.curves import Series, curve, series
+from penstock.gateway.work.runs.curves import (
+    MetricBlock,
+    MetricRow,
+    Series,
+    bounds,
+    curve,
+    encode_block,
+    merge_rows,
+    series,
+)
 
 NAMES = st.sampled_from(["reward", "loss/kl", "clip.high", "tokens:s"])
 STEPS = st.integers(0, 2**53 - 1) | st.integers(0, 40)

@@ -24,7 +24,7 @@ from penstock.gateway.tape.store.operation import OperationRefusedError, QueuedO
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.work.runs import operations
 from penstock.gateway.work.runs.operations import RunOperations
-from penstock.gateway.work.runs.reader import RunReader
+from penstock.gateway.work.runs.service import RunReader
 
 T = TypeVar("T")
 NEW = NewRun(id="r", kind="grpo", config={"lr": 1})

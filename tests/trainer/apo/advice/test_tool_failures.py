@@ -9,8 +9,7 @@ import pytest
 from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
-from penstock.gateway.model.transcript import Transcript, TranscriptCall
-from penstock.gateway.model.turn import Message, Part, Turn
+from penstock.gateway.model.turn import Message, Part, Transcript, TranscriptCall, Turn
 from penstock.trainer.apo.advice.tape_observations import blame, complains_of_tools, tool_failures
 
 

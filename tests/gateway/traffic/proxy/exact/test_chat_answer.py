@@ -11,9 +11,14 @@ from fakes.toy_template import Json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.proxy.exact.chat_answer import ChatCompletionWriter
-from penstock.gateway.traffic.proxy.exact.chat_stream import ChoiceStream
-from penstock.gateway.traffic.proxy.exact.generate_answer import ChoiceDelta, GenerateEvent, PendingTokens, decode_event
+from penstock.gateway.traffic.proxy.exact.chat_answer import (
+    ChatCompletionWriter,
+    ChoiceDelta,
+    ChoiceStream,
+    GenerateEvent,
+    PendingTokens,
+    decode_event,
+)
 
 ASKED: Json = {
     "model": "m",

@@ -15,7 +15,7 @@ from fakes.toy_template import CALL, CALLED, END, START, Json, Template, Vocabul
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.proxy.exact.continuation import (
+from penstock.gateway.traffic.proxy.exact.sessions import (
     RenderedConversation,
     TurnTokens,
     continuation_ids,

@@ -10,9 +10,15 @@ from fakes.toy_template import Json, packed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.proxy.exact.chat_parser import message_fingerprints, messages, only_text
-from penstock.gateway.traffic.proxy.exact.session_store import has_standard_prompt, learn, session_key
-from penstock.gateway.traffic.proxy.exact.sessions import AttemptTurns, SessionCache, TurnMatch
+from penstock.gateway.traffic.proxy.exact.chat_answer import message_fingerprints, messages, only_text
+from penstock.gateway.traffic.proxy.exact.sessions import (
+    AttemptTurns,
+    SessionCache,
+    TurnMatch,
+    has_standard_prompt,
+    learn,
+    session_key,
+)
 
 KEY = session_key(None, b'{"model":"policy"}', {})
 SYSTEM = {"role": "system", "content": "Be good."}

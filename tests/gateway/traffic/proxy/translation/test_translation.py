@@ -21,7 +21,7 @@ from penstock.gateway.app import Gateway
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.traffic.proxy.translation import litellm
-from penstock.gateway.traffic.proxy.translation.iterator_driver import IteratorDriver, PushIterator
+from penstock.gateway.traffic.proxy.translation.framing import IteratorDriver, PushIterator
 from penstock.gateway.wire.dialects.loose_json import loads
 
 ROOT = Path(__file__).parents[5]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from websockets.extensions.permessage_deflate import PerMessageDeflate
 from websockets.frames import Frame, Opcode
 
-from penstock.gateway.traffic.proxy.websocket.message_forwarder import (
+from penstock.gateway.traffic.proxy.websocket.connection import (
     DATA,
     ClientMessageForwarder,
     UpstreamMessageForwarder,

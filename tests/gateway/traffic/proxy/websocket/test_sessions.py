@@ -24,7 +24,7 @@ from openai.lib.responses_websocket import (
 )
 from websockets.asyncio.server import ServerConnection, serve
 
-from penstock.gateway.model.attributes import STEER_FATE, STEER_TARGET, STEER_TEXT, UNATTRIBUTED, WEBSOCKET
+from penstock.gateway.model.facts import STEER_FATE, STEER_TARGET, STEER_TEXT, UNATTRIBUTED, WEBSOCKET
 from penstock.gateway.model.span import Span
 
 Json = dict[str, Any]

@@ -24,7 +24,7 @@ from fakes.waiting import PATIENCE_S, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from penstock.gateway.model.attributes import PREWARM, WEBSOCKET
+from penstock.gateway.model.facts import PREWARM, WEBSOCKET
 from penstock.gateway.model.span import Span
 from penstock.gateway.traffic.proxy.websocket.websocket_call import as_event
 from penstock.gateway.wire.dialects.sse import events
