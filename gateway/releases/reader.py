@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from penstock.gateway.model.coverage import Coverage
@@ -50,7 +50,8 @@ class CanaryReader:
 
     def __init__(self, view: TapeView) -> None:
         self._view = view
-        self.rollout, self.pins = cache(view.rollout), cache(self._pins)
+        # Nothing here refers to this object: a cycle would keep the transaction's slot until a garbage collection.
+        self.rollout, self.pins = cache(view.rollout), cache(partial(_pins, view))
         self._attempts_and_spans = cache(view.attempts_and_spans)
 
     def attempts(self, rollout: str, /) -> list[Attempt]:
@@ -58,10 +59,6 @@ class CanaryReader:
 
     def spans(self, rollout: str, /) -> list[Span]:
         return self._attempts_and_spans(rollout)[1]
-
-    def _pins(self, rollout: str, /) -> list[Pin]:
-        stored = self._view.get("pins", keys.rollout_key(rollout))
-        return [] if stored is None else [pin for pin in pins_of(stored) if not pin.forgotten]
 
     def release(self, name: str) -> Release | None:
         """Return a release, None when there is none; raises `OperationRefusedError` where its record is damaged."""
@@ -81,6 +78,11 @@ class CanaryReader:
             return [UnitMember(rollout=assignment.rollout, assigned_ns=assignment.assigned_ns)]
         stored = self._view.get(UNITS, unit_key(release, assignment.unit))
         return [] if stored is None else Unit.model_validate_json(stored).members
+
+
+def _pins(view: TapeView, rollout: str) -> list[Pin]:
+    stored = view.get("pins", keys.rollout_key(rollout))
+    return [] if stored is None else [pin for pin in pins_of(stored) if not pin.forgotten]
 
 
 class ReleaseReader:

@@ -3,6 +3,7 @@ one unit, one arm, one observation."""
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 from collections import defaultdict
@@ -26,6 +27,7 @@ from penstock.gateway.releases.canary.decision import NEXT
 from penstock.gateway.releases.canary.outcomes import MOST, unit_hash
 from penstock.gateway.releases.operations import UNITS, PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
+from penstock.gateway.tape.store.environment import READERS
 from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.transaction import Transaction
 
@@ -309,3 +311,15 @@ def test_a_unit_counts_a_bounded_number_of_rollouts_and_pins_all() -> None:
     assert [one.rollout for one in Unit.model_validate_json(record).members] == [f"r{at}" for at in range(MOST)]
     assert (machine.release.assigned, machine.release.joined) == (1, MOST + 4)
     machine.teardown()
+
+
+def test_a_reader_that_is_done_holds_no_transaction(tmp_path: Path) -> None:
+    """Also before garbage is collected: LMDB has room for `READERS`."""
+    gc.disable()
+    try:
+        with open_store(tmp_path) as store:
+            for _ in range(READERS + 1):
+                with ReleaseReader(store).canary() as tape:
+                    assert tape.pins("r1") == []
+    finally:
+        gc.enable()
