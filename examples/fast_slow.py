@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
-from penstock.trainer.serving.child_process import spawn
 from transformers import PreTrainedTokenizerFast
 
 from examples.demo.model import DemoAnswer, Json, chat, last_text
@@ -33,6 +32,7 @@ from examples.fast_slow_agent import PARTS, PROMPT
 from examples.fast_slow_model import VAGUE, WORDINGS, lessons, order, write_model, write_tokenizer
 from examples.lookup_model import teach
 from examples.lookup_rl import ROOT, free_ports, ready
+from penstock.gateway.client.child_process import spawn
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion

@@ -23,10 +23,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.trainer.serving.child_process import spawn
-
 from examples.lookup import TOPICS, tasks
 from examples.lookup_summary import Results, summary
+from penstock.gateway.client.child_process import spawn
 from penstock.gateway.client.client import Client, ClientError
 
 ROOT: Final = Path(__file__).parents[1]

@@ -32,7 +32,7 @@ NOUNS: Final[dict[str, NounEntry]] = {
     "rollouts": NounEntry("rollouts", "rollouts:ROLLOUTS", "List rollouts, newest first.", shows="show"),
     "upstreams": NounEntry(
         "upstreams",
-        "upstreams:UPSTREAMS",
+        "administration:UPSTREAMS",
         "List upstreams: which serve, rest or fail their checks, and which calls wait.",
     ),
     "sessions": NounEntry(
@@ -42,12 +42,12 @@ NOUNS: Final[dict[str, NounEntry]] = {
         "The session with the newest call comes first. The id of an MCP session is a hash, because the real one gives "
         "access.",
     ),
-    "budgets": NounEntry("budgets", "budgets:BUDGETS", "Show what is used of budgets, the fullest first."),
-    "audit": NounEntry("audit", "audit:AUDIT", "List who changed what, and why, newest first."),
+    "budgets": NounEntry("budgets", "administration:BUDGETS", "Show what is used of budgets, the fullest first."),
+    "audit": NounEntry("audit", "administration:AUDIT", "List who changed what, and why, newest first."),
     "unread": NounEntry("unread", "breakdown:UNREAD", "List what answers hold that was not read."),
     "queue": NounEntry("queue", "queue:QUEUE", "Show how much work there is."),
     "workers": NounEntry("workers", "queue:WORKERS", "List those who run rollouts."),
-    "prices": NounEntry("prices list", "prices:PRICES", "Show the prices that costs are computed with."),
+    "prices": NounEntry("prices list", "administration:PRICES", "Show the prices that costs are computed with."),
     "waiting": NounEntry("policy waiting", "policy:WAITING", "List tool calls that wait for a person."),
     "resources": NounEntry(
         "resource list", "resources:RESOURCES", "List what releases can change.", shows="resource show"
@@ -55,33 +55,35 @@ NOUNS: Final[dict[str, NounEntry]] = {
     "releases": NounEntry("release list", "releases:RELEASES", "List releases, newest first.", shows="release status"),
     "webhooks": NounEntry(
         "webhook list",
-        "webhooks:WEBHOOKS",
+        "administration:WEBHOOKS",
         "List webhooks: what waits for each, since when it takes nothing, and why.",
         shows="webhook deliveries",
     ),
     "deliveries": NounEntry(
         "webhook deliveries",
-        "webhooks:DELIVERIES",
+        "administration:DELIVERIES",
         "List what a webhook was told, or is to be told, newest first, and what became of it.",
     ),
     "runs": NounEntry("runs list", "runs:RUNS", "List training runs, newest first.", shows="runs show"),
     "index": NounEntry(
         "index status",
-        "index:INDEX",
+        "administration:INDEX",
         "Say whether filters use the index, and else why.",
         "Without it they scan the tape. It says besides how far the index has read, and how large it is.",
     ),
     "retention": NounEntry(
         "retention status",
-        "retention:RETENTION",
+        "administration:RETENTION",
         "Show how long rollouts stay, how large the tape is, and what is still to be deleted.",
     ),
     "forgotten": NounEntry(
         "retention forgotten",
-        "retention:FORGOTTEN",
+        "administration:FORGOTTEN",
         "List rollouts that were forgotten, by name: when, and why.",
     ),
-    "holds": NounEntry("hold", "retention:HOLDS", "List rollouts that are kept, whatever the rules of retention say."),
+    "holds": NounEntry(
+        "hold", "administration:HOLDS", "List rollouts that are kept, whatever the rules of retention say."
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from penstock.gateway.api.guard import HEADERS
 from penstock.gateway.api.openapi import STYLE
 from penstock.gateway.traffic.calls.address import AddressError, from_path
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 
 
 def front_page(request: HttpRequest) -> bytes | None:

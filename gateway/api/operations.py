@@ -23,7 +23,7 @@ from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.pagination import DeferredAnswer
 from penstock.gateway.model.audit import ActionRequest, AuthenticatedRequest
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 
 Ids = Mapping[str, str]
 """Ids of a path by their names there, checked."""

@@ -27,8 +27,8 @@ from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_lifecycle import Relay
 from penstock.gateway.traffic.upstreams.pool import Connector, connect_inside
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest
 from penstock.gateway.wire.http.headers import control_head, frame_body
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 _READS = frozenset({"GET", "HEAD"})

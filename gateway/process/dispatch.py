@@ -34,8 +34,8 @@ from penstock.gateway.wire.dialects import family, find
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal, internal_fault
 from penstock.gateway.wire.http.headers import refusal_body, refusal_head
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, internal_fault
 
 _log = logging.getLogger("penstock.proxy")
 

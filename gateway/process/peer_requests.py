@@ -22,8 +22,8 @@ from penstock.gateway.traffic.upstreams.routes import DirectHosts
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.headers import PEER_REQUEST
+from penstock.gateway.wire.http.request import HttpRequest
 
 _AGENTS: Final = b"/agent/"
 """Prefix of control requests that only a dispatch can send (`control_plane.agent_target`)."""

@@ -63,7 +63,7 @@ from penstock.gateway.wire.dialects.mcp import (
     request_facts,
 )
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import Framing
 

@@ -37,7 +37,7 @@ from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, McpDialect
-from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, UpstreamFault
+from penstock.gateway.wire.http.request import ClientFault, GatewayFault, UpstreamFault
 
 HELD: Final = "penstock.mcp.held"
 """Attribute of a span: the definitions that were replaced by their approved versions, or left out."""

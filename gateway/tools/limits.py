@@ -23,7 +23,7 @@ from typing import Final
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.traffic.upstreams.pool import ConcurrencyLimit
-from penstock.gateway.wire.http.errors import UpstreamFault
+from penstock.gateway.wire.http.request import UpstreamFault
 
 # The circuit breaker of an MCP server: a state machine as a table. Pure; the caller passes the time.
 #

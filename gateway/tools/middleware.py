@@ -19,7 +19,7 @@ from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import loads, obj, text
 from penstock.gateway.wire.dialects.mcp import PREFIX
 from penstock.gateway.wire.http.client_connection import ConnectionHints
-from penstock.gateway.wire.http.errors import ClientFault, Headers, HttpRequest
+from penstock.gateway.wire.http.request import ClientFault, Headers, HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import HeldFraming
 

@@ -32,7 +32,7 @@ from penstock.gateway.tools.kernels import KernelCall, ask, load
 from penstock.gateway.tools.middleware import McpRequest
 from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.wire.dialects.mcp import header_text
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal, UpstreamFault
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.json_paths import EVERYTHING
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 

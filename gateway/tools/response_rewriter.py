@@ -14,7 +14,7 @@ from penstock.gateway.tools.response_handlers import ResponseHandlers, Transform
 from penstock.gateway.tools.sessions import McpSession
 from penstock.gateway.wire.dialects import sse
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, error_of, messages
-from penstock.gateway.wire.http.errors import Refusal, UpstreamFault
+from penstock.gateway.wire.http.request import Refusal, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import IDENTITY, LIMIT, BufferedFraming, Framing, StreamFraming, encode_chunk
 

@@ -26,7 +26,7 @@ from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, connect_inside
 from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
-from penstock.gateway.wire.http.errors import ClientFault, Headers
+from penstock.gateway.wire.http.request import ClientFault, Headers
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 OWN: Final = "/@"

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from penstock.gateway.wire.dialects.sse import begins_event_stream
-from penstock.gateway.wire.http.errors import UpstreamFault
 from penstock.gateway.wire.http.headers import chunk, last_chunk
+from penstock.gateway.wire.http.request import UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 LIMIT: Final = 64 << 20

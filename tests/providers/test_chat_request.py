@@ -13,7 +13,7 @@ from penstock.gateway.traffic.proxy.translation import messages, responses
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.traffic.proxy.translation.translator import Translator
 from penstock.gateway.wire.dialects.loose_json import Json, arr, obj
-from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.request import ClientFault
 
 LONG = "mcp__" + "a" * 80
 SAY: Json = {"role": "user", "content": "hi"}

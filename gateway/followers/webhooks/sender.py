@@ -25,7 +25,7 @@ from penstock.gateway.model.webhook import (
     WebhookMessage,
     WebhookTestData,
 )
-from penstock.gateway.wire.http.errors import retry_after
+from penstock.gateway.wire.http.request import retry_after
 
 
 def headers(keys: Iterable[bytes], id: str, seconds: int, body: bytes) -> dict[str, str]:

@@ -15,7 +15,7 @@ from penstock.gateway.model.budget import MONTH, TOTAL, Budget
 from penstock.gateway.traffic.budgets.bounds import TokenBound, UnreadCall
 from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall
-from penstock.gateway.wire.http.errors import ClientFault, Refusal
+from penstock.gateway.wire.http.request import ClientFault, Refusal
 
 KIND: Final = "budget"
 """The `error` of the span of a call for which a budget has no room."""

@@ -49,7 +49,7 @@ from penstock.gateway.traffic.budgets.operations import (
 )
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.wire.http.errors import Refusal
+from penstock.gateway.wire.http.request import Refusal
 
 # Computes the use of a call from its span. Pure.
 #

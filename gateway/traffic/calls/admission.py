@@ -32,9 +32,9 @@ from penstock.gateway.wire.dialects.form import is_form
 from penstock.gateway.wire.dialects.loose_json import RequestFields, detached_fields, loads, obj
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
 from penstock.gateway.wire.http.client_connection import ConnectionHints
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest
 
 
 def check_target(target: str) -> None:

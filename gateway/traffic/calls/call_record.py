@@ -39,9 +39,9 @@ from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
 from penstock.gateway.wire.dialects.token_ids import estimate_usage, lacks_token_counts, usage_from_token_ids
 from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
-from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
+from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.upstream_connection import Headers
 
 _log = logging.getLogger("penstock.recorder")

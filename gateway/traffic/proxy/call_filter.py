@@ -18,7 +18,7 @@ from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.upstream_settings import RouteSettings
-from penstock.gateway.wire.http.errors import Headers, HttpRequest, Refusal
+from penstock.gateway.wire.http.request import Headers, HttpRequest, Refusal
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
 from penstock.gateway.wire.rewriting import Framing
 

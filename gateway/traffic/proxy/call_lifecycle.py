@@ -28,8 +28,8 @@ from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConcurrencyLimit
 from penstock.gateway.wire.dialects import family
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import HttpRequest, Refusal, UpstreamFault, internal_fault
 from penstock.gateway.wire.http.headers import HOP, client_head, refusal_body, refusal_head
+from penstock.gateway.wire.http.request import HttpRequest, Refusal, UpstreamFault, internal_fault
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
 from penstock.gateway.wire.rewriting import Framing
 

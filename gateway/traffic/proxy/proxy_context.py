@@ -25,8 +25,8 @@ from penstock.gateway.traffic.upstreams.routes import RouteTable, alias_at, may_
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects import candidate_families
-from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request import ClientFault, GatewayFault, HttpRequest, Refusal
 
 _log = logging.getLogger("penstock.proxy")
 _ANNOUNCE_SECONDS = 0.25

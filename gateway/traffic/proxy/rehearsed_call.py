@@ -16,7 +16,7 @@ from penstock.gateway.traffic.proxy.plan import plan_route, prompt_named
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 
 
 def make_call(shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest) -> HttpCall:

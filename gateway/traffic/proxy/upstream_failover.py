@@ -32,7 +32,7 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal, UpstreamFault
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 _REFUSAL: Final = 1 << 20

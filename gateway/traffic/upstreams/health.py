@@ -30,7 +30,7 @@ from math import inf
 from typing import Final, Literal, Protocol, TypeVar
 
 from penstock.gateway.model.times import Backoff
-from penstock.gateway.wire.http.errors import retry_after
+from penstock.gateway.wire.http.request import retry_after
 
 HealthState = Literal["good", "resting", "probing"]
 STATES: Final[tuple[HealthState, ...]] = ("good", "probing", "resting")

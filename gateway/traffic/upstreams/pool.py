@@ -25,8 +25,8 @@ from penstock.gateway.traffic.upstreams.transport import make_transport
 from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.dialects import FAMILIES
 from penstock.gateway.wire.dialects.owners import KeyFilter, host_of
-from penstock.gateway.wire.http.errors import Refusal, UpstreamFault
 from penstock.gateway.wire.http.headers import RequestHeads
+from penstock.gateway.wire.http.request import Refusal, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
 
 # The bound on concurrent calls to an upstream, or a server of tools; further calls wait for a place, in their order.

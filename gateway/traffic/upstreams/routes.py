@@ -15,9 +15,9 @@ from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
 from penstock.gateway.wire.dialects import candidate_families
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import GATEWAY, OPENAI, Family
-from penstock.gateway.wire.http.errors import ClientFault, Headers
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url
+from penstock.gateway.wire.http.request import ClientFault, Headers
 
 
 def alias_at(route: RouteSettings, upstream: str) -> str | None:

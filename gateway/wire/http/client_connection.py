@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.request_parser import RequestReader
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -15,8 +15,8 @@ from typing import Final
 
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.owners import KeyFilter, key_kind, query_parameter_kind
-from penstock.gateway.wire.http.errors import Headers, HttpRequest, Refusal
 from penstock.gateway.wire.http.redaction import MASK
+from penstock.gateway.wire.http.request import Headers, HttpRequest, Refusal
 
 HOP: Final = frozenset(
     {

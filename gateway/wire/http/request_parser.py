@@ -11,7 +11,7 @@ from time import monotonic
 
 import httptools
 
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest
 
 _WATCHED = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 _PIPELINED = 64

@@ -25,7 +25,7 @@ from penstock.gateway.model.settings import McpServer as Configured
 from penstock.gateway.tools.call import McpCall
 from penstock.gateway.tools.limits import BreakerState, Permit, ServerLimits
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
-from penstock.gateway.wire.http.errors import UpstreamFault
+from penstock.gateway.wire.http.request import UpstreamFault
 
 LONG = 600.0
 """Seconds that do not pass while a test runs: that they are over is said with `Rig.late`."""

@@ -16,7 +16,7 @@ from fakes.web_site import everywhere, site
 from penstock.gateway.model.settings import McpServer as Configured
 from penstock.gateway.tools.oauth import PublicUrls, origin_of
 from penstock.gateway.tools.servers import ServerPool
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 OURS = "http://gw:4747"

@@ -26,7 +26,7 @@ from penstock.gateway.traffic.trials.replay.sender import DROPPED
 from penstock.gateway.traffic.upstreams.pool import CONNECT_S, ConnectionPool
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj
-from penstock.gateway.wire.http.errors import HttpRequest, UpstreamFault
+from penstock.gateway.wire.http.request import HttpRequest, UpstreamFault
 
 _log = logging.getLogger("penstock.exact")
 RENDER, DERENDER, GENERATE = "/chat/completions/render", "/chat/completions/derender", "/inference/v1/generate"

@@ -32,7 +32,7 @@ from penstock.gateway.wire.dialects.loose_json import (
     strict,
     text,
 )
-from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.request import ClientFault
 
 PieceKind = Literal["reasoning", "text", "refusal", "call", "arguments"]
 FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})

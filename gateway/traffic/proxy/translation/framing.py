@@ -27,8 +27,8 @@ from penstock.gateway.traffic.proxy.translation.chat_pieces import (
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import error_message, loads, obj
 from penstock.gateway.wire.dialects.sse import SseParser
-from penstock.gateway.wire.http.errors import UpstreamFault
 from penstock.gateway.wire.http.headers import LAST_CHUNK, chunk, client_head, refusal_head
+from penstock.gateway.wire.http.request import UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import IDENTITY, LIMIT
 

@@ -43,8 +43,8 @@ from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.capture.request import accept_identity
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import Json
-from penstock.gateway.wire.http.errors import ClientFault, Headers, Refusal
 from penstock.gateway.wire.http.redaction import url as redact_url
+from penstock.gateway.wire.http.request import ClientFault, Headers, Refusal
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 _log = logging.getLogger("penstock.translation")

@@ -41,8 +41,8 @@ from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.loose_json import label, loads, obj
 from penstock.gateway.wire.dialects.websocket_messages import ClientMessageFacts, ClientMessageKind, ServerMessageKind
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.headers import refusal_body
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.upstream_connection import Headers, UpstreamConnection
 from penstock.gateway.wire.http.websocket import (
     BINARY,

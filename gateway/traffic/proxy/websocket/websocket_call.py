@@ -22,7 +22,7 @@ from penstock.gateway.traffic.proxy.websocket.websocket_context import WebSocket
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.loose_json import RequestFields
 from penstock.gateway.wire.dialects.websocket_messages import join_messages
-from penstock.gateway.wire.http.errors import HttpRequest, Refusal, UpstreamFault
+from penstock.gateway.wire.http.request import HttpRequest, Refusal, UpstreamFault
 
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 

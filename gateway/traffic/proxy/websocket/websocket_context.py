@@ -10,7 +10,7 @@ from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest, Refusal
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.upstream_connection import Headers
 
 

@@ -31,7 +31,7 @@ from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import Recorded
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer, RehearsalContext, ToolPlayer
 from penstock.gateway.traffic.trials.replay.sender import RUN, ReleaseContext, ReleaseSender, background
 from penstock.gateway.wire.dialects import OPAQUE
-from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, HttpRequest
+from penstock.gateway.wire.http.request import ClientFault, GatewayFault, HttpRequest
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 from penstock.gateway.work.queue.results import ClaimedAttempt
 

@@ -46,8 +46,8 @@ from penstock.gateway.traffic.trials.replay.sender import (
 )
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.loose_json import loads, obj, strict
-from penstock.gateway.wire.http.errors import ClientFault, GatewayFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.http.headers import HOP
+from penstock.gateway.wire.http.request import ClientFault, GatewayFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.model_name import replace_model
 
 DIVERGED: Final = "diverged"

@@ -41,7 +41,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteTable, alias_at
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.family import ANTHROPIC, OPENAI
 from penstock.gateway.wire.dialects.loose_json import arr, loads, obj
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 
 # Agreement of two answers: whether they do the same next. Pure.
 #

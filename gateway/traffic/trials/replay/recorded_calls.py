@@ -44,8 +44,8 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.capture.request import original
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect
-from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import MASK
+from penstock.gateway.wire.http.request import HttpRequest
 
 FEW = 5
 """Calls that are drawn from one rollout at most."""

@@ -21,7 +21,7 @@ from penstock.gateway.model.settings import Webhook
 from penstock.gateway.model.webhook import RELEASE_EVENTS, Delivery
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import PERSON_CHANGES, RULE_CHANGES, entry
-from penstock.gateway.wire.http.errors import retry_after
+from penstock.gateway.wire.http.request import retry_after
 
 S = 10**9
 TAKEN = DeliveryResult(204, "")

@@ -38,8 +38,8 @@ from penstock.gateway.traffic.trials.replay.sender import ReleaseSender
 from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request import HttpRequest
 
 WAITS: Any = {"shadowed": "required", "shadow": {"share": 1.0, "calls": 5, "concurrency": 4}}
 

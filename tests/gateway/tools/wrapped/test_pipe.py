@@ -135,7 +135,7 @@ def test_a_gateway_that_is_killed_makes_the_same_spans(said: list[Said], piece: 
         kept += pipe.take(frames[max(0, at - again) : at + size])
         at += size
         if data.draw(st.booleans()):
-            pipe = new(notes.decode(notes.encode(pipe.progress())))
+            pipe = new(notes.decode_progress(notes.encode_progress(pipe.progress())))
             while need := pipe.need:
                 most = data.draw(st.integers(1, len(need)))
                 pipe.restore([frame for frame in frames if frame.sequence in need[:most]], ())
@@ -237,7 +237,7 @@ def test_an_answer_that_is_too_long_ends_its_request_all_the_same(answer: bytes,
 def test_what_the_wrapper_has_lost_does_not_stop_the_session() -> None:
     first = new()
     assert first.take(framed([(CLIENT, request(1, name="a"))])) == []
-    pipe = new(notes.decode(notes.encode(first.progress())))
+    pipe = new(notes.decode_progress(notes.encode_progress(first.progress())))
     assert pipe.need == [1]
     pipe.restore([], [1])
     assert pipe.need == []

@@ -15,7 +15,7 @@ from penstock.gateway.traffic.budgets.bounds import TokenBound
 from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import BudgetClaim, BudgetShortfall, BudgetSum
 from penstock.gateway.traffic.budgets.refusal import refusal, unpriced
-from penstock.gateway.wire.http.errors import Refusal
+from penstock.gateway.wire.http.request import Refusal
 
 DAY = 86_400 * 10**9
 NOW = 20_000 * DAY + DAY // 4

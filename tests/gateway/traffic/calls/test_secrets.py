@@ -24,8 +24,8 @@ from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects import OPAQUE
-from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request import HttpRequest
 
 # Where a key is found by its value, nothing in it tells that it is one.
 KEYS = {

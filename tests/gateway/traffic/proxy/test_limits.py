@@ -14,8 +14,8 @@ from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects import OPAQUE
-from penstock.gateway.wire.http.errors import HttpRequest
 from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.request import HttpRequest
 
 CALLS = 1000
 MEGABYTE = 1 << 20

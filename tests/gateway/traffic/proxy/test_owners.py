@@ -36,8 +36,8 @@ from penstock.gateway.wire.dialects import FAMILIES as FAMILIES_BY_NAME
 from penstock.gateway.wire.dialects import family, find
 from penstock.gateway.wire.dialects.family import OPENAI
 from penstock.gateway.wire.dialects.owners import OWNERS, KeyFilter, key_kind
-from penstock.gateway.wire.http.errors import ClientFault, HttpRequest
 from penstock.gateway.wire.http.headers import frame_body, refusal_body
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest
 
 GOOGLE = "gemini vertex"
 VERTEX, BEDROCK = "/v1/projects/p/locations/us-east5", "/model/us.anthropic.claude-sonnet-4-5-v1%3A0"

@@ -19,7 +19,7 @@ from penstock.gateway.traffic.proxy.call_lifecycle import MOVES, CallState
 from penstock.gateway.traffic.proxy.plan import plan
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects import find
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 
 ROUTES = [{"model": "small", "upstream": "up", "alias": "qwen", "train": True}]
 BODY = b'{"model":"small","messages":[{"role":"user","content":"hi"}]}'

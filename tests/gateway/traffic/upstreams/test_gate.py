@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.traffic.upstreams.pool import UpstreamGate
-from penstock.gateway.wire.http.errors import Refusal, UpstreamFault
+from penstock.gateway.wire.http.request import Refusal, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 

@@ -9,7 +9,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
 from penstock.gateway.wire.dialects import OPAQUE, find
 from penstock.gateway.wire.dialects.family import ANTHROPIC, CHATGPT, GATEWAY, GEMINI, OPENAI, VERTEX, Family
-from penstock.gateway.wire.http.errors import ClientFault
+from penstock.gateway.wire.http.request import ClientFault
 
 
 def pool(name: str, dialect: str) -> ConnectionPool:

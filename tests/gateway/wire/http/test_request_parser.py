@@ -9,7 +9,7 @@ from fakes.raw import chunk, get, head, post
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.wire.http.errors import HttpRequest
+from penstock.gateway.wire.http.request import HttpRequest
 from penstock.gateway.wire.http.request_parser import RequestReader
 
 LIMIT = 1000

@@ -1,5 +1,5 @@
-"""The gateway's own refusals, a class for each party that can be at fault. Each is answered in the error shape of the
-API being spoken.
+"""Requests as they came from clients, and the gateway's own refusals of them: a class for each party that can be at
+fault. Each is answered in the error shape of the API being spoken.
 """
 
 from __future__ import annotations
