@@ -22,6 +22,7 @@ _STEP: Final = re.compile(
     r"""(?P<dot>\.?)(?:(?P<deep>\*\*)|(?P<any>\*)|\[(?:(?P<each>\*)|(?P<index>\d{1,9})|"(?P<quoted>(?:[^"\\]|\\.)*)")\]"""
     rf"|(?P<name>{_NAME}))"
 )
+_INDEX: Final = re.compile(r"[0-9]{1,9}")
 _PLAIN_NAME: Final = re.compile(rf"(?!.*/){_NAME}")
 Step: TypeAlias = tuple[str, str]
 """The kind of a step, and its name or index."""
@@ -130,7 +131,7 @@ def compiled_paths(*written: str) -> JsonPaths:
 def parse_path(path: str) -> list[Step]:
     """The steps of a path; raises `ValueError`."""
     if not path or path.startswith("/"):
-        raise ValueError(f"{path!r} is a JSON pointer and no path: write {_of_pointer(path)}")
+        raise ValueError(f"{path!r} is a JSON pointer and no path: write {_of_pointer(path)}{_note_of(path)}")
     steps, at = list[Step](), 0
     while at < len(path):
         found = _STEP.match(path, at)
@@ -151,7 +152,7 @@ def _of_pointer(pointer: str) -> str:
     made = ""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if part.isascii() and part.isdigit():
+        if _INDEX.fullmatch(part):
             made += f"[{part}]"
         elif part == "*" or _PLAIN_NAME.fullmatch(name):
             made += f".{name}"
@@ -159,6 +160,12 @@ def _of_pointer(pointer: str) -> str:
             quoted = re.sub(r'(["\\])', r"\\\1", name)
             made += f'["{quoted}"]'
     return made.removeprefix(".") or EVERYTHING
+
+
+def _note_of(pointer: str) -> str:
+    """What a pointer leaves open: a number is an element of a list, or the name of a member."""
+    number = next(filter(_INDEX.fullmatch, pointer.split("/")), None)
+    return "" if number is None else f', or ["{number}"] for [{number}] where that is the name of a member'
 
 
 def _last_name(steps: list[Step]) -> bytes | None:

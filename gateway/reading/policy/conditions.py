@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from fnmatch import translate
 from typing import Any, Final, cast
@@ -29,9 +29,12 @@ class UnreadableCall(ValueError):
 
 
 def values_at(value: Any, paths: JsonPaths) -> list[Any]:
-    """The values at some paths, in order; raises `UnreadableCall`."""
+    """The values at some paths, in order; `**` is the whole value. Raises `UnreadableCall`."""
+    if paths.begin & paths.end:
+        return [value]
     for name in paths.stem:
         if not isinstance(value, dict):
+            _refuse_number(value, name)
             return []
         outer = cast(dict[str, Any], value)
         _refuse_twin(outer, name)
@@ -45,11 +48,11 @@ def values_at(value: Any, paths: JsonPaths) -> list[Any]:
         one, bits = waiting.pop()
         if bits & paths.end:
             found.append(one)
+            if len(found) > MOST:
+                raise UnreadableCall(f"it has more than {MOST:,} values at {', '.join(paths.written)}")
         if isinstance(one, dict | list):
             inner = [(value, bits) for _, value, bits in _below(cast("dict[str, Any] | list[Any]", one), paths, bits)]
             waiting += reversed(inner)
-            if len(waiting) + len(found) > MOST:
-                raise UnreadableCall(f"it has more than {MOST:,} values at {', '.join(paths.written)}")
     return found
 
 
@@ -59,17 +62,36 @@ def _below(value: dict[str, Any] | list[Any], paths: JsonPaths, bits: int) -> It
     if isinstance(value, dict):
         for name in named.names:
             _refuse_twin(value, name)
+        for index in named.indexes:
+            if str(index) in value:
+                raise UnreadableCall(
+                    f"it has the key '{index}', which some servers read as the element {index} of a list"
+                )
         keys: Any = value if named.any_member else [name for name in named.names if name in value]
-    elif named.any_element and not named.indexes:
+        yield from _steps(value, keys, paths, bits)
+        return
+    for name in named.names:
+        _refuse_number(value, name)
+    if named.any_element and not named.indexes:
         after = paths.into(bits, 0)
         yield from [(at, inner, after) for at, inner in enumerate(value)]
         return
-    else:
-        keys = range(len(value)) if named.any_element else [at for at in sorted(named.indexes) if at < len(value)]
+    places = range(len(value)) if named.any_element else [at for at in sorted(named.indexes) if at < len(value)]
+    yield from _steps(value, places, paths, bits)
+
+
+def _steps(value: Any, keys: Iterable[str | int], paths: JsonPaths, bits: int) -> Iterator[tuple[Any, Any, int]]:
     for key in keys:
         after = paths.into(bits, key)
         if after:
             yield key, value[key], after
+
+
+def _refuse_number(value: Any, name: str) -> None:
+    """Raises `UnreadableCall` where a path names a member by digits, and there is a list that has such an element."""
+    is_number = name.isascii() and name.isdigit() and len(name) < 10
+    if is_number and isinstance(value, list) and int(name) < len(cast("list[Any]", value)):
+        raise UnreadableCall(f"it has a list, of which some servers read the element {name} as the member {name!r}")
 
 
 def _refuse_twin(value: dict[str, Any], name: str) -> None:

@@ -19,7 +19,10 @@ UNCLEAR: Final = ("unclear",)
 """Stands for a value that is uncertain: a form names the field twice, or cannot be read."""
 _BOUNDARY: Final = re.compile(r';\s*boundary\s*=\s*(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _DISPOSITION: Final = re.compile(rb"(?:^|\n)content-disposition:([^\r\n]*)", re.IGNORECASE)
-_NAME: Final = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE)
+_NAME: Final = re.compile(
+    rb'(?:[^";]|"(?:[^"\\]|\\.)*"|;(?!\s*name\s*=))*;\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE
+)
+"""The name of a part. What is in the quotes of a file's name is no parameter."""
 _AFTER: Final = re.compile(rb"(--)|[ \t]*\r?\n")
 _HEADERS_END: Final = re.compile(rb"\r?\n\r?\n|\A\r?\n")
 _HEADERS: Final = 16 << 10
@@ -118,8 +121,10 @@ def _next(body: bytes, mark: bytes, at: int) -> tuple[int, int]:
 
 def _named(head: bytes) -> str:
     disposition = _DISPOSITION.search(head)
-    name = None if disposition is None else _NAME.search(disposition[1])
+    name = None if disposition is None else _NAME.match(disposition[1])
     if name is None:
+        if disposition is not None and b'"' in disposition[1]:
+            raise ValueError("the name of a part cannot be read")
         return ""
     said = name[2] if name[1] is None else re.sub(rb"\\(.)", rb"\1", name[1])
     return said.decode("utf-8", "replace")

@@ -187,6 +187,10 @@ _scan: Callable[[str, int], tuple[Any, int]] = cast(Any, json.JSONDecoder()).sca
 """The C function below `raw_decode`: (value, offset behind it). StopIteration where no value begins."""
 
 
+_LARGE: Final = 1 << 20
+"""Bytes of a body above which values that nobody wants are skipped, not decoded: an image would be copied."""
+
+
 class JsonRange(NamedTuple):
     """A value and its place in the text."""
 
@@ -210,9 +214,9 @@ def find(body: bytes, tree: KeyTree) -> list[JsonRange]:
 
 
 def locate(body: bytes, tree: KeyTree) -> dict[Path, tuple[int, int]]:
-    """The places of the values that `find` finds, by their paths; of a key that occurs twice, the last one. A body too
-    large for `find` is not checked."""
-    if is_bulky(body):
+    """The places of the values that `find` finds, by their paths; of a key that occurs twice, the last one. A large
+    body is not checked."""
+    if len(body) > _LARGE or is_bulky(body):
         return dict(_skimmed(body, _begin(body), tree, ()))
     return {one.path: one[1:3] for one in find(body, tree)}
 

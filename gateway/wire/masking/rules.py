@@ -13,6 +13,9 @@ from penstock.gateway.wire.json_paths import EVERYTHING, parse_path
 def _path(value: str) -> str:
     if value == EVERYTHING:
         raise ValueError("the path of a masking rule names a member: write **.email, or * for all of them")
+    if not value or value.startswith("/"):
+        said = f'write ["{value}"] for a member of this name' if value else "write the name of a member"
+        raise ValueError(f"{value!r} is no path: {said}")
     _ = parse_path(value)
     return value
 

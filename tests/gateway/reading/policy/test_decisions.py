@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -122,6 +123,10 @@ def test_all_conditions_must_hold_and_one_that_does_not_settles_it() -> None:
         ({"at": "path", "glob": "/etc/*"}, {"Path": "/etc/passwd"}),
         ({"at": "path", "glob": "/etc/*"}, {"path": "/tmp", "PATH": "/etc/passwd"}),
         ({"at": "path", "absent": True}, {"PATH": 1}),
+        ({"at": "edits[0].path", "glob": "/etc/*"}, {"edits": {"0": {"path": "/etc/passwd"}}}),
+        ({"at": "edits[0].path", "absent": True}, {"edits": {"0": {"path": "/etc/passwd"}}}),
+        ({"at": "prices.1.amount", "above": 100}, {"prices": [{"amount": 500}, {"amount": 500}]}),
+        ({"at": 'a.*["1"]', "absent": True}, {"a": [[1, 2]]}),
     ],
 )
 def test_what_a_server_may_read_otherwise_is_refused(condition: Any, arguments: Any) -> None:
@@ -253,6 +258,7 @@ def test_a_rule_says_what_it_matches_and_what_follows(tmp_path: Path) -> None:
         ('verdict = "no"', "policy 'r': verdict: 'no' is not 'allow', 'deny', 'redact', 'ask', 'kernel' or 'dry'"),
         ('verdict = "deny"\nargument = [{ at = "/a/*/b~1c/0", glob = "*" }]', 'no path: write a.*["b/c"][0]'),
         ('verdict = "deny"\nredact = { results = [""] }', "results 1: '' is a JSON pointer and no path: write **"),
+        ('verdict = "deny"\nredact = { results = ["/a/0"] }', 'write a[0], or ["0"] for [0] where that is the name'),
         ('verdict = "deny"\nargument = [{ at = "a", regex = "(" }]', "argument 1: regex: it is no regular expression"),
         ('verdict = "deny"\nargument = [{ at = "a" }]', "'a' says nothing of its value: add equals, glob"),
         ('verdict = "deny"\nargument = [{ at = "a", absent = true, above = 1 }]', "'a' is absent and has a value"),
@@ -339,11 +345,13 @@ def test_what_is_written_again_says_the_same() -> None:
 def test_paths() -> None:
     value: Any = {"a": [{"b": 1}, {"b": 2}], "x/y": {"~": 3}, "": 4, "1": {"b": 5}}
     for path, expected in {
-        "a[*].b": [1, 2], "a.*.b": [1, 2], "a[1].b": [2], "**.b": [1, 2, 5], "1.b": [5], "[1].b": [], '["x/y"].~': [3],
+        "a[*].b": [1, 2], "a.*.b": [1, 2], "a[1].b": [2], "**.b": [1, 2, 5], "1.b": [5], "[2].b": [], '["x/y"].~': [3],
         '[""]': [4], "a.b.c": [], "a[2]": [],
     }.items():  # fmt: skip
         assert values_at(value, compiled_paths(path)) == expected
-    assert values_at(value, compiled_paths("**"))[0] is value
+    [whole] = values_at(value, compiled_paths("**"))
+    assert whole is value
+    assert values_at({"a": [1] * 20_000}, compiled_paths("**.b")) == []
     assert values_at({"a": {"a": 1}}, compiled_paths("**.a")) == [{"a": 1}, 1]
     with pytest.raises(UnreadableCall, match="more than"):
         _ = values_at([0] * 20_000, compiled_paths("*"))
@@ -365,7 +373,13 @@ def test_policies_change_what_masking_rules_mask(value: Any, written: list[str])
         for key, inner in inside:
             compare(inner, gone if made is gone else made[key], (*path, key))
 
-    compare(value, change_at(value, paths, lambda _: gone), ())
+    try:
+        made = change_at(value, paths, lambda _: gone)
+    except UnreadableCall:
+        # Masking rules follow bytes for the tape; a policy must not guess what a server takes a number for.
+        assert re.search(r"\[1\]|\[\"1\"\]", " ".join(written))
+    else:
+        compare(value, made, ())
 
 
 def test_only_what_is_changed_is_copied() -> None:
