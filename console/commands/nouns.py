@@ -82,6 +82,8 @@ def list_rows(name: str, selection: NounSelection, json: bool, gateway: str) -> 
         if found.more:
             limit = selection.model_dump()["limit"]
             note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")
+        if found.part and found.rows:
+            note(found.part)
         show(found.rows, json, lambda: view.picture(found, time.time_ns()), found.none)
 
     with_client(gateway, ask)

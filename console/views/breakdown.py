@@ -52,9 +52,9 @@ class UnreadSelection(NounSelection):
 
 async def _fetch_unread(client: Client, selection: UnreadSelection) -> NounRows[UnreadRow]:
     found = await client.unread(selection.filter)
-    over = Text("Of the newest calls alone; a filter such as since:7d looks at all its own.")
+    over = "Looked at the newest calls alone; a filter such as since:7d looks at all its own."
     none = "All answers were read as they came, as far as calls were looked at."
-    return NounRows(found.rows, none, below=[] if found.complete else [over])
+    return NounRows(found.rows, none, part="" if found.complete else over)
 
 
 UNREAD = NounView[UnreadSelection, UnreadRow](

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.table import Column, Listing, compact, joined, plain
+from penstock.console.views.table import Column, Listing, compact, joined, moment, plain
 from penstock.gateway.model.base import Noun
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class NounRows(Generic[R]):
     """Lines above the table."""
     below: Sequence[Text] = ()
     """Lines below the table."""
+    part: str = ""
+    """Says which part of the tape was looked at, if not all of it."""
 
 
 Fetch = Callable[["Client", NounSelection], Awaitable[NounRows[R]]]
@@ -100,8 +102,15 @@ def only_row(ask: Callable[[Client], Awaitable[R]]) -> Fetch[R]:
 def fields(row: BaseModel, now_ns: int) -> Mapping[str, RenderableType]:
     """Everything that is known of a row, a line for each field."""
     known = row.model_dump(mode="json", exclude_none=True)
-    lines = ((name, value if isinstance(value, str) else compact(value)) for name, value in known.items())
+    lines = (_line(name, value) for name, value in known.items())
     return {"Fields": Group(*(joined(Text(f"{name:<14}", style="dim"), plain(value)) for name, value in lines))}
+
+
+def _line(name: str, value: Any) -> tuple[str, str]:
+    """A field for a person: a time, or the text of its value."""
+    if name.endswith("_ns") and isinstance(value, int):
+        return name.removesuffix("_ns"), f"{moment(value)} UTC" if value else "never"
+    return name, value if isinstance(value, str) else compact(value)
 
 
 @dataclass(frozen=True)

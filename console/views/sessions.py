@@ -53,7 +53,7 @@ class Session(Noun):
     errors: int = 0
     """Calls that failed or broke off."""
     ended: bool = False
-    """True if its client has ended it; other sessions may be open or forgotten."""
+    """True if its newest call has ended it; other sessions may be open or forgotten."""
 
 
 class SessionSelection(LimitedSelection):
@@ -78,9 +78,11 @@ async def _fetch(client: Client, selection: SessionSelection) -> NounRows[Sessio
         spans, partial = spans + found, partial or len(found) == selection.calls
     rows = sessions(spans)
     none = "No call that matches has a session." if selection.filter else "No call on the tape has a session yet."
-    over = f"Of the newest {pluralized(selection.calls, 'call')} of each kind; a filter or --calls looks at others."
-    below = [Text(over, style="dim")] if partial else []
-    return NounRows(rows[: selection.limit], none, more=len(rows) > selection.limit, below=below)
+    over = (
+        f"Looked at the newest {pluralized(selection.calls, 'call')} of each kind; a filter or --calls looks at others."
+    )
+    none, part = (f"{none} {over}", over) if partial else (none, "")
+    return NounRows(rows[: selection.limit], none, more=len(rows) > selection.limit, part=part)
 
 
 def sessions(spans: Iterable[Span]) -> list[Session]:
@@ -96,7 +98,10 @@ def sessions(spans: Iterable[Span]) -> list[Session]:
         session.last_seen_ns, session.first_seen_ns = session.last_seen_ns or span.start_ns, span.start_ns
         session.calls += 1
         session.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
-        session.ended |= span.name == ENDED and name.kind == "mcp"
+        # The newest call comes first. A server may refuse to end a session.
+        session.ended |= (
+            span.name == ENDED and name.kind == "mcp" and span.status == SpanStatus.OK and session.calls == 1
+        )
         if span.rollout not in session.rollouts:
             session.rollouts.append(span.rollout)
     return list(found.values())
@@ -108,10 +113,15 @@ def _name(span: Span) -> _SessionName | None:
     if id is not None:
         # A call that is open, or was not passed on, has no upstream yet.
         server = SERVER.match(span.path)
-        return _SessionName("mcp", server[1] if server else span.upstream or "", str(id))
+        return _SessionName("mcp", span.upstream or (server[1] if server else ""), str(id))
     if (path := HOSTED.match(span.path)) is not None:
         return _SessionName("hosted", span.upstream or "", path[1])
-    return _SessionName("agent", span.agent or "", span.rollout) if span.kind == "llm" else None
+    return _SessionName("agent", span.agent or _agent(span.rollout), span.rollout) if span.kind == "llm" else None
+
+
+def _agent(rollout: str) -> str:
+    """The coding agent whose sessions give rollouts such a name; empty where several do."""
+    return "Claude Code" if rollout.startswith("claude-") else ""
 
 
 SESSIONS = NounView[SessionSelection, Session](
@@ -121,10 +131,10 @@ SESSIONS = NounView[SessionSelection, Session](
     selection=SessionSelection,
     key=lambda one: f"{one.id}/{one.of}" if one.of else one.id,
     columns={
-        Column("session"): lambda one, _: plain(one.id),
+        Column("session", narrows="cut", least=16): lambda one, _: plain(one.id),
         Column("kind", 4): lambda one, _: one.kind,
         Column("of", narrows="fold", least=8): lambda one, _: plain(one.of),
-        Column("rollout", 5, narrows="fold", least=16): lambda one, _: plain(
+        Column("rollout", narrows="fold", least=12): lambda one, _: plain(
             " ".join(it for it in one.rollouts if it != one.id)
         ),
         figure("first call", 1): lambda one, now_ns: ago(one.first_seen_ns, now_ns),

@@ -116,7 +116,10 @@ def runner_beside(
     """Return the runner that runs beside a run; none if neither arguments for it nor an agent's command are given."""
     if not agent and not words:
         return []
-    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"run.directory: {log.parent} cannot be made: {error.strerror or error}") from None
     given = ["--mode", modes, *words, *(["--", *shlex.split(agent)] if agent else [])]
     return [keep_running(given, gateway, key, log)]
 

@@ -43,8 +43,10 @@ class NounScreen(ScreenView[NounRows[R], E], Generic[R, E]):
     def head(self, data: NounRows[R], now_ns: int) -> Text:
         if self.noun.whole is not None:
             return Text()
-        count = f"the newest {len(data.rows):,}" if data.more else f"{len(data.rows):,}"
-        return joined(f"{count} {self.name}", *data.above, *data.below)
+        count = f"the first {len(data.rows):,}" if data.more else f"{len(data.rows):,}"
+        return joined(
+            f"{self.title}: {count}", *data.above, *data.below, Text(data.part if data.rows else "", style="dim")
+        )
 
     def table(self, data: NounRows[R], now_ns: int) -> TableModel | None:
         if self.noun.whole is not None:

@@ -54,7 +54,8 @@ async def _advise(
         budget = search_budget(config, rollouts)
         probe = Probe(laboratory, tape, laboratory.seed, train, budget, config.run.seed)
         log = config.run.directory / "advise-runner.log"
-        beside = [laboratory.awaited.run(), *runner_beside(config.rollouts.run, agent, "train", log, gateway, key)]
+        runner = runner_beside(config.rollouts.run, agent, "train", log, gateway, key)
+        beside = [*runner, laboratory.awaited.run()]
 
         async def say(text: str) -> None:
             note(text)
