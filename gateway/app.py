@@ -11,6 +11,7 @@ may run (`process.services`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -99,6 +100,7 @@ from penstock.gateway.work.runs.service import RunService
 if TYPE_CHECKING:
     from penstock.gateway.followers.otlp.exporter import Exporter
 
+_log = logging.getLogger("penstock.app")
 _TICK_SECONDS = 0.1
 """Time between two ticks while something runs."""
 _CHECK_SECONDS = 1.0
@@ -383,15 +385,20 @@ class Gateway:
         now = monotonic()
         self.proxy.sweep(now)
         self.questions.sweep(self._now_ns())
-        check = now >= self._next_check
-        self._others.poll(count=check)
-        if check:
-            self._next_check = now + _CHECK_SECONDS
-            self._check(now)
         if self.state.draining and not self.proxy.running:
             self._calls_ended.set()
             if not self._port.clients:
                 self._clients_gone.set()
+        # A tick may be a little early, and the next one a whole second later.
+        check = now >= self._next_check - _TICK_SECONDS / 2
+        if check:
+            self._next_check = now + _CHECK_SECONDS
+        try:
+            self._others.poll(count=check)
+        except Exception:
+            _log.exception("other processes that write the tape cannot be seen")
+        if check:
+            self._check(now)
 
     def _check(self, now: float) -> None:
         """Do what is needed once a second."""

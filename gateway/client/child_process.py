@@ -10,7 +10,7 @@ from asyncio.subprocess import Process
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 STOP_S: Final = 30.0
 """Time in which a child that is asked to end has to do so."""
@@ -54,7 +54,10 @@ class ChildProcess:
             async with asyncio.timeout(limit_s):
                 return await self.process.communicate()
         finally:
-            _ = await self.end()
+            self.kill()
+            # A process that it has started may hold the pipes for long, and asyncio would wait for their ends.
+            cast(Any, self.process)._transport.close()
+            _ = await self.process.wait()
 
     def kill(self) -> None:
         """Kill it, and the rest of its process group: an engine's processes would keep their memory."""

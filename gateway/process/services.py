@@ -21,7 +21,7 @@ from penstock.gateway.model.toml import pluralized
 from penstock.gateway.process.other_writers import ReleaseChangeFollower
 from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.tape.store import MAP_BYTES, MEMORY_BYTES, Store
-from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.calls.auth import Auth, Holder
@@ -60,11 +60,18 @@ class ServiceGroup:
         self.begun = False
         """True from `start` to `stop`."""
         self._retrying: asyncio.Future[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
+        self._said = dict[str, str]()
+        """What was logged of services that could not start."""
 
     async def start(self) -> None:
-        """Start all that can start."""
-        self.begun = True
-        waiting = await self._start(self._services)
+        """Start all that can start. If one fails, those before it are stopped."""
+        self.begun, self._ending = True, None
+        try:
+            waiting = await self._start(self._services)
+        except BaseException:
+            await self.stop()
+            raise
         if waiting:
             self._retrying = asyncio.ensure_future(self._start_later(waiting))
 
@@ -77,8 +84,15 @@ class ServiceGroup:
             except TapeError as error:
                 if not self._patient:
                     raise
-                # The recorder logs once that it cannot write the tape.
-                _log.debug("a part of the gateway (%s) waits for the tape: %s", name, error)
+                # The recorder logs once that it cannot write the tape, but not what cannot be read.
+                level = logging.ERROR if isinstance(error, DamagedRecordError) else logging.DEBUG
+                if self._said.get(name) != str(error):
+                    _log.log(level, "a part of the gateway (%s) waits for the tape: %s", name, error)
+                self._said[name], left[name] = str(error), service
+            except Exception:
+                if self._retrying is None:
+                    raise
+                _log.exception("a part of the gateway (%s) does not start", name)
                 left[name] = service
         return left
 
@@ -90,10 +104,15 @@ class ServiceGroup:
         _log.info("all that only one process may do has begun")
 
     async def stop(self) -> None:
-        """Stop them in the reverse order; a second call does nothing."""
-        if not self.begun:
-            return
-        self.begun = False
+        """Stop them in the reverse order, once, also if the wait for it is cancelled: a second call waits for the same
+        end."""
+        if self.begun:
+            self.begun = False
+            self._ending = asyncio.ensure_future(self._end())
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         if self._retrying is not None:
             self._retrying.cancel()
             await asyncio.gather(self._retrying, return_exceptions=True)

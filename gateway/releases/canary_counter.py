@@ -11,9 +11,10 @@ and makes a decision that follows and was not made yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from time import monotonic
 from typing import Final, NamedTuple
 
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, Release
@@ -42,11 +43,15 @@ from penstock.gateway.releases.operations import ReleaseChange, ReleaseOperation
 from penstock.gateway.releases.reader import CanaryReader, ReleaseReader
 from penstock.gateway.releases.transitions import RULE_CHANGES, entry
 from penstock.gateway.tape.store import Store
+from penstock.gateway.tape.store.directory import DamagedRecordError
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.recorder import Recorder
 
 BATCH: Final = 16
 """Assignments that are examined in one transaction, twice this if some are examined early."""
+ROUND_S: Final = 0.02
+"""Seconds after which a round examines no further assignment: its transaction holds up the tape's growth, and so other
+readers."""
 BETWEEN_S: Final = 0.02
 """Seconds between two rounds: while calls are recorded there is a commit every few milliseconds."""
 
@@ -63,10 +68,8 @@ class CountRound(NamedTuple):
     due: int | None = None
     """Time at which the next assignment counts at the latest; ns since the epoch."""
 
-    @property
-    def full(self) -> bool:
-        """True if more assignments may be ready at once."""
-        return BATCH in (len(self.looked), len(self.seen))
+    more: bool = False
+    """True if further assignments may be ready at once."""
 
 
 class OutcomeCounter:
@@ -100,7 +103,7 @@ class OutcomeCounter:
                 await self._act(release, done)
             if done.found is not None:
                 return
-            if not done.full:
+            if not done.more:
                 cursor = await self._wait(cursor, done.due)
 
     def replayed(self, release: Release) -> tuple[Canary, CanaryDecision | None]:
@@ -110,6 +113,8 @@ class OutcomeCounter:
             self._reader.audit(release.id),
             self._read(release),
         )
+        if len(assigned) < max(release.counted, release.early):
+            raise _missing(release, len(assigned) + 1)
         made = sum(entry.who == GATEWAY and entry.assignment is not None for entry in audit)
         return canary, next(islice(replay_decisions(canary, assigned, seen, audit), made, None), None)
 
@@ -124,44 +129,53 @@ class OutcomeCounter:
         assigned, seen, until = list[Assignment](), list[AssignmentEvidence](), max(release.counted, release.early)
         while len(assigned) < until:
             page = self._reader.assignments(release.id, len(assigned))
+            if not page[0]:
+                break
             assigned += page[0]
             seen += page[1]
         return as_of(release, assigned[:until]), seen[: release.counted]
 
     def _round(self, begun: Release, canary: Canary) -> CountRound | None:
         """Examine the next assignments, in one transaction; None if somebody else has changed the release."""
+        # The time comes first: what was on the tape by then is in the transaction.
+        now, until = self._now_ns(), monotonic() + ROUND_S
         with self._reader.canary() as tape:
             release = tape.release(begun.id)
             if release is None or release.revision != begun.revision:
                 return None
             if not has_early_guard(release):
-                return self._count(tape, release, canary, release.assigned)
-            early = self._early(tape, release, canary)
+                return self._count(tape, release, canary, release.assigned, now, until)
+            early = self._early(tape, release, canary, now, until)
             if early.found is not None:
                 return early
             looked = release.early + len(early.looked)
-            late = self._count(tape, release, canary, looked)
+            late = self._count(tape, release, canary, looked, now, until)
         found = None if late.found is None else late.found._replace(early=looked)
         dues = [one.due for one in (early, late) if one.due is not None]
-        return CountRound(early.looked, late.seen, found, min(dues, default=None))
+        return CountRound(early.looked, late.seen, found, min(dues, default=None), early.more or late.more)
 
-    def _early(self, tape: CanaryReader, release: Release, canary: Canary) -> CountRound:
+    def _early(self, tape: CanaryReader, release: Release, canary: Canary, now: int, until: float) -> CountRound:
         """Examine the next assignments early."""
         looked: list[Assignment] = []
-        for assignment, _ in tape.assignments(release.id, release.early, min(release.assigned, release.early + BATCH)):
-            seen = early_outcome(tape, release, assignment, self._now_ns())
+        for assignment in _next(tape, release, release.early, release.assigned):
+            if looked and monotonic() > until:
+                return CountRound(looked, more=True)
+            seen = early_outcome(tape, release, assignment, now)
             if seen is None:
                 return CountRound(looked, due=early_deadline(release, assignment))
             looked.append(assignment.model_copy(update={"early": seen}))
             if (verdict := apply_early_look(canary, looked[-1])) is not None:
                 return CountRound(looked, found=decision_of(verdict, release.counted, assignment.number))
-        return CountRound(looked)
+        return CountRound(looked, more=len(looked) == BATCH)
 
-    def _count(self, tape: CanaryReader, release: Release, canary: Canary, ahead: int) -> CountRound:
+    def _count(
+        self, tape: CanaryReader, release: Release, canary: Canary, ahead: int, now: int, until: float
+    ) -> CountRound:
         """Count the outcomes of the next assignments, up to `ahead`, the last one that was examined early."""
         seen: list[AssignmentEvidence] = []
-        for assignment, _ in tape.assignments(release.id, release.counted, min(ahead, release.counted + BATCH)):
-            now = self._now_ns()
+        for assignment in _next(tape, release, release.counted, ahead):
+            if seen and monotonic() > until:
+                return CountRound(seen=seen, more=True)
             members = () if assignment.unit is None else tape.members(release.id, assignment)
             one = assignment_outcome(tape, members, release, assignment, now)
             if one is None:
@@ -171,7 +185,7 @@ class OutcomeCounter:
                 found = decision_of(canary.step(observation(assignment, one)), one.number)
                 if found is not None and not (found.action == "wait" and release.waits):
                     return CountRound(seen=seen, found=found)
-        return CountRound(seen=seen)
+        return CountRound(seen=seen, more=len(seen) == BATCH)
 
     async def _act(self, release: Release, done: CountRound) -> None:
         """Write the counts and the decision that follows, in one transaction."""
@@ -196,3 +210,18 @@ class OutcomeCounter:
             async with asyncio.timeout(seconds):
                 return await self._feed.wait(cursor)
         return cursor
+
+
+def _next(tape: CanaryReader, release: Release, after: int, until: int) -> Iterator[Assignment]:
+    """Yield up to `BATCH` assignments after a number and up to another. Raises `DamagedRecordError` if one is
+    missing."""
+    number, last = after, min(until, after + BATCH)
+    for assignment, _ in tape.assignments(release.id, after, last):
+        number = assignment.number
+        yield assignment
+    if number < last:
+        raise _missing(release, number + 1)
+
+
+def _missing(release: Release, number: int) -> DamagedRecordError:
+    return DamagedRecordError(f"assignment {number} of release {release.id} is missing; run `penstock check`")

@@ -34,7 +34,7 @@ from penstock.gateway.releases.canary.display import interval, warnings
 from penstock.gateway.releases.canary.forecast import Baseline, BaselineReader, forecast
 from penstock.gateway.releases.canary.outcomes import has_early_guard, is_hard
 from penstock.gateway.releases.canary.verification import OUT_OF_TURN, UNCOVERED, circumstances, coverage_figures
-from penstock.gateway.releases.canary_counter import OutcomeCounter
+from penstock.gateway.releases.canary_counter import BETWEEN_S, OutcomeCounter
 from penstock.gateway.releases.operations import ReleaseOperations, assignments
 from penstock.gateway.releases.reader import ReleaseMetrics, ReleaseReader, needs
 from penstock.gateway.releases.transitions import PERSON_CHANGES, ROLLED_BACK, entry
@@ -351,8 +351,9 @@ class Driver:
                     self._driven.pop(name, None)
                     return
             except OperationRefusedError as refusal:
-                # Somebody else has changed it: begin again.
+                # Somebody else has changed it: begin again. Where its record is damaged, that lasts.
                 _log.info("release %s: %s", name, refusal)
+                await asyncio.sleep(BETWEEN_S)
             except TapeError as error:
                 _log.error("release %s waits for the tape: %s", name, error)
                 await asyncio.sleep(RETRY_S)

@@ -313,14 +313,19 @@ class ReleaseOperations:
         """Keep the early looks at the next assignments and the outcomes of the next ones, both in order, and make the
         change that follows from them."""
         release = self._at(name, revision).model_copy()
-        for database, counted, found in (("assigned", "early", looked), ("seen", "counted", seen)):
+        both = (("assigned", "early", looked), ("seen", "counted", seen))
+        # A refusal keeps what was put before it, so all are checked first.
+        for _, counted, found in both:
             last, numbers = getattr(release, counted), [one.number for one in found]
             if numbers != list(range(last + 1, last + 1 + len(numbers))):
                 message = f"release {name}: assignments {numbers} cannot be counted after {last}"
                 raise OperationRefusedError("conflict", message, "number")
+        if decided is not None:
+            self._check(release, decided)
+        for database, counted, found in both:
             for one in found:
                 self._tape.put(database, keys.numbered_key(name, one.number), one.model_dump_json().encode())
-            setattr(release, counted, last + len(numbers))
+            setattr(release, counted, getattr(release, counted) + len(found))
         if decided is not None:
             return self._changed(release, decided)
         self._put_release(release)
@@ -334,8 +339,9 @@ class ReleaseOperations:
             raise OperationRefusedError("conflict", message, "revision", str(revision))
         return release
 
-    def _changed(self, release: Release, change: ReleaseChange) -> Release:
-        name, update, entry = release.id, change.update, change.entry
+    def _check(self, release: Release, change: ReleaseChange) -> None:
+        """Raises `OperationRefusedError` for a change that the release's stage does not allow."""
+        name, update = release.id, change.update
         after = update.get("stage", release.stage)
         try:
             if "stage" in update:
@@ -345,6 +351,11 @@ class ReleaseOperations:
         if after == "promoted" and release.stage == "held" and release.held_in != "canary":
             message = f"release {name} was held in {release.held_in}: nobody has seen its candidate work yet; resume it"
             raise OperationRefusedError("conflict", message, "stage", after)
+
+    def _changed(self, release: Release, change: ReleaseChange) -> Release:
+        self._check(release, change)
+        update, entry = change.update, change.entry
+        after = update.get("stage", release.stage)
         made = release.model_copy(update=dict(update))
         if after == "promoted":
             self._promote(made)

@@ -64,6 +64,20 @@ async def test_nobody_who_waits_for_its_output_leaves_it_behind(cancelled: bool)
     assert process.returncode == -signal.SIGKILL
 
 
+async def test_the_limit_holds_where_what_it_has_started_holds_its_output() -> None:
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", "sleep 300 & echo $!; sleep 300", stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    held_by = int(await process.stdout.readline())
+    try:
+        with pytest.raises(TimeoutError):
+            _ = await asyncio.wait_for(ChildProcess(process).output(0.1), PATIENCE)
+        os.kill(held_by, 0)
+    finally:
+        os.kill(held_by, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(("code", "exit_code"), [("exit 3", 3), ("exec sleep 300", -signal.SIGKILL)])
 async def test_who_does_not_end_in_the_grace_is_killed(code: str, exit_code: int) -> None:
     child = ChildProcess(await asyncio.create_subprocess_exec("sh", "-c", code))

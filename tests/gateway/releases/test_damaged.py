@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import lmdb
 import pytest
 from fakes.experiment import Traffic, policy, prompt
 from fakes.process import Gateway
 from fakes.tape import Tape
+from fakes.transactions import begun, done
 
+from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.release import AssignmentEvidence, Release
+from penstock.gateway.model.rollout import Judgement
+from penstock.gateway.releases.canary.assignment import Requester
+from penstock.gateway.releases.canary.decision import Canary
+from penstock.gateway.releases.canary_counter import OutcomeCounter
+from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
+from penstock.gateway.tape.store import Store, keys
+from penstock.gateway.tape.store.directory import DamagedRecordError
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.work.queue.operations import SpanOperations
+
+S = 10**9
+T0 = 1_000 * S
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(tmp_path / "counted") as made:
+        yield made
 
 
 async def harm(gateway: Gateway, database: bytes, key: bytes) -> None:
@@ -59,3 +86,66 @@ async def test_a_damaged_resource_takes_no_other_with_it(
     assert [span.versions for span in await tape.spans("r1", 1)] == [{"travel": "v1"}]
     assert [span.versions for span in await tape.spans("r2", 1)] == [None]
     assert traffic.failures == []
+
+
+def test_a_missing_assignment_is_said_and_a_person_can_still_decide(store: Store) -> None:
+    release = assigned(store, 3)
+    seen = [AssignmentEvidence(number=at + 1, rollout=f"r{at}", seen_ns=T0, reward=0.5) for at in range(3)]
+    done(store, lambda tape: ReleaseOperations(tape).count(release.id, release.revision, (), seen))
+    done(store, lambda tape: tape.delete("assigned", keys.numbered_key(release.id, 2)))
+    release = done(store, lambda tape: ReleaseOperations(tape).stored(release.id))
+    counter = counter_at(store, lambda: T0)
+    with pytest.raises(
+        DamagedRecordError, match=f"assignment 2 of release {release.id} is missing; run `penstock check`"
+    ):
+        _ = counter.replayed(release)
+    assert counter.evidence(release).seen == 1
+
+
+def test_what_was_on_the_tape_before_a_deadline_counts(store: Store) -> None:
+    """Also where the deadline passes during the round that looks: the reward came before it, and after the round's
+    first read."""
+    release = assigned(store, 2, outcome_deadline_s=600.0, guards={"margin": 0.3, "early_error": {"mode": "off"}})
+    deadline = T0 + 600 * S
+    times = iter([deadline - S])
+
+    def now() -> int:
+        if (time := next(times, None)) is not None:
+            return time
+        reward = Judgement(value=1.0)
+        done(store, lambda tape: SpanOperations(tape).reward(("r1", "a1"), reward, True, deadline - S // 2))
+        return deadline + S
+
+    counter = counter_at(store, now)
+    first = counter._round(release, Canary.of(release))
+    second = counter._round(release, Canary.of(release))
+    assert first is not None
+    assert second is not None
+    assert [one.reward for one in first.seen] == []
+    assert [(one.rollout, one.reward) for one in second.seen] == [("r0", None), ("r1", 1.0)]
+
+
+def counter_at(store: Store, now_ns: Callable[[], int]) -> OutcomeCounter:
+    nothing: Any = None
+    return OutcomeCounter(store, nothing, nothing, now_ns, nothing)
+
+
+def assigned(store: Store, count: int, **about: Any) -> Release:
+    """A canary that has so many rollouts, each with a call, which began at `T0`."""
+    for text in ("one", "two"):
+        done(store, partial(_add, text=text))
+    made = Release(
+        id="new", resource="travel", kind="prompt", stable="v1", candidate="v2", salt="s",
+        policy=policy(0.5, rollouts=3, **about),
+    )  # fmt: skip
+    release = done(store, lambda tape: begun(tape, made, 0.5))
+    for at in range(count):
+        request = PinRequest(f"r{at}", Requester("", "m", "online", {}), ("travel",))
+        call = SpanEntry(f"r{at}", "a1", start_ns=T0, end_ns=T0 + S, status="ok", kind="llm")
+        done(store, lambda tape, request=request, at=at: ReleaseOperations(tape).pin(request, T0 + at))
+        done(store, lambda tape, call=call: SpanOperations(tape).add([call], T0 + S))
+    return done(store, lambda tape: ReleaseOperations(tape).stored(release.id))
+
+
+def _add(tape: Transaction, text: str) -> None:
+    _ = ReleaseOperations(tape).add_version("travel", prompt(f"Text {text}"), 1)
