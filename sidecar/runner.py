@@ -123,7 +123,7 @@ class HeartbeatSender:
         _ = self._held.pop(work.key, None)
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled."""
+        """Send a heartbeat every third of the lease, and soon after each nudge, until cancelled."""
         interval = self._settings.lease_s / 3
         while True:
             try:

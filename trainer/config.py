@@ -32,7 +32,7 @@ class SuiteSettings(Section):
 
 
 class EvaluateSettings(Section):
-    """`[evaluate]`: held-out tasks."""
+    """`[evaluate]`: held-out tasks, and how often the weights are evaluated on them."""
 
     every: int = Field(default=10, ge=1)
     """Steps from one evaluation to the next; the last step is always evaluated."""
@@ -149,7 +149,7 @@ class AdvantageSettings(Section):
 
 
 class LossSettings(Section):
-    """`[loss]`: what is minimised."""
+    """`[loss]`: the function that a step minimises."""
 
     kind: Surrogate = "ppo"
     """`ppo` (clipped), `gspo` (clipped by sequence), `cispo` (clipped weights) or `pg` (plain policy gradient)."""
@@ -192,7 +192,7 @@ class LossSettings(Section):
 
 
 class OptimiserSettings(Section):
-    """`[optimiser]`: AdamW."""
+    """`[optimiser]`: settings of AdamW and of its learning rate."""
 
     learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate after the warm-up. Default: 1e-4 for LoRA, 1e-6 for all weights."""

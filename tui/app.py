@@ -104,7 +104,7 @@ def connect_client(context: GatewayContext) -> Client:
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """Options of the program."""
+    """Options of the program: its gateways, its first screen, its keys."""
 
     contexts: Mapping[str, GatewayContext]
     context: str
@@ -414,8 +414,7 @@ class PenstockApp(App[None], inherit_bindings=False):
         return captured.get().encode(errors="replace")
 
 
-def _unheard(number: int, frame: object) -> None:
-    """Ignore the signal."""
+def _unheard(number: int, frame: object) -> None: ...
 
 
 def _run_program(command: str, path: str) -> str:

@@ -41,7 +41,7 @@ class InputHandler(Protocol):
     """The interface of `key_handler.Handler`, which carries out keys."""
 
     def press(self, key: str) -> None:
-        """Carry out a key."""
+        """Do what a key is mapped to; unknown keys do nothing."""
         ...
 
     def submit(self, event: Prompt.Submitted) -> None:
@@ -53,7 +53,7 @@ class InputHandler(Protocol):
         ...
 
     def open_row(self) -> None:
-        """Open the selected row."""
+        """Open the view of the selected row, if there is one."""
         ...
 
 
@@ -128,7 +128,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.draw()
 
     def draw(self) -> None:
-        """Draw the whole screen."""
+        """Draw every part of the screen from the data of the shown view."""
         if not self.stack:
             return
         shown, now = self.shown, self.penstock.now_ns()
@@ -274,7 +274,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.draw_keys()
 
     def on_prompt_cancelled(self, event: Prompt.Cancelled) -> None:
-        """Show the keys again."""
+        """Close the input line, and show the keys in its place."""
         self.prompt.close()
         self.draw_keys()
 
@@ -310,7 +310,7 @@ HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go 
 
 
 def hints(keys: Sequence[KeyBinding], width: int) -> Text:
-    """As many keys as there is room for, each with a word; the last two (help and quit) always."""
+    """The keys that there is room for, each with a word; the last two (help and quit) always. `width`: columns."""
     pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
     first, last = pieces[:-2], pieces[-2:]
     room = width - 1 - sum(piece.cell_len + 2 for piece in last)

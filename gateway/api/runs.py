@@ -140,7 +140,7 @@ def _runs_walk(runs: RunService, asked: RunsQuery) -> Walk[RunHead]:
 
 
 async def get_run(request: web.Request) -> web.Response:
-    """One training run."""
+    """One training run, with its status as of now; 404 when there is none of this name."""
     runs, name = request.app[CONTROL].runs, id_of(request, "run")
     run = runs.reader.run(name)
     if run is None:

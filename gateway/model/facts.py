@@ -150,7 +150,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of a span under one name."""
+    """One name by which a span is described: in SQL, in filters, in OpenTelemetry, and in what people are shown."""
 
     name: str
     """Its name in SQL and the lake, and in filters."""

@@ -57,7 +57,7 @@ _OWN: Final = "it is yours"
 
 
 class PriceChange(Noun):
-    """What an update does to the price of a model."""
+    """The effect of an update of the price list on one model."""
 
     model: str
     """As the list names it."""

@@ -388,7 +388,7 @@ class ConnectionPool(Connector):
         return None
 
     async def open(self, connection: UpstreamConnection) -> None:
-        """Connect within `CONNECT_S`."""
+        """Connect to the upstream. Raises `TimeoutError` after `CONNECT_S` seconds."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self.transport.connect(connection, *self.address)

@@ -35,7 +35,7 @@ _BY_TEXT: Final = (b'"stop_reason":"', b'"stop_reason": "')
 
 
 class MessageFingerprint(NamedTuple):
-    """A message with content."""
+    """The fingerprint of a request's message that has content."""
 
     at: int
     """Its index in the request."""

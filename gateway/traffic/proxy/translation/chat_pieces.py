@@ -175,7 +175,7 @@ class AnswerConverter(Protocol):
     """Writes one answer for its agent. Either `whole` is called, or the other methods in their order."""
 
     def whole(self, answer: ChatAnswer, pieces: list[AnswerPiece]) -> Json:
-        """Return the plain answer."""
+        """Return the body of an answer that is not streamed."""
         ...
 
     def begin(self, answer: ChatAnswer) -> list[Json]:

@@ -94,7 +94,7 @@ class MessagesConverter:
         return [_ended(event, answer) for event in kept]
 
     def broken(self, message: str) -> list[Json]:
-        """Return an error event."""
+        """Return the error event that ends a stream which the engine broke off."""
         return [{"type": "error", "error": {"type": "api_error", "message": message}}]
 
     def _argued(self, arguments: str) -> list[Json]:

@@ -45,7 +45,7 @@ class WebSocketChannel(Protocol):
         ...
 
     def send(self) -> None:
-        """Send the waiting request."""
+        """Send the held request of the client to the upstream."""
         ...
 
     def on_recorded(self, passes: bool) -> None:
