@@ -294,7 +294,7 @@ class InferenceSettings(Section):
     python: Path | None = Field(default=None, strict=False)
     """Python of the environment with vLLM in it, for a server that is started."""
     port: int = Field(default=8000, ge=1, le=65534)
-    """Port of a server that is started; the second one, which `model.resource = "full"` needs, has the next."""
+    """Port of a server that is started; the second one, which `model.weights = "full"` needs, has the next."""
     flags: list[str] = Field(default=[])
     """More flags for a server that is started."""
     upstream: str = Field(default="vllm", pattern=r"^[A-Za-z0-9._-]{1,62}$")
@@ -405,7 +405,6 @@ def load(path: Path) -> TrainConfig:
 
 
 # Refuses valid configurations that do not fit a command: each check raises a `ConfigError` with a way out.
-#
 
 
 def check_full(config: TrainConfig) -> None:

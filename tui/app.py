@@ -233,7 +233,7 @@ class PenstockApp(App[None], inherit_bindings=False):
     def _told(self, what: RefreshKind) -> None:
         self.main.handle_refresh(what)
 
-    # Going ------------------------------------------------------------------------------------------------------------
+    # Going to other views ---------------------------------------------------------------------------------------------
 
     def go(self, words: Sequence[str]) -> None:
         """Go to a screen, a context or a theme, or quit."""
@@ -371,7 +371,7 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.main.say(done)
         self.loader.reload()
 
-    # Taking along -----------------------------------------------------------------------------------------------------
+    # Copies, and programs outside -------------------------------------------------------------------------------------
 
     def copy(self, text: str) -> None:
         """Copy to the clipboard of the terminal, by OSC 52, and show the text, for terminals without one."""
@@ -414,7 +414,8 @@ class PenstockApp(App[None], inherit_bindings=False):
         return captured.get().encode(errors="replace")
 
 
-def _unheard(number: int, frame: object) -> None: ...
+def _unheard(number: int, frame: object) -> None:
+    """Leave the signal to the program that was opened."""
 
 
 def _run_program(command: str, path: str) -> str:

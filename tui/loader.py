@@ -130,7 +130,7 @@ class ViewLoader:
         self._visible: Sequence[str] = ()
         self.paused = False
 
-    # What the app says ------------------------------------------------------------------------------------------------
+    # Changes of the shown view ----------------------------------------------------------------------------------------
 
     def show(self, shown: ViewState) -> None:
         """Switch to another screen, and look at it now."""

@@ -1,6 +1,6 @@
 """The screen that shows every view: a line on top, rows, panes, a line to type in, a line of keys.
 
-Keys are looked up in the key map and become calls of methods of `key_handler.Handler`, or actions of the view; none
+Keys are looked up in the key map and become calls of methods of `key_handler.KeyHandler`, or actions of the view; none
 asks the gateway itself. `loader` asks it, and tells this screen when to draw again. The screen then draws at most ten
 times a second, and at once after a key.
 """
@@ -38,10 +38,10 @@ DEEPEST: Final = 20
 
 
 class InputHandler(Protocol):
-    """The interface of `key_handler.Handler`, which carries out keys."""
+    """The interface of `key_handler.KeyHandler`, which carries out keys."""
 
     def press(self, key: str) -> None:
-        """Do what a key is mapped to; unknown keys do nothing."""
+        """Do what the key map says, or show why nothing happens."""
         ...
 
     def submit(self, event: Prompt.Submitted) -> None:
@@ -93,7 +93,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Draw every second, because ages change."""
         self.set_interval(1.0, self.draw_soon)
 
-    # What is shown ----------------------------------------------------------------------------------------------------
+    # The shown view ---------------------------------------------------------------------------------------------------
 
     @property
     def shown(self) -> ViewState:

@@ -160,7 +160,7 @@ async def _spans(control: Control, walk: Walk[Span], name: str, asked: PageQuery
     return answer(SpanPage(spans=found.rows, next=encode_cursor(name, found.mark), scanned=found.scanned))
 
 
-# --- single things ---
+# --- one rollout, one span ---
 
 
 async def get_rollout(request: web.Request) -> web.Response:

@@ -85,7 +85,7 @@ class RunEventsQuery(Noun):
     """The `next` of the page before."""
 
 
-# -- what changes something --------------------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------------------------------
 
 
 async def start_run(control: Control, ids: Ids, asked: NewRun) -> Run:
@@ -118,7 +118,7 @@ async def add_run_events(control: Control, ids: Ids, asked: RunEventsRequest) ->
     return RunEventsAnswer(kept=kept)
 
 
-# -- what reads --------------------------------------------------------------------------------------------------------
+# -- reads -------------------------------------------------------------------------------------------------------------
 
 
 async def get_runs(request: web.Request) -> web.Response:

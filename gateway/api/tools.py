@@ -139,7 +139,7 @@ def _with_elsewhere(tape: TapeSource, own: Attempt, stray: bool, used: ToolList)
     return used.model_copy(update={"tools": tools, "cut": cut})
 
 
-# -- who was alive ---------------------------------------------------------------------------------------------------
+# -- live rollouts ---------------------------------------------------------------------------------------------------
 
 
 def _begun(tape: TapeSource, start_ns: int, end_ns: int) -> tuple[list[Rollout], bool]:
@@ -184,7 +184,7 @@ def _is_stray(attempt: Attempt) -> bool:
     return not attempt.totals.calls
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
+# -- reading runs and calls ------------------------------------------------------------------------------------------
 
 
 def _stray_runs(tape: TapeSource, begun: Iterable[Rollout], own: Attempt) -> Iterator[tuple[str, tuple[Span, ToolRun]]]:
@@ -234,7 +234,7 @@ def _place(attempt: Attempt) -> str:
     return f"{attempt.rollout}/{attempt.id}"
 
 
-# -- what is told ----------------------------------------------------------------------------------------------------
+# -- the answer ------------------------------------------------------------------------------------------------------
 
 
 def _asked_elsewhere(use: ToolUse, found: RunOrigin | None) -> ToolUse:

@@ -29,7 +29,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.model.turn import Chunk, Exchange, Side, Turn
 
-# A change of the tape, as followers get it: one by one, or in digests.
+# Changes of the tape, as followers get them: one by one, or in digests.
 
 TAPE_HEADER: Final = "Penstock-Tape"
 """The header of an answer that names the tape whose cursors it has."""

@@ -84,7 +84,7 @@ UNREAD: Final = "penstock.unread"
 """The content of the answer that was not read: its kind, by path of keys."""
 
 
-# Calls and runs that were made only for a release.
+# Tells calls and runs that were made only for a release from those of agents.
 
 REHEARSAL: Final = "-rehearsal-a"
 """Stands before the revision in the name of a rehearsal's run: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`."""

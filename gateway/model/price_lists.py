@@ -236,7 +236,7 @@ def _number(name: str, key: str, value: Any, most: float = math.inf) -> float:
     return number
 
 
-# -- holding against one's own ----------------------------------------------------------------------------------------
+# -- merging a list into one's own ------------------------------------------------------------------------------------
 
 
 def merge_price_lists(own: PriceFile, new: PriceFile) -> PriceListUpdate:

@@ -395,7 +395,7 @@ def _listed(values: list[Any]) -> str:
     return ", ".join(str(value) for value in values)
 
 
-# -- as the tape has it -----------------------------------------------------------------------------------------------
+# -- the policy's form on the tape ------------------------------------------------------------------------------------
 
 FIXED: dict[str, Any] = {
     "failed": 0.0,

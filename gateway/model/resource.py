@@ -228,8 +228,8 @@ class Residency:
     """Adapters that the server computes with at a time (`--max-loras`); None when it is not known."""
 
     def plan(self, present: Mapping[str, str | None], wanted: Iterable[str]) -> ResidencyPlan:
-        """The changes to make. `present`: the names that the server lists, as `Engine.adapters` gives them; `wanted`:
-        names, the most important first.
+        """The changes to make. `present`: the names that the server lists, as `VllmClient.adapters` gives them;
+        `wanted`: names, the most important first.
 
         Raises `KeyError` for a wanted name that is not known.
         """

@@ -483,8 +483,7 @@ def client_body(parts: list[CallFilter], pieces: list[bytes], encoding: bytes | 
     return decoded_body(pieces, encoding) if told is None else told
 
 
-# A call over HTTP as the recorder sees it, and its ends. The base of
-# `gateway.traffic.proxy.call`.
+# The record and the ends of a call over HTTP: the base of `gateway.traffic.proxy.call`.
 
 
 class RecordedCall(Relay, CallLifecycle):

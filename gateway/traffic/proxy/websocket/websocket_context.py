@@ -25,7 +25,7 @@ class WebSocketContext:
     request: HttpRequest
     pool: ConnectionPool
     sent: list[bytes]
-    """Header lines of the opening, as in `Record.sent`."""
+    """Header lines of the opening, as in `CallRecord.sent`."""
     headers: Headers
     """Headers of the answer to the opening."""
 
