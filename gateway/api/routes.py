@@ -121,7 +121,7 @@ async def get_docs(request: web.Request) -> web.Response:
 
 
 async def get_health(request: web.Request) -> web.Response:
-    """Always `ok`: the process answers requests. Whether it can take calls says `/readyz`."""
+    """Always `ok`: the process answers requests. `/readyz` says whether it can take calls."""
     return answer(Health(status="ok"))
 
 
