@@ -34,7 +34,7 @@ Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOptions:
-    """What samples are made of, and how."""
+    """Options of `penstock samples`: which calls become samples, and in which form."""
 
     model: str | None = None
     """The model that is trained; the one that most calls of a rollout asked for if not given."""

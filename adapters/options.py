@@ -11,7 +11,7 @@ AttemptChoice = Literal["final", "succeeded", "last", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What samples are made of, and how."""
+    """The choice of calls that become samples, and the form of the samples."""
 
     model: str | None = None
     """Calls of this model only; None is the one that most calls of the rollout ask for."""

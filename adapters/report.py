@@ -1,8 +1,8 @@
 """The report on every choice of every call: in a sample, or left out with a reason. Nothing is left out silently.
 
 A choice is either in exactly one sample (for conversations: has weight 1 in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.model.answers.FindingCode`); `SamplingReason` has those that occur only when
-samples are made.
+are those of `penstock doctor` (`gateway.model.finding_codes.FindingCode`); `SamplingReason` has those that occur only
+when samples are made.
 """
 
 from __future__ import annotations

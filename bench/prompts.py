@@ -145,7 +145,7 @@ def measure_unused() -> Iterator[Figure]:
 
 
 def _passing(body: bytes, model: bool, recogniser: Recogniser | None) -> Facts:
-    """Do the work of `releases.switch` and `record` for a call."""
+    """Do what a call does that may use a resource: find it in the body, then read the facts of its span."""
     call = CallRequest(CallAddress("r"), by_name("chat"), "/v1/chat/completions", body)
     if recogniser is not None:
         found = find_resources(body, call.dialect, recogniser)

@@ -2,11 +2,11 @@
 bench.switching`.
 
 *Cost*: CPU that the search for released resources adds to a call, by the registered resources; the call uses none of
-them. It is measured in `PinTable.look`, less an empty function: beside a whole call it would be lost in the noise.
+them. It is measured in `PinTable.find`, less an empty function: beside a whole call it would be lost in the noise.
 *First* is a text that was not seen before, *again* one that was. *Rollback*: a gateway process with agents at a steady
 pace, whose rollouts are three calls long; again and again a release is rolled back, and the provider notes when the
-last call with the candidate's text arrived after the answer of the control API. Provider and agents share a process,
-so that its times are late rather than early. Figures are written to bench/out/switching.json.
+last call with the candidate's text arrived after the answer of the control API. Provider and agents share a process, so
+that its times are late rather than early. Figures are written to bench/out/switching.json.
 """
 
 from __future__ import annotations

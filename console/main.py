@@ -37,7 +37,7 @@ HELP = "A transparent gateway that records every model call of unmodified agents
 
 
 def version() -> str:
-    """What is installed."""
+    """The installed version, as `penstock --version` prints it."""
     from importlib import metadata
 
     return f"penstock {metadata.version('penstock-gateway')}"
@@ -78,7 +78,8 @@ app = _application()
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The console script."""
+    """Run a command. Raises `SystemExit` after an error: 2 when it was called wrongly. `arguments`: those of the
+    process unless given."""
     _collect_rarely()
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] != ["mcp"]:
@@ -112,14 +113,13 @@ def _open_closed() -> None:
 
 
 def _write_no_more() -> None:
-    """What stdout has not taken is not flushed again at exit."""
+    """Point stdout to nowhere, so that its unwritten rest is not flushed again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _collect_rarely() -> None:
-    """What is imported stays, and a process that ends gives all of its memory back at once: to look through it for
-    garbage, while it is imported and at the end, took a quarter of a command's time.
-    """
+    """Make garbage collection rare. Imported modules stay, and a process that ends gives all of its memory back at
+    once: to look through it for garbage, during imports and at the end, took a quarter of a command's time."""
     gc.set_threshold(50_000, 20, 20)
     atexit.register(gc.freeze)
 
@@ -139,7 +139,7 @@ def with_default_command(arguments: list[str]) -> list[str]:
 
 
 def _names(group: CommandGroup, word: str) -> bool:
-    """Whether the word behind a group is, or should be, one of its commands, or asks for help."""
+    """True if the word behind a group is, or should be, one of its commands, or asks for help."""
     if word in group.commands or word in ("-h", "--help"):
         return True
     return not word.startswith("-") and not group.words

@@ -93,7 +93,7 @@ class LimitSettings(Section):
 
 
 class TapeSettings(Section):
-    """`[tape]`: the recording."""
+    """`[tape]`: when calls are written to the tape, and how much it may hold."""
 
     record: Literal["batched", "strict"] = "batched"
     """`strict` writes a call before it is sent upstream, and its span before its last byte goes; `batched` later."""

@@ -15,7 +15,7 @@ from penstock.gateway.wire.dialects.family import OPENAI, Family
 
 
 class UpstreamSettings(Section):
-    """`[[upstream]]`: a model endpoint."""
+    """`[[upstream]]`: a model endpoint, its API, its key and its limits."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     """What routes and spans call it."""

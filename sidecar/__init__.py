@@ -1,5 +1,5 @@
 """The runner: `penstock run` takes rollouts from the queue and runs a command for each, beside an unmodified agent.
 
-Of the gateway it may import `model`, `client`, `dialects`, `display` and `diagnosis`; it does not import the trainer.
-Begin with `runner`, then `attempt`.
+Of the gateway it may import `model`, `client`, `reading` and `wire.dialects`, of the console `views`; it does not
+import the trainer. Begin with `runner`, then `attempt`.
 """

@@ -8,7 +8,7 @@ An attempt is *lost* when the gateway says that this runner does not hold it any
 unreachable for so long that it may have given the attempt to another worker. Then the agent is killed before the lease
 is over, and nothing is finished. An attempt is *returned* when the runner has to leave: the agent is killed, and the
 gateway gives the rollout to another worker. An attempt that failed through no fault of the agent is handed back
-(`faults`).
+(`result`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class AttemptRun:
         """Rollout id and attempt id."""
         return self.claim.rollout.id, self.claim.attempt.id
 
-    # -- what others say about it --------------------------------------------------------------------------------------
+    # -- signals from outside ------------------------------------------------------------------------------------------
 
     def renew(self, seconds: float) -> None:
         """Start the lease again for so many seconds. In its last sixth the agent gets TERM; at its end the agent is
@@ -209,7 +209,7 @@ class AttemptRun:
         self._journal.event("reward_error", {"reason": reason[:2000]})
         self._progress.say(f"{'/'.join(self.key)}: no reward: {reason}")
 
-    # -- what the gateway is told --------------------------------------------------------------------------------------
+    # -- the report to the gateway -------------------------------------------------------------------------------------
 
     async def _finish(
         self, outcome: Outcome, rewards: list[Judgement], sender: asyncio.Future[None]

@@ -25,7 +25,7 @@ Command = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Which agents are run and how many at a time, how they are judged, what is kept of them, and where they run."""
+    """Options of `penstock run`: the agents and their number, their judge, what is kept of them, and where they run."""
 
     workers: int = 1
     """Agents at a time; with --concurrency, processes that each run so many."""
@@ -155,7 +155,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearseOptions:
-    """Which agent is run for a release that rehearses, and how."""
+    """Options of the agents that `penstock release rehearse` runs."""
 
     workers: int = 1
     """Agents at a time."""

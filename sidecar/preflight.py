@@ -130,10 +130,10 @@ async def _ask(
 
 # `penstock run --check`: checks that agents and their judge can begin. No agent runs and nothing is claimed.
 #
-# Certain errors are refused: `preflight` checks the agents, this module the judge, whose function may not exist, or
-# take neither two nor three arguments. Then the function is tried on a task with a stand-in for an agent's answer. An
-# error that may come from the stand-in itself (it lacks a field, a value has another type) proves nothing. Any other
-# error, a reward that is no number, and a missing reward give a warning: without rewards nothing is learnt.
+# Certain errors are refused: agents that cannot start, and a judge whose function does not exist, or takes neither two
+# nor three arguments. Then the function is tried on a task with a stand-in for an agent's answer. An error that may
+# come from the stand-in itself (it lacks a field, a value has another type) proves nothing. Any other error, a reward
+# that is no number, and a missing reward give a warning: without rewards nothing is learnt.
 
 OF_THE_STAND_IN: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """Errors that a correct function may raise because the stand-in differs from its agents' answers."""

@@ -1,7 +1,7 @@
 """The command `penstock release rehearse`: runs an agent for a release, as `penstock run` does for the queue.
 
-The runs come from the release (`Settings.release`). It hands them out after its recorded calls were replayed, and plays
-the agent's tools itself. Several such commands may share the work. The command ends when the release has left its
+The runs come from the release (`RunnerSettings.release`). It hands them out after its recorded calls were replayed, and
+plays the agent's tools itself. Several such commands may share the work. The command ends when the release has left its
 rehearsal, and prints the result.
 
 Exit codes: 0 when the release went on; 1 when it did not, or the gateway cannot be reached; 2 wrongly called; 130

@@ -43,7 +43,7 @@ class AttemptResult:
 
     @property
     def name(self) -> str:
-        """`ROLLOUT/ATTEMPT`."""
+        """The attempt as `ROLLOUT/ATTEMPT`, for messages to people."""
         return f"{self.rollout}/{self.attempt}"
 
     @property

@@ -3,7 +3,8 @@
 There is one claim request at a time, for all free workers. Without `watch` the runner leaves when the queue is open and
 empty and no worker, here or elsewhere, holds an attempt whose rollout could return to it. It also leaves when the queue
 is draining, after `most` attempts, and on request: `stop` lets the agents finish, `abandon` kills them and gives their
-attempts back. And it leaves when its agents cannot work on this machine (`breaker`); then it hands their attempts back.
+attempts back. And it leaves when its agents cannot work on this machine (`FailureBreaker`); then it hands their
+attempts back.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class HeartbeatSender:
         _ = self._held.pop(work.key, None)
 
     async def run(self) -> None:
-        """Send heartbeats until cancelled."""
+        """Send a heartbeat every third of the lease, and soon after each nudge, until cancelled."""
         interval = self._settings.lease_s / 3
         while True:
             try:

@@ -32,7 +32,7 @@ class SuiteSettings(Section):
 
 
 class EvaluateSettings(Section):
-    """`[evaluate]`: held-out tasks."""
+    """`[evaluate]`: held-out tasks, and how often the weights are evaluated on them."""
 
     every: int = Field(default=10, ge=1)
     """Steps from one evaluation to the next; the last step is always evaluated."""
@@ -149,7 +149,7 @@ class AdvantageSettings(Section):
 
 
 class LossSettings(Section):
-    """`[loss]`: what is minimised."""
+    """`[loss]`: the function that a step minimises."""
 
     kind: Surrogate = "ppo"
     """`ppo` (clipped), `gspo` (clipped by sequence), `cispo` (clipped weights) or `pg` (plain policy gradient)."""
@@ -192,7 +192,7 @@ class LossSettings(Section):
 
 
 class OptimiserSettings(Section):
-    """`[optimiser]`: AdamW."""
+    """`[optimiser]`: settings of AdamW and of its learning rate."""
 
     learning_rate: float | None = Field(default=None, gt=0)
     """Learning rate after the warm-up. Default: 1e-4 for LoRA, 1e-6 for all weights."""
@@ -294,7 +294,7 @@ class InferenceSettings(Section):
     python: Path | None = Field(default=None, strict=False)
     """Python of the environment with vLLM in it, for a server that is started."""
     port: int = Field(default=8000, ge=1, le=65534)
-    """Port of a server that is started; the second one, which `model.resource = "full"` needs, has the next."""
+    """Port of a server that is started; the second one, which `model.weights = "full"` needs, has the next."""
     flags: list[str] = Field(default=[])
     """More flags for a server that is started."""
     upstream: str = Field(default="vllm", pattern=r"^[A-Za-z0-9._-]{1,62}$")
@@ -405,7 +405,6 @@ def load(path: Path) -> TrainConfig:
 
 
 # Refuses valid configurations that do not fit a command: each check raises a `ConfigError` with a way out.
-#
 
 
 def check_full(config: TrainConfig) -> None:

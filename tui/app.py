@@ -104,7 +104,7 @@ def connect_client(context: GatewayContext) -> Client:
 
 @dataclass(frozen=True, slots=True)
 class AppOptions:
-    """Options of the program."""
+    """Options of the program: its gateways, its first screen, its keys."""
 
     contexts: Mapping[str, GatewayContext]
     context: str
@@ -233,7 +233,7 @@ class PenstockApp(App[None], inherit_bindings=False):
     def _told(self, what: RefreshKind) -> None:
         self.main.handle_refresh(what)
 
-    # Going ------------------------------------------------------------------------------------------------------------
+    # Going to other views ---------------------------------------------------------------------------------------------
 
     def go(self, words: Sequence[str]) -> None:
         """Go to a screen, a context or a theme, or quit."""
@@ -371,7 +371,7 @@ class PenstockApp(App[None], inherit_bindings=False):
             self.main.say(done)
         self.loader.reload()
 
-    # Taking along -----------------------------------------------------------------------------------------------------
+    # Copies, and programs outside -------------------------------------------------------------------------------------
 
     def copy(self, text: str) -> None:
         """Copy to the clipboard of the terminal, by OSC 52, and show the text, for terminals without one."""
@@ -415,7 +415,7 @@ class PenstockApp(App[None], inherit_bindings=False):
 
 
 def _unheard(number: int, frame: object) -> None:
-    """Ignore the signal."""
+    """Leave the signal to the program that was opened."""
 
 
 def _run_program(command: str, path: str) -> str:

@@ -33,7 +33,7 @@ DEMO = "demo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingOptions:
-    """What is written, and what is shown in place of a gateway."""
+    """Options to write what the gateway answers to a file, or to show such a file in place of a gateway."""
 
     record: Path | None = None
     """Write what the gateway answers to this file, for --play."""

@@ -130,7 +130,7 @@ class ViewLoader:
         self._visible: Sequence[str] = ()
         self.paused = False
 
-    # What the app says ------------------------------------------------------------------------------------------------
+    # Changes of the shown view ----------------------------------------------------------------------------------------
 
     def show(self, shown: ViewState) -> None:
         """Switch to another screen, and look at it now."""
@@ -156,7 +156,7 @@ class ViewLoader:
     # Asking -----------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask the gateway for the shown view's data, its selected row and its visible rows, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._looks())
             group.create_task(self._closer_looks())

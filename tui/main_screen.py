@@ -1,6 +1,6 @@
 """The screen that shows every view: a line on top, rows, panes, a line to type in, a line of keys.
 
-Keys are looked up in the key map and become calls of methods of `key_handler.Handler`, or actions of the view; none
+Keys are looked up in the key map and become calls of methods of `key_handler.KeyHandler`, or actions of the view; none
 asks the gateway itself. `loader` asks it, and tells this screen when to draw again. The screen then draws at most ten
 times a second, and at once after a key.
 """
@@ -38,10 +38,10 @@ DEEPEST: Final = 20
 
 
 class InputHandler(Protocol):
-    """The interface of `key_handler.Handler`, which carries out keys."""
+    """The interface of `key_handler.KeyHandler`, which carries out keys."""
 
     def press(self, key: str) -> None:
-        """Carry out a key."""
+        """Do what the key map says, or show why nothing happens."""
         ...
 
     def submit(self, event: Prompt.Submitted) -> None:
@@ -53,7 +53,7 @@ class InputHandler(Protocol):
         ...
 
     def open_row(self) -> None:
-        """Open the selected row."""
+        """Open the view of the selected row, if there is one."""
         ...
 
 
@@ -93,7 +93,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         """Draw every second, because ages change."""
         self.set_interval(1.0, self.draw_soon)
 
-    # What is shown ----------------------------------------------------------------------------------------------------
+    # The shown view ---------------------------------------------------------------------------------------------------
 
     @property
     def shown(self) -> ViewState:
@@ -128,7 +128,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.draw()
 
     def draw(self) -> None:
-        """Draw the whole screen."""
+        """Draw every part of the screen from the data of the shown view."""
         if not self.stack:
             return
         shown, now = self.shown, self.penstock.now_ns()
@@ -274,7 +274,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self.draw_keys()
 
     def on_prompt_cancelled(self, event: Prompt.Cancelled) -> None:
-        """Show the keys again."""
+        """Close the input line, and show the keys in its place."""
         self.prompt.close()
         self.draw_keys()
 
@@ -310,7 +310,7 @@ HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go 
 
 
 def hints(keys: Sequence[KeyBinding], width: int) -> Text:
-    """As many keys as there is room for, each with a word; the last two (help and quit) always."""
+    """The keys that there is room for, each with a word; the last two (help and quit) always. `width`: columns."""
     pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
     first, last = pieces[:-2], pieces[-2:]
     room = width - 1 - sum(piece.cell_len + 2 for piece in last)

@@ -77,5 +77,5 @@ class Program(Protocol):
         ...
 
     def quit(self) -> None:
-        """End the program."""
+        """End the program, and restore the terminal."""
         ...

@@ -30,7 +30,7 @@ FILE: Final = "tui.toml"
 
 
 class GatewayContext(Section):
-    """A gateway by name."""
+    """A gateway under a name, with the way to its key."""
 
     gateway: str
     """Its URL."""
@@ -49,7 +49,7 @@ class GatewayContext(Section):
 
 
 class TuiSettings(Section):
-    """The file."""
+    """The whole file of settings of the TUI."""
 
     context: str | None = None
     """The name of the context to begin with; the gateway of `--gateway` when not given."""

@@ -14,7 +14,7 @@ BUCKETS: Final = 24
 
 
 class RateSeries(NamedTuple):
-    """A figure over time."""
+    """The course of one rate, such as calls a second."""
 
     rates: list[float | None]
     """Rates a second in `BUCKETS` intervals, oldest first; None for intervals before the feed was followed."""
@@ -27,7 +27,7 @@ class RateSeries(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """The highest rate."""
+        """The highest rate of an interval; 0 when none is known."""
         return max((rate for rate in self.rates if rate is not None), default=0.0)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionOptions:
-    """Who wants a change, and why."""
+    """Options of every command that changes something: the author and the reason of the change."""
 
     who: str | None = None
     """Who wants it; the name you are logged in with if not given."""

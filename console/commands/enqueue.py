@@ -175,7 +175,7 @@ Ends = Literal["failed", "timeout", "unresponsive", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutOptions:
-    """What all rollouts have in common."""
+    """The options that hold for all rollouts of one `penstock enqueue`."""
 
     priority: Annotated[int, Parameter(allow_leading_hyphen=True)] = 0
     """The highest is handed out first; -1000 to 1000."""

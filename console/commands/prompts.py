@@ -151,7 +151,7 @@ def _offer(url: str, found: list[tuple[PromptProposal, str | None]], author: str
 
 
 class ProposalRow(BaseModel):
-    """A proposal as JSON."""
+    """A proposed prompt, as `--json` prints it."""
 
     template: str
     """As `penstock resource add` takes it."""

@@ -32,7 +32,7 @@ LISTS = {"agent": "agents", "model": "models", "mode": "modes"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOptions:
-    """What is tried, on whom, and by which rules."""
+    """Options of a new release: the candidate, the calls that it applies to, and its policy."""
 
     candidate: str
     """The version to try."""
@@ -66,7 +66,7 @@ class ReleaseOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """How the agent of the rehearsal is run."""
+    """Options of the agent of a rehearsal: its arguments, its variables and its limits."""
 
     workers: int = 1
     """Agents at a time, where a command is given."""

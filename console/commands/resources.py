@@ -51,7 +51,7 @@ class WeightsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionOptions:
-    """What is kept of any version."""
+    """Options of a new version of any kind: its name, its parent, its author and a note."""
 
     version: str | None = None
     """Name of the version; the next free v1, v2 ... if not given."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ReleaseVerification(BaseModel):
-    """What came of it."""
+    """The result of verifying a release, as `--json` prints it."""
 
     release: str
     """Its name."""

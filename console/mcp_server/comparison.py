@@ -87,8 +87,6 @@ SEVERAL = 5
 
 
 class CompareVersionsArguments(ToolArguments):
-    """Arguments of `compare_versions`."""
-
     name: Id
     """The resource."""
     one: Id
@@ -102,7 +100,7 @@ class CompareVersionsArguments(ToolArguments):
 
 
 class VersionFigures(ToolAnswer):
-    """How the rollouts of a version went."""
+    """The outcomes of the rollouts that one version served."""
 
     version: str
     rollouts: int

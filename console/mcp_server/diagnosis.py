@@ -13,8 +13,6 @@ PLACES = 10
 
 
 class DiagnoseArguments(ToolArguments):
-    """Arguments of `diagnose_rollout`."""
-
     rollout: Id
     """The rollout."""
     model: str | None = None
@@ -38,7 +36,7 @@ class FindingGroup(ToolAnswer):
 
 
 class DiagnosisAnswer(ToolAnswer):
-    """Whether a rollout can be trained on, and why not."""
+    """The diagnosis of a rollout: whether it can be trained on, and the findings that prevent it."""
 
     rollout: str
     status: str
@@ -53,7 +51,7 @@ class DiagnosisAnswer(ToolAnswer):
 
 
 async def diagnose(context: ToolContext, asked: DiagnoseArguments) -> ToolResult:
-    """What stands in the way of training on a rollout."""
+    """Read the diagnosis of a rollout from the gateway, its findings grouped by kind."""
     found = await context.client.diagnosis(asked.rollout, asked.model)
     calls = [call for attempt in found.attempts for call in attempt.calls]
     answer = DiagnosisAnswer(

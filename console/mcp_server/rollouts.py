@@ -38,8 +38,6 @@ Filter = Annotated[str, Field(max_length=4000)]
 
 
 class ListRolloutsArguments(ToolArguments):
-    """Arguments of `list_rollouts`."""
-
     filter: Filter = ""
     """Terms, such as `status:failed reward<0.5`; all rollouts if empty."""
     limit: Annotated[int, Field(ge=1, le=100)] = 20
@@ -70,7 +68,7 @@ class RolloutRow(ToolAnswer):
 
 
 class RolloutRows(ToolAnswer):
-    """Rollouts, newest first."""
+    """A page of rollouts, newest first."""
 
     rollouts: list[RolloutRow]
     next: str | None = None
@@ -84,7 +82,7 @@ ROLLOUTS = (
 
 
 async def list_rollouts(context: ToolContext, asked: ListRolloutsArguments) -> ToolResult:
-    """Finds rollouts."""
+    """Read pages of rollouts until `limit` rows match."""
     found = await read_rows(context.client, "/api/rollouts", RolloutPage, lambda page: page.rollouts, asked)
     answer = RolloutRows(rollouts=[_row(one) for one in found.rows], next=found.next)
     shown = plain(_table(found.rows, time.time_ns())) if found.rows else _nothing("rollout", asked.filter)
@@ -137,8 +135,6 @@ def _more(cursor: str | None, scanned: int) -> str:
 
 
 class ListSpansArguments(ToolArguments):
-    """Arguments of `list_spans`."""
-
     rollout: Id | None = None
     """Of this rollout, in order; of all rollouts, newest first, if not given."""
     filter: Filter = ""
@@ -173,7 +169,7 @@ class SpanRow(ToolAnswer):
 
 
 class SpanRows(ToolAnswer):
-    """Spans."""
+    """A page of spans: of one rollout in order, of all newest first."""
 
     spans: list[SpanRow]
     next: str | None = None
@@ -181,7 +177,7 @@ class SpanRows(ToolAnswer):
 
 
 async def list_spans(context: ToolContext, asked: ListSpansArguments) -> ToolResult:
-    """Finds spans."""
+    """Read pages of spans until `limit` rows match, of one rollout or of all."""
     path = "/api/spans" if asked.rollout is None else f"/api/rollouts/{asked.rollout}/spans"
     found = await read_rows(context.client, path, SpanPage, lambda page: page.spans, asked)
     answer = SpanRows(spans=[_span_row(one) for one in found.rows], next=found.next)

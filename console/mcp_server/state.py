@@ -42,8 +42,6 @@ WHY = 500
 
 
 class ShowStatsArguments(ToolArguments):
-    """Arguments of `show_stats`."""
-
     spans: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """How many of the newest spans to sum over. All if not given, where the gateway has an index, else 10,000."""
 
@@ -69,7 +67,7 @@ class StatsAnswer(ToolAnswer):
 
 
 async def show_stats(context: ToolContext, asked: ShowStatsArguments) -> ToolResult:
-    """Figures of the gateway."""
+    """Read the gateway's sums over spans; of its models only the `MODELS` with the most calls."""
     found = await context.client.stats(asked.spans)
     few = dict(list(found.by_model.items())[:MODELS])
     answer = StatsAnswer(
@@ -89,11 +87,11 @@ async def show_stats(context: ToolContext, asked: ShowStatsArguments) -> ToolRes
 
 
 class ShowQueueArguments(ToolArguments):
-    """`show_queue` takes no arguments."""
+    """The tool `show_queue` takes no arguments."""
 
 
 class WorkerRow(ToolAnswer):
-    """A worker."""
+    """A worker that the gateway has heard of lately."""
 
     id: str
     last_seen: str | None
@@ -104,7 +102,7 @@ class WorkerRow(ToolAnswer):
 
 
 class QueueAnswer(ToolAnswer):
-    """How much work there is, and who does it."""
+    """The state of the queue, and the workers that take rollouts from it."""
 
     state: str
     """open, paused or draining."""
@@ -138,8 +136,6 @@ async def show_queue(context: ToolContext, _: ShowQueueArguments) -> ToolResult:
 
 
 class ListReleasesArguments(ToolArguments):
-    """Arguments of `list_releases`."""
-
     resource: Id | None = None
     """Only releases of this resource."""
     live: bool = False
@@ -165,7 +161,7 @@ class ReleaseRow(ToolAnswer):
 
 
 class ReleaseRows(ToolAnswer):
-    """Releases, newest first."""
+    """The newest releases that match, at most `limit`."""
 
     releases: list[ReleaseRow]
     left_out: int = 0
@@ -173,7 +169,7 @@ class ReleaseRows(ToolAnswer):
 
 
 async def list_releases(context: ToolContext, asked: ListReleasesArguments) -> ToolResult:
-    """Releases."""
+    """Read the releases of the gateway; shows the newest `limit` of them."""
     found = await context.client.releases(asked.resource, asked.live)
     shown = found[: asked.limit]
     answer = ReleaseRows(releases=[_row(one) for one in shown], left_out=len(found) - len(shown))
@@ -200,8 +196,6 @@ def _row(one: Release) -> ReleaseRow:
 
 
 class ShowReleaseArguments(ToolArguments):
-    """Arguments of `show_release`."""
-
     release: Id
     """Its name, or that of its resource: then its newest."""
 
@@ -251,7 +245,7 @@ class ReleaseAnswer(ToolAnswer):
 
 
 async def show_release(context: ToolContext, asked: ShowReleaseArguments) -> ToolResult:
-    """One release."""
+    """Read one release with the newest `ENTRIES` entries of its audit chain."""
     name = await _named(context.client, asked.release)
     view, audit = await asyncio.gather(context.client.release(name), context.client.audit(name))
     text = plain(display.status(view, audit, None, time.time_ns(), ENTRIES))

@@ -39,7 +39,7 @@ class ToolArguments(Noun):
 
 
 class ToolAnswer(Noun):
-    """Fields of an answer."""
+    """The base of a tool's answer as fields; models are told the docstrings of the fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 

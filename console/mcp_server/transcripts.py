@@ -44,8 +44,6 @@ NAMES = 100
 
 
 class ReadTranscriptArguments(ToolArguments):
-    """Arguments of `read_transcript`."""
-
     rollout: Id
     """The rollout."""
     attempt: Id | None = None
@@ -57,7 +55,7 @@ class ReadTranscriptArguments(ToolArguments):
 
 
 class TranscriptMessage(ToolAnswer):
-    """A message."""
+    """A message of a transcript; `text` may be cut."""
 
     role: str
     text: str
@@ -265,8 +263,6 @@ def _span(span: TranscriptSpan) -> Iterator[str]:
 
 
 class ReadCallArguments(ToolArguments):
-    """Arguments of `read_call`."""
-
     rollout: Id
     """The rollout."""
     sequence: Annotated[int, Field(ge=1)]

@@ -30,8 +30,6 @@ NOTE = 300
 
 
 class ListResourcesArguments(ToolArguments):
-    """Arguments of `list_resources`."""
-
     name: Id | None = None
     """Only this one, with its versions."""
 
@@ -71,7 +69,7 @@ class ResourceRows(ToolAnswer):
 
 
 async def list_resources(context: ToolContext, asked: ListResourcesArguments) -> ToolResult:
-    """What releases can change."""
+    """Read all resources, or one of them with its versions."""
     if asked.name is not None:
         return await _one(context.client, asked.name)
     found = await context.client.resources()
@@ -136,8 +134,6 @@ def version_of(found: ResourceView, wanted: str | None) -> Resource:
 
 
 class ReadVersionArguments(ToolArguments):
-    """Arguments of `read_version`."""
-
     name: Id
     """The resource."""
     version: Id | None = None
@@ -149,7 +145,7 @@ class ReadVersionArguments(ToolArguments):
 
 
 class VersionAnswer(ToolAnswer):
-    """A version."""
+    """A version of a resource with its text, or with the part of it from `offset` on."""
 
     name: str
     version: str
@@ -207,8 +203,6 @@ def _version_text(told: VersionAnswer) -> str:
 
 
 class DiffVersionsArguments(ToolArguments):
-    """Arguments of `diff_versions`."""
-
     name: Id
     """The resource."""
     one: Id
@@ -220,7 +214,7 @@ class DiffVersionsArguments(ToolArguments):
 
 
 class DiffAnswer(ToolAnswer):
-    """What two versions say differently."""
+    """The difference between the texts of two versions."""
 
     diff: str
     """Unified diff, by lines; a sentence where they are the same."""
@@ -233,7 +227,7 @@ DIFF = 15_000
 
 
 async def diff_versions(context: ToolContext, asked: DiffVersionsArguments) -> ToolResult:
-    """What two versions say differently."""
+    """Compare two versions of a resource, as `penstock resource diff` does."""
     found = await resource_of(context.client, asked.name)
     whole = display.difference(version_of(found, asked.one), version_of(found, asked.other)).plain
     part = piece(whole, asked.offset, DIFF)

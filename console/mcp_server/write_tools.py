@@ -31,8 +31,6 @@ DIFF = 6000
 
 
 class PostRewardArguments(ToolArguments):
-    """Arguments of `post_reward`."""
-
     rollout: Id
     """The rollout."""
     value: Annotated[float | None, Field(allow_inf_nan=False)] = None
@@ -95,8 +93,6 @@ async def _only_attempt(context: ToolContext, rollout: str) -> str:
 
 
 class ProposeVersionArguments(ToolArguments):
-    """Arguments of `propose_version`."""
-
     name: Id
     """The prompt, or tool-text; list_resources has the names."""
     text: Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]

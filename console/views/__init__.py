@@ -1,4 +1,4 @@
 """Renders nouns for people: text, tables for terminals, pages, charts. Pure.
 
-It may import every layer from `store`, `http` and `prompts` down, but does no I/O. Begin with `table`.
+It does no I/O. Begin with `table`.
 """

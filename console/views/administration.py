@@ -77,7 +77,7 @@ AUDIT = NounView[AuditSelection, AuditEntry](
 )
 
 
-# The use of budgets for readers. Pure.
+# The use of budgets, as people are shown it. Pure.
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -156,7 +156,7 @@ BUDGETS = NounView[BudgetSelection, BudgetUse](
 )
 
 
-# The state of the index, for readers.
+# The state of the index, as people are shown it.
 
 
 def index(view: IndexView, now_ns: int = 0) -> str:
@@ -176,7 +176,7 @@ INDEX = NounView[NounSelection, IndexView](
 )
 
 
-# Prices of models, for readers.
+# Prices of models, as people are shown them.
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -239,7 +239,7 @@ def differences(found: Sequence[PriceChange]) -> Group:
     return Group(*(heads or [Text("Nothing differs.")]), *([listing] if found else []))
 
 
-# Retention for readers: rules, holds and forgotten rollouts. Pure.
+# Retention rules, holds and forgotten rollouts, as people are shown them. Pure.
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -330,7 +330,7 @@ FORGOTTEN = NounView[LimitedSelection, ForgottenRollout](
 )
 
 
-# The list of upstreams, for readers. Pure.
+# The list of upstreams, as people are shown it. Pure.
 
 
 def _state(one: UpstreamView) -> Text:
@@ -370,7 +370,7 @@ UPSTREAMS = NounView[NounSelection, UpstreamView](
 )
 
 
-# Webhooks and their deliveries for readers. Pure.
+# Webhooks and their deliveries, as people are shown them. Pure.
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

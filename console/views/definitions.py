@@ -129,7 +129,7 @@ def _decoded(text: str) -> str:
     return json.dumps(json.loads(text), ensure_ascii=False).replace("\\n", "\n") if text else ""
 
 
-# -- what has changed --------------------------------------------------------------------------------------------------
+# -- differences between versions --------------------------------------------------------------------------------------
 
 
 def version_pairs(one: ServerDefinitions, version: int | None) -> list[VersionPair]:

@@ -192,7 +192,7 @@ MOST_READ = 5_000
 
 
 class DigestQuery(Noun):
-    """Parameters of the digests."""
+    """The query parameters of `/api/digest`."""
 
     since: int | None = Field(default=None, ge=0)
     """Tell what comes after this cursor; what is new from now on when not given."""

@@ -33,7 +33,7 @@ from penstock.gateway.work.runs.service import RunService
 
 
 class Readiness(Protocol):
-    """The gateway's readiness."""
+    """Says whether the gateway can take calls; `not_ready` is the reason, or None when it can."""
 
     @property
     def not_ready(self) -> str | None: ...

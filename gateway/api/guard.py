@@ -308,8 +308,8 @@ class AuditQuery(Noun):
 
 
 async def get_caller(request: web.Request) -> web.Response:
-    """What the gateway takes the client for: whether its key may change things, or only read. Without keys everybody
-    may change everything."""
+    """The role that the gateway gives the client: whether its key may change things, or only read. Without keys
+    everybody may change everything."""
     control = request.app[CONTROL]
     # The guard has refused callers without a role.
     found = control.auth.holder(list(credentials(request.headers)))
@@ -318,8 +318,8 @@ async def get_caller(request: web.Request) -> web.Response:
 
 
 async def get_audit_log(request: web.Request) -> web.Response:
-    """What people, and programs in their place, have changed, newest first: who, what, and why, as each request said.
-    What workers report of their work is not in it."""
+    """The changes that people, and programs in their place, have made, newest first: who, what, and why, as each
+    request said. It leaves out what workers report of their work."""
     log, asked = request.app[CONTROL].audit_log, query_of(request, AuditQuery)
 
     def walk(mark: Mark | None) -> Iterator[tuple[Mark, AuditEntry | None]]:

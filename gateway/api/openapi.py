@@ -50,7 +50,7 @@ _ID = {"type": "string", "pattern": ID_PATTERN}
 
 @dataclass(frozen=True)
 class ApiRoute:
-    """One endpoint."""
+    """One endpoint of the control API: its address, its handler, its schemas, and the role that it needs."""
 
     method: str
     path: str

@@ -45,7 +45,7 @@ class Operations:
     """Serves the operations of the control API."""
 
     def __init__(self, control: Control, routes: Iterable[ApiRoute]) -> None:
-        """`routes`: those of operations."""
+        """`routes`: those whose `ApiRoute.operation` is true."""
         self._control = control
         self._routes: dict[tuple[str, int], list[tuple[ApiRoute, list[str]]]] = {}
         self._running: set[asyncio.Task[None]] = set()

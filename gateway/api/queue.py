@@ -132,7 +132,7 @@ async def set_queue(control: Control, ids: Ids, asked: QueueRequest) -> QueueSta
     return await asyncio.to_thread(control.dispatcher.reader.queue)
 
 
-# -- what agents say of themselves -----------------------------------------------------------------------------------
+# -- reports of agents -----------------------------------------------------------------------------------------------
 
 
 async def agent_reward(control: Control, ids: Ids, asked: Judgement) -> RewardAnswer:

@@ -121,8 +121,8 @@ def _no_resource(name: str) -> ApiError:
 
 
 async def get_needs(request: web.Request) -> web.Response:
-    """Who needs which version of a resource: what it is stable for, live releases, rollouts that are pinned to it and
-    may still call. What is not in the list may be taken from its server."""
+    """The versions of a resource that something needs: the stable version, those of live releases, and those that a
+    rollout which may still call is pinned to. A version that is not in the list may be taken from its server."""
     releases, name = request.app[CONTROL].releases, id_of(request, "resource")
     if releases.reader.resource(name) is None:
         raise _no_resource(name)
@@ -147,7 +147,7 @@ def _resources(control: Control) -> list[ResourceView]:
 
 
 async def get_releases(request: web.Request) -> web.Response:
-    """Releases, newest first."""
+    """The releases of the tape, newest first."""
     control, asked = request.app[CONTROL], query_of(request, ReleasesQuery)
     found = await asyncio.to_thread(control.releases.reader.releases)
     kept = [
@@ -166,8 +166,8 @@ async def get_release(request: web.Request) -> web.Response:
 
 
 async def get_forecast(request: web.Request) -> web.Response:
-    """What a release is likely to take until it is decided, if its candidate is equal: played with the rollouts of the
-    stable version before its start."""
+    """The time and the rollouts that a release is likely to take until it is decided, if its candidate is equal:
+    simulated with the rollouts of the stable version before its start."""
     release = _release(request)
     control = request.app[CONTROL]
     return answer(await control.heavy.run(control.releases.forecast, release))

@@ -74,7 +74,7 @@ _UNSEEN: Final = {
 
 
 class PageQuery(Noun):
-    """Parameters of a list."""
+    """The query parameters of a list that comes in pages."""
 
     filter: str = Field(default="", max_length=4096)
     """Terms that all must hold, such as `status:failed model:qwen* latency>2s`."""
@@ -160,7 +160,7 @@ async def _spans(control: Control, walk: Walk[Span], name: str, asked: PageQuery
     return answer(SpanPage(spans=found.rows, next=encode_cursor(name, found.mark), scanned=found.scanned))
 
 
-# --- single things ---
+# --- one rollout, one span ---
 
 
 async def get_rollout(request: web.Request) -> web.Response:
@@ -169,15 +169,15 @@ async def get_rollout(request: web.Request) -> web.Response:
 
 
 class DiagnosisQuery(Noun):
-    """Parameters of a diagnosis."""
+    """The query parameters of a rollout's diagnosis."""
 
     model: str | None = Field(default=None, max_length=256)
     """The model that is trained; the one that most calls asked for when not given."""
 
 
 async def get_diagnosis(request: web.Request) -> web.Response:
-    """Whether a rollout can be trained on, call by call, and if not why, with the way out. Reads the bytes of its
-    calls, of 2,000 at most."""
+    """The diagnosis of a rollout, call by call: whether it can be trained on, and if not why, with the way out. Reads
+    the bytes of its calls, of 2,000 at most."""
     control, asked, rollout = request.app[CONTROL], query_of(request, DiagnosisQuery), _rollout(request)
     tape = control.tape
 
@@ -222,7 +222,7 @@ async def get_attempts(request: web.Request) -> web.Response:
 
 
 class SpanQuery(Noun):
-    """Parameters of a span."""
+    """The query parameters of a single span."""
 
     exchange: ExchangeBytes = "exact"
     """The recorded bytes: `exact`, `plain` without their content encodings, or `none`."""
@@ -243,7 +243,7 @@ def _is_short(*spans: Span) -> bool:
 
 
 class BodyQuery(Noun):
-    """Parameters of a body."""
+    """The query parameters of a call's request or response body."""
 
     side: Literal["agent", "engine", "receipt"] | None = None
     """A party that was spoken with in another wire format, instead of the exchange itself."""
@@ -289,7 +289,8 @@ def _records(tape: TapeSource, rollout: str, kinds: tuple[SpanKind, ...]) -> Ite
 
 
 async def get_queue(request: web.Request) -> web.Response:
-    """How much work there is."""
+    """The state of the queue: rollouts that wait, by mode, attempts in workers' hands, and the oldest waiting
+    rollout."""
     return answer(await asyncio.to_thread(request.app[CONTROL].dispatcher.reader.queue))
 
 
@@ -390,7 +391,7 @@ KIND: Final = f"({'|'.join(get_args(SpanKind))})"
 
 
 class WholeRolloutsQuery(Noun):
-    """Parameters of whole rollouts."""
+    """The query parameters of rollouts with all their spans."""
 
     ids: str = Field(max_length=MOST_IDS * 129)
     """These rollouts, at most 200, with commas between their ids; they come in this order."""

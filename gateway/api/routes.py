@@ -81,7 +81,7 @@ from penstock.gateway.reading.filters.fields import describe_fields
 
 
 class StatsQuery(Noun):
-    """Parameters of the figures."""
+    """The query parameters of the sums over spans."""
 
     spans: int | None = Field(default=None, ge=0, le=100_000)
     """How many of the newest spans to sum over; if not given, all where there is an index, else 10,000."""
@@ -121,7 +121,7 @@ async def get_docs(request: web.Request) -> web.Response:
 
 
 async def get_health(request: web.Request) -> web.Response:
-    """Alive: the process answers."""
+    """Always `ok`: the process answers requests. `/readyz` says whether it can take calls."""
     return answer(Health(status="ok"))
 
 
@@ -134,7 +134,7 @@ async def get_ready(request: web.Request) -> web.Response:
 
 
 async def get_metrics(request: web.Request) -> web.Response:
-    """Figures for Prometheus."""
+    """The gateway's figures in the text format of Prometheus, summed over all workers."""
     control = request.app[CONTROL]
     await asyncio.to_thread(_look_at_tape, control)
     control.metrics.forget_arms()

@@ -85,7 +85,7 @@ class RunEventsQuery(Noun):
     """The `next` of the page before."""
 
 
-# -- what changes something --------------------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------------------------------
 
 
 async def start_run(control: Control, ids: Ids, asked: NewRun) -> Run:
@@ -118,7 +118,7 @@ async def add_run_events(control: Control, ids: Ids, asked: RunEventsRequest) ->
     return RunEventsAnswer(kept=kept)
 
 
-# -- what reads --------------------------------------------------------------------------------------------------------
+# -- reads -------------------------------------------------------------------------------------------------------------
 
 
 async def get_runs(request: web.Request) -> web.Response:
@@ -140,7 +140,7 @@ def _runs_walk(runs: RunService, asked: RunsQuery) -> Walk[RunHead]:
 
 
 async def get_run(request: web.Request) -> web.Response:
-    """One training run."""
+    """One training run, with its status as of now; 404 when there is none of this name."""
     runs, name = request.app[CONTROL].runs, id_of(request, "run")
     run = runs.reader.run(name)
     if run is None:

@@ -35,7 +35,7 @@ HITS: Final = 10
 
 
 class SearchQuery(PageQuery):
-    """Parameters of a search."""
+    """The query parameters of a search for a text."""
 
     text: str = Field(min_length=1, max_length=1024)
     """What is searched for: any part of a message, a tool call, a result or an error, whatever its case."""

@@ -44,8 +44,8 @@ class BudgetsQuery(Noun):
 
 
 async def get_budgets(request: web.Request) -> web.Response:
-    """What is used and reserved of each budget in the window of this moment, the fullest first. What has a budget of
-    its own is there once a call of it was counted."""
+    """The used and the reserved part of each budget in the present window, the fullest first. A key, agent, rollout,
+    run or arm with a budget of its own is listed once a call of it was counted."""
     asked, budgets = query_of(request, BudgetsQuery), request.app[CONTROL].budgets
     found = [] if budgets is None else await asyncio.to_thread(budgets.uses, asked.budget)
     names = [] if budgets is None else budgets.names
@@ -81,7 +81,7 @@ PRICE_ROUTES: tuple[ApiRoute, ...] = (
 
 
 async def get_index(request: web.Request) -> web.Response:
-    """How the index of the tape is: whether filters answer from it, and else why; how far it has read; its size."""
+    """The state of the tape's index: whether filters answer from it, and else why; how far it has read; its size."""
     return answer(await asyncio.to_thread(_link(request.app[CONTROL]).view))
 
 
@@ -126,7 +126,7 @@ async def get_webhooks(request: web.Request) -> web.Response:
 
 
 async def get_deliveries(request: web.Request) -> web.Response:
-    """What a webhook was told or is to be told, newest first, and what became of it."""
+    """The messages that a webhook has taken or is to take, newest first, each with the outcome of its delivery."""
     control, name, asked = request.app[CONTROL], id_of(request, "webhook"), query_of(request, DeliveriesQuery)
     _check(control, name)
 
@@ -277,8 +277,8 @@ async def lift(control: Control, ids: Ids, asked: ActionRequest) -> RetentionHol
 
 
 async def get_retention(request: web.Request) -> web.Response:
-    """How long rollouts stay here, how much of its file the tape uses, and what is still to be deleted of those that
-    were forgotten."""
+    """The rules by which rollouts are forgotten, the part of its file that the tape uses, and what is still to be
+    deleted of forgotten rollouts."""
     control = request.app[CONTROL]
     retention = _retention(control)
     in_index, why = await asyncio.to_thread(_in_index, control.index, retention.hidden_at)

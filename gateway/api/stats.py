@@ -55,7 +55,7 @@ ENDED = {RolloutStatus.FAILED: True, RolloutStatus.SUCCEEDED: False}
 
 @dataclass(slots=True)
 class ToolRunSums:
-    """Sums of one tool."""
+    """Counts, durations (ns) and rollouts of the runs of one tool."""
 
     calls: int = 0
     errors: int = 0
@@ -287,7 +287,7 @@ SCANNED: Final = 20_000
 
 
 class BreakdownQuery(Noun):
-    """Parameters of a breakdown."""
+    """The query parameters of figures by a common property of calls."""
 
     by: BreakdownDimension
     """What calls are put together by."""
@@ -419,9 +419,9 @@ class UnreadQuery(Noun):
 
 
 async def get_unread(request: web.Request) -> web.Response:
-    """What answers held that was not read when they were recorded: text, tool calls or counts under keys that this
-    version does not know, and token ids that cannot be. For each path of keys how many answers had it, when, and one of
-    them."""
+    """The parts of answers that were not read when they were recorded: text, tool calls or counts under keys that this
+    version does not know, and token ids that cannot be. For each path of keys: how many answers had it, when, and one
+    of them."""
     control, asked, now_ns = request.app[CONTROL], query_of(request, UnreadQuery), time.time_ns()
     # A filter on certain paths concerns only calls with unread keys.
     query = parse(f"{asked.filter} unread:*".strip(), "spans", now_ns)

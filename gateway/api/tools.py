@@ -139,7 +139,7 @@ def _with_elsewhere(tape: TapeSource, own: Attempt, stray: bool, used: ToolList)
     return used.model_copy(update={"tools": tools, "cut": cut})
 
 
-# -- who was alive ---------------------------------------------------------------------------------------------------
+# -- live rollouts ---------------------------------------------------------------------------------------------------
 
 
 def _begun(tape: TapeSource, start_ns: int, end_ns: int) -> tuple[list[Rollout], bool]:
@@ -184,7 +184,7 @@ def _is_stray(attempt: Attempt) -> bool:
     return not attempt.totals.calls
 
 
-# -- what is read ----------------------------------------------------------------------------------------------------
+# -- reading runs and calls ------------------------------------------------------------------------------------------
 
 
 def _stray_runs(tape: TapeSource, begun: Iterable[Rollout], own: Attempt) -> Iterator[tuple[str, tuple[Span, ToolRun]]]:
@@ -234,7 +234,7 @@ def _place(attempt: Attempt) -> str:
     return f"{attempt.rollout}/{attempt.id}"
 
 
-# -- what is told ----------------------------------------------------------------------------------------------------
+# -- the answer ------------------------------------------------------------------------------------------------------
 
 
 def _asked_elsewhere(use: ToolUse, found: RunOrigin | None) -> ToolUse:
@@ -308,7 +308,7 @@ async def get_servers(request: web.Request) -> web.Response:
 
 
 async def get_server(request: web.Request) -> web.Response:
-    """What one server lists, in all versions that are kept, with the texts."""
+    """The definitions that one server lists, in all versions that are kept, with the texts."""
     definitions, name = request.app[CONTROL].definitions, id_of(request, "server")
     found = await asyncio.to_thread(definitions.reader.server, name)
     if found is None and name not in definitions.on_change:
@@ -367,8 +367,8 @@ async def answer_question(control: Control, ids: Ids, asked: PolicyAnswer) -> Qu
 
 
 async def try_policy(control: Control, ids: Ids, asked: PolicyTest) -> BacktestPage:
-    """What rules would have done to recorded tool calls, and the rewards of their rollouts. Nothing is changed. Newest
-    first, and a page at a time."""
+    """Backtests rules: what each would have done to recorded tool calls, and the rewards of their rollouts. Nothing is
+    changed. Newest first, and a page at a time."""
     try:
         check_names(asked.rules)
     except ValueError as error:

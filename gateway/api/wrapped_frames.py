@@ -41,7 +41,7 @@ SESSIONS: Final = 10_000
 
 
 class FrameHeader(Noun):
-    """Whose frames follow."""
+    """The head of a request of a wrapper: the session and the server that the frames after it belong to."""
 
     session: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{11}-[0-9a-f]{16}$")]
     """The wrapper's own name for its session."""
@@ -51,7 +51,7 @@ class FrameHeader(Noun):
 
 
 class FrameReceipt(Noun):
-    """What the gateway has of a session."""
+    """The frames of a session that the gateway has, and those that it still needs."""
 
     done: int
     """Frames up to this number are on the tape or in `open`."""

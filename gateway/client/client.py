@@ -178,7 +178,7 @@ class Client(ReleaseClient, RunClient, PolicyClient, DefinitionClient, UpstreamC
         return found if outcome is None else found.model_copy(update={"outcome": outcome})
 
     async def request_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:
-        """The exact bytes of a call's request body; `side`: `agent` or `engine`, as `model.Side` has it."""
+        """The exact bytes of a call's request body; `side`: `agent` or `engine`, as in `model.turn.Side.who`."""
         return await self.read("GET", f"{_path(rollout, attempt, sequence)}/request", params={"side": side})
 
     async def response_body(self, rollout: str, attempt: str, sequence: int, side: str | None = None) -> bytes:

@@ -32,7 +32,7 @@ KINDS: Final[dict[Any, ColumnKind]] = {str: "text", int: "whole", float: "number
 
 
 class ConversationRow(Noun):
-    """What was said in a call: a row of an export of messages."""
+    """The messages of one call, sent and received: a row of an export of messages."""
 
     rollout: Id
     """The rollout it belongs to."""

@@ -29,7 +29,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.model.turn import Chunk, Exchange, Side, Turn
 
-# A change of the tape, as followers get it: one by one, or in digests.
+# Changes of the tape, as followers get them: one by one, or in digests.
 
 TAPE_HEADER: Final = "Penstock-Tape"
 """The header of an answer that names the tape whose cursors it has."""
@@ -54,7 +54,7 @@ class Change(Noun):
 
 
 class Digest(Noun):
-    """What has changed in a piece of the feed: names, and sums over the calls that ended in it."""
+    """The changes in a piece of the feed: names of what has changed, and sums over the calls that ended in it."""
 
     cursor: int
     """The last change in it; ask for `since=cursor` to go on after it."""
@@ -83,7 +83,7 @@ class Digest(Noun):
 
 
 class Page(Noun):
-    """What every page of a list has."""
+    """The fields that every page of a list has."""
 
     next: str | None = None
     """Cursor of the next page; None when this one is the last."""
@@ -92,21 +92,21 @@ class Page(Noun):
 
 
 class RolloutPage(Page):
-    """Rollouts, newest first."""
+    """A page of rollouts, newest first."""
 
     rollouts: list[RolloutSummary]
     """Those that match, each with its attempts and sums."""
 
 
 class AuditPage(Page):
-    """What was changed, newest first."""
+    """A page of the audit log, newest first."""
 
     entries: list[AuditEntry]
     """Those of the page."""
 
 
 class SpanPage(Page):
-    """Heads of spans."""
+    """A page of spans without their bodies."""
 
     spans: list[Span]
     """Those that match."""
@@ -226,7 +226,7 @@ class ModelStats(Totals):
 
 
 class PriceList(Noun):
-    """What models cost."""
+    """The prices of models that costs are computed with."""
 
     as_of: date
     """The day by which the list was right."""
@@ -239,7 +239,7 @@ class PriceList(Noun):
 
 
 class RewardStats(Noun):
-    """Sums over rewards."""
+    """Counts and the mean of the rewards on a tape."""
 
     count: int = 0
     """Rewards that were given."""
@@ -305,7 +305,7 @@ class Finding(Noun):
 
 
 class CallDiagnosis(Noun):
-    """Whether a call can be trained on."""
+    """The diagnosis of a model call: whether it can be trained on, and what prevents it."""
 
     sequence: int
     """Its span within the attempt."""
@@ -326,7 +326,7 @@ class CallDiagnosis(Noun):
 
 
 class AttemptDiagnosis(Noun):
-    """Whether an attempt can be trained on."""
+    """The diagnosis of an attempt: how many of its calls can be trained on, and what prevents it."""
 
     attempt: Id
     """Its name."""
@@ -346,7 +346,7 @@ class AttemptDiagnosis(Noun):
 
 
 class Diagnosis(Noun):
-    """Whether a rollout can be trained on, call by call, and if not why."""
+    """The diagnosis of a rollout, call by call: whether it can be trained on, and if not why."""
 
     rollout: Id
     """Its name."""
@@ -414,14 +414,14 @@ class AgentToken(Noun):
 
 
 class Health(Noun):
-    """Whether the gateway is alive, or ready for calls."""
+    """The answer of `/healthz` and `/readyz`: the gateway is alive, or ready for calls."""
 
     status: Literal["ok"]
     """Always `ok`: anything else is an error of status 503."""
 
 
 class Problem(Noun):
-    """What was wrong with a request."""
+    """The error of a request, for people and for programs."""
 
     message: str
     """For a person."""

@@ -38,7 +38,7 @@ class AuthenticatedRequest(Noun):
 
 
 class ActionRequest(AuthenticatedRequest):
-    """Who wants a change, and why."""
+    """The author and the reason of a change."""
 
     who: Person = ""
     """Who; `gateway` is what decides by the rules."""

@@ -52,7 +52,7 @@ class UnreadRow(Noun):
 
 
 class UnreadList(Noun):
-    """What answers of a tape held that was not read when they were recorded, the most frequent first."""
+    """The parts of a tape's answers that were not read when they were recorded, the most frequent first."""
 
     rows: list[UnreadRow] = Field(default_factory=list[UnreadRow])
     """A row for each path of a wire format."""

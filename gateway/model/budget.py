@@ -70,7 +70,7 @@ class Budget(Section):
 
 
 class BudgetUse(Noun):
-    """How much of a budget is used up in the window of this moment."""
+    """The used and the reserved part of a budget in the present window."""
 
     budget: str
     """Its name."""

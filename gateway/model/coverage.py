@@ -18,7 +18,7 @@ that cannot be read; the version has other slots; there is no version."""
 
 
 class TextDifference(Noun):
-    """Where the text of a call first differs from the version that it is nearest to."""
+    """The first difference between the text of a call and the version that it is nearest to."""
 
     version: Id
     """The version."""

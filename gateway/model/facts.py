@@ -84,7 +84,7 @@ UNREAD: Final = "penstock.unread"
 """The content of the answer that was not read: its kind, by path of keys."""
 
 
-# Calls and runs that were made only for a release.
+# Tells calls and runs that were made only for a release from those of agents.
 
 REHEARSAL: Final = "-rehearsal-a"
 """Stands before the revision in the name of a rehearsal's run: `RELEASE-rehearsal-aREVISION-NUMBER-LEG`."""
@@ -150,7 +150,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of a span under one name."""
+    """One name by which a span is described: in SQL, in filters, in OpenTelemetry, and in what people are shown."""
 
     name: str
     """Its name in SQL and the lake, and in filters."""

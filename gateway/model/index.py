@@ -14,7 +14,7 @@ IndexStatus = Literal["ready", "reading", "starting", "busy", "small", "off", "m
 
 
 class IndexView(Noun):
-    """How the index of the tape is, and how far it has read."""
+    """The state of the tape's index, and how far it has read."""
 
     status: IndexStatus
     """`ready`: filters answer from it. Else they scan the tape: it is still `reading` or `starting`; it is `busy` with
@@ -82,7 +82,7 @@ class SearchPage(Page):
 
 
 class SqlRequest(Noun):
-    """A query."""
+    """A query in SQL, with the form and the limits of its answer."""
 
     query: str = Field(min_length=1, max_length=100_000)
     """One SELECT, DESCRIBE or SUMMARIZE of DuckDB's SQL, over the views."""
@@ -138,7 +138,7 @@ class SqlView(Noun):
 
 
 class SqlViews(Noun):
-    """What queries may read."""
+    """The views that a query in SQL may read, with their columns."""
 
     views: list[SqlView]
     """Rollouts first, then what is in them."""

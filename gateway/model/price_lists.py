@@ -57,7 +57,7 @@ _OWN: Final = "it is yours"
 
 
 class PriceChange(Noun):
-    """What an update does to the price of a model."""
+    """The effect of an update of the price list on one model."""
 
     model: str
     """As the list names it."""
@@ -236,7 +236,7 @@ def _number(name: str, key: str, value: Any, most: float = math.inf) -> float:
     return number
 
 
-# -- holding against one's own ----------------------------------------------------------------------------------------
+# -- merging a list into one's own ------------------------------------------------------------------------------------
 
 
 def merge_price_lists(own: PriceFile, new: PriceFile) -> PriceListUpdate:

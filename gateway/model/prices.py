@@ -48,7 +48,7 @@ _log = logging.getLogger("penstock.prices")
 
 
 class Rates(Section):
-    """What a million tokens of a kind cost; None: as another kind does."""
+    """Prices of a million tokens by kind; None: the price of another kind holds, as each field says."""
 
     input: float | None = Field(default=None, ge=0)
     """Prompt tokens that are read anew."""
@@ -86,7 +86,7 @@ class SpecialRates(Rates):
 
 
 class Price(Rates):
-    """What a model costs from a day on; tokens for a million."""
+    """The prices of a model from a day on; those of tokens are for a million."""
 
     known_by: ClassVar[str] = "model"
 

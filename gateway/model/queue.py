@@ -78,7 +78,7 @@ class EnqueueRequest(Noun):
 
 
 class EnqueueResult(Noun):
-    """What became of one task."""
+    """The rollout of one task that was queued: new, or found under the same name."""
 
     id: Id
     """Its name."""
@@ -89,7 +89,7 @@ class EnqueueResult(Noun):
 
 
 class EnqueueAnswer(Noun):
-    """What became of the tasks."""
+    """The rollouts of the tasks that were queued."""
 
     rollouts: list[EnqueueResult]
     """In the order of the request."""
@@ -126,7 +126,7 @@ class Claim(Noun):
 
 
 class ClaimAnswer(Noun):
-    """Work, or none."""
+    """The attempts that a worker has claimed; none when no rollout came in time."""
 
     claims: list[Claim]
     """Empty when there was none in time."""
@@ -161,7 +161,7 @@ class HeartbeatRequest(Noun):
 
 
 class LeaseAnswer(Noun):
-    """Whether an attempt is still the worker's."""
+    """The state of a worker's lease on an attempt after a heartbeat."""
 
     rollout: Id
     """Its rollout."""
@@ -174,7 +174,7 @@ class LeaseAnswer(Noun):
 
 
 class HeartbeatAnswer(Noun):
-    """What a worker may keep."""
+    """The state of each lease that a worker has asked to renew."""
 
     attempts: list[LeaseAnswer]
     """In the order of the request."""
@@ -212,7 +212,7 @@ class FinishRequest(Noun):
 
 
 class FinishAnswer(Noun):
-    """What became of it."""
+    """The rollout and the attempt after the attempt was finished."""
 
     rollout: Rollout
     """The rollout as it is now: ended, or queued for another attempt."""
@@ -234,14 +234,14 @@ class RewardAnswer(Noun):
 
 
 class EventsRequest(Noun):
-    """Events in their order."""
+    """Events of an attempt, in the order in which they happened."""
 
     events: list[Event] = Field(min_length=1, max_length=MOST_EVENTS)
     """Each becomes a span of kind `event`."""
 
 
 class EventsAnswer(Noun):
-    """Events that were kept."""
+    """The spans that posted events became."""
 
     sequences: list[int]
     """Their spans within the attempt."""
@@ -271,7 +271,7 @@ class QueueRequest(ActionRequest):
 
 
 class QueueStatus(Noun):
-    """How much work there is."""
+    """The state of the queue, and how many rollouts wait in it or are claimed."""
 
     state: QueueState
     """Whether it is handed out."""
@@ -284,7 +284,7 @@ class QueueStatus(Noun):
 
 
 class WorkerList(Noun):
-    """Those who were heard of lately."""
+    """The workers that the gateway has heard of lately."""
 
     workers: list[Worker]
     """By name."""

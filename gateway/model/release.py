@@ -31,7 +31,7 @@ MOST_COMPANIONS = 19
 
 
 class Pin(Noun):
-    """What a rollout was given of one resource, for one of its agents."""
+    """The version of one resource that a rollout was given, for one of its agents."""
 
     resource: Id
     """The resource."""
@@ -58,14 +58,14 @@ class Pin(Noun):
 
 
 class PinList(Noun):
-    """What a rollout was given."""
+    """The versions of resources that a rollout was given."""
 
     pins: list[Pin]
     """One for each resource and agent that has asked for it."""
 
 
 class EarlyEvidence(Noun):
-    """What was seen of an assignment long before its outcome was due."""
+    """The early look at an assignment: whether it began with an error, counted long before its outcome is due."""
 
     seen_ns: int
     """When it was counted."""
@@ -116,7 +116,7 @@ class Unit(Noun):
 
 
 class RolloutEvidence(Noun):
-    """What was seen of a rollout when it was counted."""
+    """The outcome of a rollout as of the moment when it was counted."""
 
     rollout: Id
     """The rollout; the first one of a unit."""
@@ -138,7 +138,8 @@ class RolloutEvidence(Noun):
 
 
 class AssignmentEvidence(RolloutEvidence):
-    """What was seen of an assignment when it was counted; decisions are made from this and nothing else."""
+    """The outcome of an assignment as of the moment when it was counted; decisions are made from this and nothing
+    else."""
 
     number: int
     """Its place in the order of assignment."""
@@ -301,7 +302,7 @@ ENDED: frozenset[ReleaseStage] = frozenset({"promoted", "rolled_back", "aborted"
 
 
 class NewRelease(AuthenticatedRequest):
-    """A release to start."""
+    """The request that starts a release."""
 
     candidate: Id
     """The version to try."""
@@ -319,7 +320,8 @@ class NewRelease(AuthenticatedRequest):
 
 
 class Forecast(Noun):
-    """What a release with an equal candidate is likely to take; shares are of the releases that were played."""
+    """The likely course of a release whose candidate is equal to the stable version; shares are of the simulated
+    releases."""
 
     played: int = 0
     """Releases that were played with the stable's past; 0 where that says too little, and nothing else is known."""
@@ -374,7 +376,7 @@ class ReleaseView(Noun):
 
 
 class ReleaseList(Noun):
-    """Releases, newest first."""
+    """All releases that match, newest first."""
 
     releases: list[Release]
     """One each."""

@@ -182,7 +182,7 @@ class Shadow(Section):
 
 
 class ReleasePolicy(Section):
-    """The whole file."""
+    """The rules of one release: its stages, its gates, its tests and their error rates; a whole policy file."""
 
     stages: list[CanaryStage] = Field(
         default=[CanaryStage(split=0.05, rollouts=20), CanaryStage(split=0.2, rollouts=80), CanaryStage(split=0.5)],
@@ -395,7 +395,7 @@ def _listed(values: list[Any]) -> str:
     return ", ".join(str(value) for value in values)
 
 
-# -- as the tape has it -----------------------------------------------------------------------------------------------
+# -- the policy's form on the tape ------------------------------------------------------------------------------------
 
 FIXED: dict[str, Any] = {
     "failed": 0.0,

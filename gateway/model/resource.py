@@ -228,8 +228,8 @@ class Residency:
     """Adapters that the server computes with at a time (`--max-loras`); None when it is not known."""
 
     def plan(self, present: Mapping[str, str | None], wanted: Iterable[str]) -> ResidencyPlan:
-        """The changes to make. `present`: the names that the server lists, as `Engine.adapters` gives them; `wanted`:
-        names, the most important first.
+        """The changes to make. `present`: the names that the server lists, as `VllmClient.adapters` gives them;
+        `wanted`: names, the most important first.
 
         Raises `KeyError` for a wanted name that is not known.
         """
@@ -334,7 +334,7 @@ CONTENTS: Mapping[ResourceKind, type[PromptText] | type[ToolText] | type[ModelVe
 
 
 class Audience(Noun):
-    """Which calls a release speaks to. Each list that is not empty restricts; `*` and `?` are wildcards."""
+    """The calls that a release applies to. Each list that is not empty restricts; `*` and `?` are wildcards."""
 
     agents: list[str] = Field(default_factory=list[str], max_length=100)
     """Names of agents, as the address gives them; an unnamed one is the empty name."""
@@ -347,7 +347,7 @@ class Audience(Noun):
 
 
 class Version(Noun):
-    """What a version is."""
+    """The content of a version, and who made it from which parent and why."""
 
     kind: ResourceKind
     """What it is a version of."""
@@ -423,7 +423,7 @@ class StableRule(Noun):
 
 
 class StableVersion(Noun):
-    """Which version new rollouts get while no release is live."""
+    """The version that new rollouts get while no release is live."""
 
     version: Id
     """Everybody's, unless a rule says otherwise."""
@@ -449,7 +449,7 @@ class ResourceView(Noun):
 
 
 class ResourceList(Noun):
-    """All resources, by name."""
+    """All resources of the tape, by name."""
 
     resources: list[ResourceView]
     """One each."""
@@ -458,7 +458,8 @@ class ResourceList(Noun):
 
 
 class Need(Noun):
-    """Who needs a version of a resource: it may not be taken from a server or a disk meanwhile."""
+    """The calls, releases and rollouts that need a version of a resource: it may not be taken from a server or a disk
+    meanwhile."""
 
     version: Id
     """The version."""
@@ -471,7 +472,7 @@ class Need(Noun):
 
 
 class NeedList(Noun):
-    """Who needs which version."""
+    """The versions of a resource that are needed, each with what needs it."""
 
     needs: list[Need]
     """One for each version that somebody needs."""

@@ -65,7 +65,7 @@ class RetentionRule(Section):
 
 
 class RetentionStatus(Noun):
-    """How long rollouts stay here, and what is still to be done about those that were forgotten."""
+    """The retention rules, the size of the tape, and what is still to be deleted of forgotten rollouts."""
 
     rules: list[RetentionRule] = Field(default_factory=list[RetentionRule])
     """As configured."""

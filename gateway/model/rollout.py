@@ -17,7 +17,7 @@ REWARD_PREFIX: Final = "penstock.reward."
 
 
 class RolloutStatus(StrEnum):
-    """Where a rollout stands; `gateway.model.lifecycle` has the legal moves."""
+    """The state of a rollout; `gateway.model.lifecycle` has the legal moves."""
 
     QUEUING = "queuing"
     """Waits for its first attempt."""
@@ -36,7 +36,7 @@ class RolloutStatus(StrEnum):
 
 
 class AttemptStatus(StrEnum):
-    """Where one try at a rollout stands."""
+    """The state of one attempt at a rollout."""
 
     PREPARING = "preparing"
     """Claimed; nothing has been heard of the agent yet."""
@@ -97,7 +97,7 @@ class Totals(Noun):
 
 
 class RolloutConfig(Noun):
-    """How the attempts at a rollout are watched and repeated."""
+    """The limits of a rollout's attempts, and the ends after which another attempt is made."""
 
     timeout_s: float | None = Field(default=None, gt=0, le=LONGEST_S, allow_inf_nan=False)
     """Seconds from the claim after which an attempt ends as `timeout`; None is no limit."""
@@ -115,7 +115,7 @@ class RolloutConfig(Noun):
 
 
 class Outcome(Noun):
-    """What is known of the end of an attempt."""
+    """The end of an attempt, as far as its runner knows it."""
 
     exit_code: int | None = None
     """What the agent's process exited with."""
@@ -130,7 +130,7 @@ class Outcome(Noun):
 
 
 class Judgement(Noun):
-    """How well an attempt, or one call of it, went: what is said when a reward is given."""
+    """A reward that is given: it judges an attempt, or one call of it."""
 
     value: float | None = Field(default=None, allow_inf_nan=False)
     """The reward; None when only dimensions are given."""
@@ -252,7 +252,7 @@ class RolloutSummary(Rollout):
 
 
 class WorkerUsage(Noun):
-    """What a worker's machine and agents use."""
+    """The load of a worker's machine and of its agents."""
 
     cpu_percent: float | None = None
     """CPU of its agents; 100 is one core."""
@@ -265,7 +265,7 @@ class WorkerUsage(Noun):
 
 
 class Worker(Noun):
-    """Something that runs rollouts."""
+    """A process that claims and runs rollouts."""
 
     id: Id
     """Its name."""

@@ -108,7 +108,7 @@ class CandidateTree(Noun):
 
 
 class RunHead(Noun):
-    """What a list shows of a run."""
+    """The fields of a training run that a list shows."""
 
     id: Id
     """Its name, unique on the tape."""
@@ -143,7 +143,7 @@ class RunHead(Noun):
 
 
 class Run(RunHead):
-    """One training run."""
+    """One training run, with its configuration and its candidates."""
 
     config: Any = None
     """What it was started with, any JSON."""
@@ -157,7 +157,7 @@ def status_at(run: RunHead, now_ns: int) -> RunStatus:
     return "silent" if silent else run.status
 
 
-# -- what trainers say -------------------------------------------------------------------------------------------------
+# -- reports of trainers -----------------------------------------------------------------------------------------------
 
 
 class NewRun(Noun):
@@ -178,7 +178,7 @@ class NewRun(Noun):
 
 
 class RunChange(Noun):
-    """What a trainer says of its run besides points and events; what is not given stays."""
+    """The news of a run that are neither points nor events; fields that are not given stay as they are."""
 
     message: str | None = Field(default=None, max_length=LONGEST_TEXT)
     """How it stands, for a person."""
@@ -191,7 +191,7 @@ class RunChange(Noun):
 
 
 class RunEnd(Noun):
-    """How a run ended."""
+    """The end of a run, as its trainer reports it."""
 
     status: RunEndStatus
     """How."""
@@ -249,24 +249,24 @@ class RunEvent(Noun):
 
 
 class RunEventsRequest(Noun):
-    """Events of a run."""
+    """Events of a run that its trainer posts."""
 
     events: list[RunEvent] = Field(min_length=1, max_length=MOST_EVENTS)
     """In any order."""
 
 
 class RunEventsAnswer(Noun):
-    """Events that were kept."""
+    """The number of posted events that were kept; events that the run has already are not doubled."""
 
     kept: int
     """How many were new."""
 
 
-# -- what is read ------------------------------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 class RunPage(Page):
-    """Runs, newest first."""
+    """A page of training runs, newest first."""
 
     runs: list[RunHead]
     """Those that match, without their configurations."""

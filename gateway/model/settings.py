@@ -126,7 +126,7 @@ class McpServer(Section):
 
 
 class McpSettings(Section):
-    """`[mcp]`: servers of tools."""
+    """`[mcp]`: the servers of tools that agents reach through the gateway."""
 
     servers: dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")], McpServer] = Field(default={})
     """By the name that their addresses and spans have."""

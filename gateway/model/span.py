@@ -26,7 +26,7 @@ POLICY_VIOLATION: Final = "policy_violation"
 
 
 class SpanStatus(StrEnum):
-    """How a span ended. `open` is the only one that can still change."""
+    """The end of a span. `open` is the only status that can still change."""
 
     OPEN = "open"
     """Still running (seen on the tape once it has run for a moment)."""

@@ -115,7 +115,7 @@ class ConfigError(Exception):
 
 
 class Section(BaseModel):
-    """Base of every table."""
+    """The base of every table of a TOML file: unknown keys are refused, and values are not converted."""
 
     known_by: ClassVar[str] = "name"  # the key that tells one from others, where there are several
 

@@ -56,7 +56,7 @@ class ToolUse(Noun):
 
 
 class _User(Noun):
-    """Who used a tool."""
+    """The rollout and the attempt that used a tool."""
 
     rollout: Id
     """The rollout that used it."""
@@ -131,7 +131,7 @@ OnChange = Literal["warn", "hold", "deny"]
 
 
 class DefinitionVersion(Noun):
-    """What a server listed: one wording of one list."""
+    """One wording of one of a server's lists."""
 
     version: int
     """Its number among all versions of the server."""
@@ -167,7 +167,7 @@ class Approval(Noun):
 
 
 class ServerDefinitions(Noun):
-    """What a server has said of itself."""
+    """The definitions that a server has listed, and the approvals of them."""
 
     server: str
     """Its name in penstock.toml."""

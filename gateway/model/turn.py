@@ -62,7 +62,7 @@ class Choice(Noun):
 
 
 class Sampling(Noun):
-    """How an answer was sampled, as far as the bytes tell; None where only the engine knows."""
+    """The sampling settings of an answer, as far as the bytes tell; None where only the engine knows."""
 
     temperature: float | None = None
     """Divides the logits; 1 is the model's own distribution, 0 greedy."""
@@ -150,7 +150,7 @@ class Chunk(Noun):
 
 
 class Side(Noun):
-    """What was said between the gateway and one party in another wire format than the exchange's own."""
+    """The exchange between the gateway and one party in another wire format than the call's own."""
 
     who: Literal["agent", "engine", "receipt"]
     """The party: the agent, whose call was translated, or the engine, which was asked with token ids. A
@@ -192,7 +192,7 @@ class Exchange(Noun):
 
 
 class TranscriptCall(Noun):
-    """A model call."""
+    """A model call of a transcript, in readable form."""
 
     span: Span
     """Its head."""

@@ -15,7 +15,7 @@ LONGEST_HOLD_S: Final = 3600.0
 
 
 class PauseRequest(ActionRequest):
-    """How long calls may wait."""
+    """The request that pauses an upstream, and the time for which its calls may wait."""
 
     bound_s: float = Field(default=60.0, gt=0, le=LONGEST_HOLD_S)
     """Seconds from now after which calls are refused unless it was opened or paused again."""

@@ -69,7 +69,7 @@ class WebhookTestData(Noun):
 
 
 class WebhookMessage(Noun):
-    """What is sent: the body of a request, as Standard Webhooks has it."""
+    """The body of a request to a webhook, as Standard Webhooks has it."""
 
     type: str
     """What has happened, such as `release.roll_back`; `webhook.test` for a test."""
@@ -113,7 +113,7 @@ class Delivery(Noun):
 
 
 class DeliveryList(Noun):
-    """Deliveries, newest first."""
+    """The deliveries of a webhook, newest first."""
 
     deliveries: list[Delivery]
     """One each."""
@@ -152,11 +152,11 @@ class WebhookList(Noun):
 
 
 class WebhookTest(Noun):
-    """A test to send."""
+    """The request that sends a test message to a webhook; it has no fields."""
 
 
 class WebhookTestResult(Noun):
-    """What came of a test."""
+    """The answer of a webhook to a test message."""
 
     webhook: str
     """Name of the webhook."""

@@ -1,5 +1,5 @@
-"""The links between the workers of a gateway (`process.worker_link`): the others have a link each with the first, which
-does the work that only one may do.
+"""The links between the workers of a gateway: the others have a link each with the first, which does the work that only
+one may do.
 
 A gateway that serves its port alone is the first, and has no others. The parent (`process.workers`) holds the sockets
 by which links are made: if the first one dies, the others are linked with its successor as soon as that listens.
@@ -355,7 +355,7 @@ class LeaderClient:
 
 # The requests that a worker passes on to the first one, and the facts of a call that go with them.
 #
-# The first one answers control requests, and calls whose state only it has: of servers of tools (their sessions,
+# The first worker answers control requests, and calls whose state only it has: of servers of tools (their sessions,
 # streams and open questions), of agents in rehearsal, and of exact routes.
 
 

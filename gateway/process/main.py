@@ -63,7 +63,7 @@ class GatewayProcess:
         self._seen = self._tried = _content(watched)
 
     def listen(self) -> None:
-        """Install the signal handlers."""
+        """Handle SIGTERM, SIGINT and SIGHUP: stop, and reload the configuration. A child leaves them to its parent."""
         loop = asyncio.get_running_loop()
         if self._command is None:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -48,9 +48,9 @@ from penstock.gateway.work.queue.reader import MemoryQueue
 
 # Conversations of several workers: the first keeps them for all (`calls.conversation_matcher`), the others ask it.
 #
-# An answer stays with the worker that has passed it on. The first one asks for its content where only that tells
-# equal conversations apart. Stories are numbers that all workers of a gateway make alike (`process.workers` gives
-# them one seed for hashes).
+# An answer stays with the worker that has passed it on. The first one asks for its content where only that tells equal
+# conversations apart. Fingerprints of conversations are numbers that all workers of a gateway make alike
+# (`process.workers` gives them one seed for hashes).
 
 _CONNECTIONS: Final = 20_000
 """Connections of each worker whose conversations the first one remembers."""
@@ -184,7 +184,7 @@ class ConversationServer:
 
 
 class ConversationClient:
-    """Another worker's end: implements `calls.conversation_matcher.Elsewhere`."""
+    """Another worker's end: implements `calls.conversation_matcher.RemoteConversations`."""
 
     def __init__(self, member: LeaderClient) -> None:
         self._member = member
@@ -195,8 +195,8 @@ class ConversationClient:
     async def find(
         self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
     ) -> ConversationMatch:
-        """Find the conversation of a call as `ConversationMatcher.found` does; without a rollout where the first
-        worker does not answer."""
+        """Find the conversation of a call as `ConversationMatcher.find` does; without a rollout where the first worker
+        does not answer."""
         beginnings, items = story.beginnings.tobytes(), story.items.tobytes()
         hints.number = hints.number or next(self._connections)
         asked = ConversationQuery(hints.number, hints.peer, hints.last, beginnings, items, previous, answers)
@@ -402,7 +402,7 @@ class WorkerPeers:
         return self.leader.alone
 
     def adapter_repair(self, keeper: AdapterKeeper) -> Callable[[], asyncio.Future[None]]:
-        """Return `AdapterKeeper.repaired` of the first worker, which repairs for all."""
+        """Return `AdapterKeeper.repair` of the first worker, which repairs for all."""
         self._keeps_adapters = keeper.repair
         member = self.member
         return keeper.repair if member is None else lambda: asyncio.ensure_future(member.request("repaired"))
@@ -429,7 +429,7 @@ class WorkerPeers:
         """Called when this process has written."""
         self.notify_leader("wrote")
 
-    # -- what the first one asks -------------------------------------------------------------------------------------
+    # -- requests of the first worker --------------------------------------------------------------------------------
 
     async def flush_peers(self) -> bool:
         """Wait until the queues of the others are durable; False where the tape does not take them."""

@@ -229,7 +229,7 @@ class WorkerSupervisor:
                     path.unlink(missing_ok=True)
         os.close(self._lock)
 
-    # -- meanwhile ---------------------------------------------------------------------------------------------------
+    # -- starting and watching workers -------------------------------------------------------------------------------
 
     def _bind(self) -> None:
         """Bind the sockets that the workers listen on."""

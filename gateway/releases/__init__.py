@@ -1,5 +1,5 @@
 """Releases: experiments that move traffic from one version to another, and can be taken back.
 
-It owns the stages before a canary, the canary itself, and the adapters on servers. It may import every layer from
-`calls` and `runs` down. Begin with `driver`; calls ask `catalog` for versions.
+It owns the stages before a canary, the canary itself, and the adapters on servers. Begin with `driver`; calls ask
+`catalog` for versions.
 """

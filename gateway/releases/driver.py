@@ -182,7 +182,7 @@ class Driver:
             news.set()
             self._callbacks.changed()
 
-    # -- what people do ----------------------------------------------------------------------------------------------
+    # -- changes by people -------------------------------------------------------------------------------------------
 
     async def add_version(self, name: str, new: NewVersion) -> Resource:
         """Register a version; raises `OperationRefusedError`."""

@@ -5,8 +5,8 @@
     DELETE  ends the session
 
 Every exchange is one span, named by its request. A server's requests and notifications in a stream that listens, and
-its requests in the answer to a request, are spans of their own (`message_records.ServerMessageRecord`), below that of
-the exchange. A request whose answer comes in another exchange ends when that answer passes (`sessions`).
+its requests in the answer to a request, are spans of their own (`sessions.ServerMessageRecord`), below that of the
+exchange. A request whose answer comes in another exchange ends when that answer passes (`sessions`).
 
 Nothing is sent twice: a tool may have run although its server said nothing.
 """
@@ -69,7 +69,7 @@ from penstock.gateway.wire.rewriting import Framing
 
 # A call within the limits of its server: concurrency, timeouts, and a circuit breaker.
 #
-# It tells the limits how it ends; everything else about a call of a server is in `call`.
+# It tells the limits how it ends.
 
 WHOLE_S: Final = 3600.0
 """Seconds until an answer must be whole, which is as long as any tool may take. Streams that only listen may last."""

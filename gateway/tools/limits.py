@@ -3,7 +3,7 @@
 Requests of clients count. Everything else never waits: streams that listen, notifications, and answers to a server's
 own requests, without which a running call could not end.
 
-Calls wait for a slot as calls of an upstream do (`upstreams.concurrency_limit`).
+Calls wait for a slot as calls of an upstream do (`upstreams.pool.ConcurrencyLimit`).
 
     visit = Visit(limits)
     if visit.must_wait():          # raises `UpstreamFault` while the breaker is open

@@ -1,9 +1,9 @@
 """The interface of features of exchanges with servers, such as policies and versions of definitions.
 
 A `McpMiddleware` plans every exchange before it is sent to its server. It may refuse it, change the request, make it
-wait for a person, and subscribe to the answer of a request: to read it (`McpRequest.watch`) or to change it
-(`McpRequest.change`). Both hold wherever the answer passes: as a document, in the stream of its exchange, or in a
-later stream of the session.
+wait for a person, and subscribe to the answer of a request: to read it (`McpRequest.observe_response`) or to change it
+(`McpRequest.transform_response`). Both hold wherever the answer passes: as a document, in the stream of its exchange,
+or in a later stream of the session.
 """
 
 from __future__ import annotations

@@ -230,8 +230,8 @@ def _newest(kept: dict[T, None], key: T, limit: int) -> dict[T, None]:
 
 # Spans of messages in a stream that are recorded apart from the exchange that carried them.
 #
-# Message a request or a notification of the server: a span of its own Unanswered a request of the client whose answer
-# comes in another exchange
+# A `ServerMessageRecord` is a request or a notification of the server: it has a span of its own. A
+# `PendingExchangeRecord` is an exchange whose request is answered in another one.
 
 SENDER = "penstock.mcp.sender"
 """Attribute of messages that the server has sent on its own."""

@@ -206,7 +206,7 @@ class PinTable:
     def _read(self) -> Catalog:
         return Catalog(self._tape.resources(), self._tape.releases())
 
-    # -- what does it use? ------------------------------------------------------------------------------------------
+    # -- resources that a call uses ---------------------------------------------------------------------------------
 
     def find(self, call: CallRequest, explicit: str | None) -> ResourceUse | None:
         """Return the resources of the catalog that a call uses, None for none. `explicit`: the prompt that its header
@@ -240,7 +240,7 @@ class PinTable:
             given = {pin.resource for pin in self._pins.get(call.address.rollout, ())}
             self.notes.add_unread(call.address.rollout, findings.unread, given & self.catalog.templates.keys())
 
-    # -- what is it given? ------------------------------------------------------------------------------------------
+    # -- versions that a call is given ------------------------------------------------------------------------------
 
     def pinned(self, call: CallRequest, found: ResourceUse) -> dict[str, Pin] | None:
         """Return the pins of the resources that it uses; None when the rollout must be pinned first."""

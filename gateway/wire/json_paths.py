@@ -163,7 +163,7 @@ def _of_pointer(pointer: str) -> str:
 
 
 def _note_of(pointer: str) -> str:
-    """What a pointer leaves open: a number is an element of a list, or the name of a member."""
+    """The note on a number in a pointer: it is an element of a list, or the name of a member. Empty without one."""
     number = next(filter(_INDEX.fullmatch, pointer.split("/")), None)
     return "" if number is None else f', or ["{number}"] for [{number}] where that is the name of a member'
 

@@ -160,7 +160,7 @@ class SharedAgent:
             self._host.leave(self)
 
     def close(self) -> None:
-        """The same as `kill`."""
+        """Leave the attempt behind, as `kill` does."""
         self.kill()
 
     def end(self, exit_code: int | None, error: str | None = None) -> None:

@@ -28,7 +28,7 @@ DRAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """A command to start."""
+    """A command to start for an attempt, with its environment and its stdin."""
 
     argv: tuple[str, ...]
     """Command and arguments."""
@@ -73,7 +73,7 @@ class AgentHandle(Protocol):
         ...
 
     def kill(self) -> None:
-        """Send KILL at once."""
+        """Send KILL at once, without a grace."""
         ...
 
 
@@ -93,7 +93,7 @@ class AgentProcess:
 
     @property
     def pid(self) -> int | None:
-        """Pid of the warden."""
+        """The pid of the warden, the root of the agent's processes."""
         return self._pid
 
     def terminate(self) -> None:

@@ -47,7 +47,7 @@ RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signa
 
 
 class ProcStat(NamedTuple):
-    """A process in /proc."""
+    """The fields of a process's /proc/PID/stat that are used here."""
 
     parent: int
     ticks: int

@@ -123,7 +123,7 @@ def container_name(template: Json) -> str:
     return str(_container(template)["name"])
 
 
-# -- what a pod says ---------------------------------------------------------------------------------------------------
+# -- the state of a pod ------------------------------------------------------------------------------------------------
 
 
 def state(pod: Json, container: str) -> Json:

@@ -3,7 +3,7 @@
 Ray places the actors, spreads them over the nodes and restarts one elsewhere when its node is gone; the attempt that
 was lost with it returns to the queue when its lease is over. The queue is the gateway's: actors claim from it by
 themselves. Only results go through the driver, which shows them and passes signals on. The driver also decides when
-agents cannot work (`breaker`), because one actor alone would see too few failures.
+agents cannot work (`runner`), because one actor alone would see too few failures.
 """
 
 from __future__ import annotations

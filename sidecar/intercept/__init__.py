@@ -6,17 +6,16 @@ rollout (the gateway's `calls.address`). Nothing parses them on the way, so they
 is passed on with its TLS as it is, or refused.
 
     certificate_store       certificates for one day and a few hosts, which `certificate_authority` has made
-    policy                  what becomes of a connection
+    rules                   the fate of each connection, and the kernel's rules that redirect it
     agent_proxy             the proxy of one agent
     agent_connection        a connection of the agent
-    transparent_connection  one that the kernel has brought here (`rules`, `firewall`), whose `client_hello` says where
-                            it goes
-    namespace               a network of its own for an agent, and `dns_addresses` in it
-    egress                  to the gateway, or to the host of a connection, by `upstream_proxy` if this machine needs it
+    transparent_connection  one that the kernel has redirected here; its `client_hello` says where it goes
+    namespace               a network of its own for an agent, with DNS
+    egress                  to the gateway, or to the host of a connection, by a proxy if this machine needs one
     splice                  two ends that get each other's bytes
     session                 an agent and its proxy, or `mitm` before it: the other engine, which loads `mitm_addon`
-    service                 proxies that get their rollouts later, by `admin`; `sidecar_process` runs them
-    environment_check       does a client get here? `reachability` asks the proxy itself
+    service                 proxies that get their rollouts later, by an API for runners, and the process of them
+    environment_check       tells which clients of an agent reach a sidecar
 
 Begin with `agent_connection`.
 """

@@ -50,7 +50,8 @@ UID: Final = 10001
 @FLAT
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """What becomes of an agent's connections."""
+    """Options for an agent's connections: which are intercepted, and what happens to unknown hosts and after
+    failures."""
 
     intercept: Hosts = None
     on_unknown: Unknown = "tunnel"
@@ -63,7 +64,7 @@ CONNECTION_DEFAULTS: Final = ConnectionOptions()
 @FLAT
 @dataclass(frozen=True)
 class InterceptOptions:
-    """How an agent's connections get to the sidecar."""
+    """Options for the way of an agent's connections to the sidecar, and for the engine that ends their TLS."""
 
     mode: Annotated[
         Mode,

@@ -202,7 +202,7 @@ class EnvironmentCheck:
             yield f"Calls get to the gateway, {whose}."
 
     async def run(self) -> None:
-        """Run all checks."""
+        """Run all checks, and fill `rows`, `hosts` and `rollout`. A sidecar that is not reached ends them."""
         try:
             _ = await query_sidecar(self.proxy, None)
         except SidecarUnreachable as problem:

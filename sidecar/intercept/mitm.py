@@ -44,7 +44,7 @@ class MitmproxyError(Exception):
 
 @dataclass(slots=True)
 class MitmproxyProcess:
-    """A running mitmproxy."""
+    """A mitmproxy that runs in front of the sidecar's own proxy."""
 
     port: int
     """The port of its proxy, for the agent."""

@@ -157,7 +157,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class BindRequest(BaseModel):
-    """What a runner says."""
+    """The rollout that a runner assigns to a port."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -203,7 +203,6 @@ class AdminServer:
         return f"{host}:{chosen}"
 
     async def stop(self) -> None:
-        """Stop listening."""
         await self._runner.cleanup()
 
     @web.middleware

@@ -69,13 +69,13 @@ class SpliceEnd(asyncio.Protocol):
             other.transport.write(data)
 
     def pause_reading(self) -> None:
-        """Stop reading for now."""
+        """Stop reading until `resume_reading`; no effect on a closing transport."""
         if not self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume reading."""
+        """Read again after `pause_reading`; no effect otherwise."""
         if self._paused and self.transport is not None and not self.transport.is_closing():
             self._paused = False
             self.transport.resume_reading()

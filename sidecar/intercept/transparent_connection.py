@@ -78,7 +78,7 @@ class TransparentListener:
             TransparentConnection(self._setting, accepted, self._names).begin()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Accept no more connections; those that are open stay."""
         for one in self._accepting:
             one.cancel()
         for one in self._sockets:

@@ -41,7 +41,7 @@ _SWITCH_S: Final = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrapOptions:
-    """Where it is recorded."""
+    """Options of `penstock mcp wrap`: the rollout and the attempt of the session, and the size of its spool."""
 
     rollout: str | None = None
     """Rollout that the session belongs to. Without it: that of `penstock run`; outside of it one of its own."""

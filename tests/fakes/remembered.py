@@ -65,7 +65,7 @@ def _compare_attempt(view: TapeView, live: CachedAttempt) -> None:
     found = view.attempt_values(*live.name)
     assert found is not None, live.name
     origins, values, cursors = found
-    # While a call of it runs, that it is heard of is not written at every look (`deadline_operations`).
+    # While a call of it runs, that it is heard of is not written at every look (`DeadlineOperations`).
     seen = max(values[_SEEN], live.values[_SEEN])
     assert live.values == [*values[:_SEEN], seen, *values[_SEEN + 1 :]], live.name
     assert (live.origins, live.cursors) == (origins, cursors), live.name

@@ -150,7 +150,7 @@ class ApoPublishSettings(Section):
 
 
 class ApoConfig(Section):
-    """The whole file."""
+    """The whole of `apo.toml`, a table for each part of a prompt search."""
 
     run: ApoRunSettings = ApoRunSettings()
     texts: TextSettings

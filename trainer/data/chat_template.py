@@ -29,7 +29,7 @@ Reason = Literal["unmarked", "content", "template"]
 
 
 class ChatRecord(Protocol):
-    """The part of `adapters.chat.Conversation` that is needed here."""
+    """The part of `adapters.chat.ChatConversation` that is needed here."""
 
     @property
     def rollout(self) -> str: ...

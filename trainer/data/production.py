@@ -85,7 +85,7 @@ class ProductionRollouts:
         step = self._inspector.versions.step(version)
         return 0 if step is None else max(0, newest - step)
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- news of rollouts --------------------------------------------------------------------------------------------
 
     def _note(self, change: Change) -> None:
         if change.kind == "release":

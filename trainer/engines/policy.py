@@ -5,7 +5,7 @@ frozen model below a LoRA adapter is in `engine.dtype` itself. The reference is 
 or a frozen copy of all weights.
 
 Logits are computed only for the columns that a trained token needs, a small part of agents' long prompts, and in pieces
-if these are many (`head`).
+if these are many (`chunked_head`).
 """
 
 from __future__ import annotations

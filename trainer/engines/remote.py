@@ -28,7 +28,7 @@ from penstock.trainer.mathematics.loss import StepMetrics
 
 
 class RankGroup(Protocol):
-    """Processes that hold an engine together; each has the methods of `trainer.engines.rank.Sharded`."""
+    """Processes that hold an engine together; each has the methods of `trainer.engines.rank.ShardedEngine`."""
 
     def __len__(self) -> int: ...
 

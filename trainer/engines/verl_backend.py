@@ -71,8 +71,8 @@ class RayRankGroup:
         return cast(int, self._group.world_size)
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
-        """See `trainer.engines.remote.Ranks.ask`. Raises `EngineError` when a rank fails or dies, `ConfigError` when a
-        rank raises one."""
+        """See `trainer.engines.remote.RankGroup.ask`. Raises `EngineError` when a rank fails or dies, `ConfigError`
+        when a rank raises one."""
         # `ray.put` sends a shared argument to each machine once.
         spread = [one if isinstance(one, list) else [ray.put(one)] * len(self) for one in arguments]
         try:

@@ -64,7 +64,7 @@ async def keep_running(words: Sequence[str], gateway: str, key: str | None, log:
         await child.stop()
 
 
-# A client that waits for a gateway that is away: a gateway restarts in a moment, and a run must survive that.
+# A client that repeats requests while the gateway is away: a gateway restarts in a moment, and a run must survive that.
 
 T = TypeVar("T")
 

@@ -62,7 +62,7 @@ class PairLoop(TrainingLoop):
         """The present front of prompts."""
         return self._rounds.front
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- the state -----------------------------------------------------------------------------------------------------
 
     def _restored(self, state: State) -> None:
         if "front" not in state:

@@ -1,7 +1,7 @@
 """`penstock train sft` and `penstock train dpo`: a run on conversations of the tape. Imports torch.
 
 Conversations are read once (`conversations`); lessons are made of them (`lessons`), and updates of the lessons
-(`tuning_methods`). The weights of the last step become a version of the model, RUN.STEP, and `publish.release` says how
+(`TuningMethod`). The weights of the last step become a version of the model, RUN.STEP, and `publish.release` says how
 they are released to production.
 
 A restarted run continues exactly where it was. Order and batches follow from the conversations and the configuration;

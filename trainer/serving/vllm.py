@@ -352,7 +352,7 @@ class Replicas:
     async def stop(self) -> None:
         await asyncio.gather(*(one.stop() for one in self._replicas))
 
-    # -- which one? --------------------------------------------------------------------------------------------------
+    # -- the choice of a server --------------------------------------------------------------------------------------
 
     async def _free(self, version: str) -> Replica:
         """Return a server that does not serve training's present version. Raises `PublishError`."""
@@ -397,7 +397,7 @@ class Replicas:
             )
         return need.rollouts
 
-    # -- an earlier life ---------------------------------------------------------------------------------------------
+    # -- servers that run already ------------------------------------------------------------------------------------
 
     async def _refuse_unknown(self) -> None:
         listed = json.loads(await self._client.read("GET", "/api/upstreams"))["upstreams"]

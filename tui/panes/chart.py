@@ -110,7 +110,7 @@ class _Canvas:
         return self._place(self.x[0], y)[1] // 4
 
     def level(self, y: float) -> None:
-        """Draw a line across."""
+        """Draw a dashed horizontal line at the value `y`."""
         row = self.row_of(y)
         for column in range(self.columns):
             self._marks[row][column] = "┄"

@@ -89,7 +89,7 @@ class RolloutComparison:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """The number of rows: of pairs for two rollouts, else of the longest rollout's steps."""
         return len(self.pairs) if len(self.rollouts) == 2 else max(map(len, self.steps), default=0)
 
 
@@ -341,7 +341,7 @@ class RunComparison:
 
 
 class CompareRunsView(CompareView):
-    """Compares two training runs."""
+    """The view of two training runs side by side, a row for each metric."""
 
     concerns = frozenset({"runs"})
 

@@ -83,6 +83,6 @@ class LogView(ScreenView[LogData, None]):
 
 
 def _whole(change: Change) -> Text:
-    """A change as JSON."""
+    """One line on the change, then all of it as JSON."""
     told = json.dumps(change.model_dump(mode="json", exclude_none=True), indent=2, ensure_ascii=False)
     return Text("\n").join([joined(rollouts.change(change)), Text(clean(told))])

@@ -162,7 +162,7 @@ def _beside(blocks: Sequence[Text], width: int) -> Text:
     return Text("\n").join(made)
 
 
-# -- what was learnt from ----------------------------------------------------------------------------------------------
+# -- samples -----------------------------------------------------------------------------------------------------------
 
 
 def samples(run: RunHead, found: Sequence[Curve]) -> RenderableType:

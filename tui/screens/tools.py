@@ -59,7 +59,7 @@ class ToolDetails:
     """The tool's server with the texts of its definitions."""
 
 
-# -- what a person can decide ------------------------------------------------------------------------------------------
+# -- actions -----------------------------------------------------------------------------------------------------------
 
 
 def _cannot_approve(data: ToolsData, id: str | None) -> str | None:

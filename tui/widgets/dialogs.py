@@ -66,7 +66,7 @@ class Confirm(ModalScreen[ActionRequest | None]):
         self.dismiss(ActionRequest(who=person(), why=why))
 
     def on_key(self, event: events.Key) -> None:
-        """Cancel on Escape."""
+        """Dismiss the dialog with None on Escape."""
         if event.key == "escape":
             event.stop()
             self.dismiss(None)

@@ -31,7 +31,7 @@ class PromptInput(Input):
     """A line of text in which Tab accepts the suggestion."""
 
     def on_key(self, event: events.Key) -> None:
-        """Complete on Tab."""
+        """Take the completion on Tab, else go to the end of the line."""
         if event.key == "tab":
             event.prevent_default().stop()
             self.action_cursor_right() if self.cursor_position == len(self.value) else self.action_end()
@@ -103,7 +103,7 @@ class Prompt(Horizontal):
         self.post_message(self.Submitted(self._purpose, event.value.strip()))
 
     def on_key(self, event: events.Key) -> None:
-        """Leave on Escape."""
+        """Post `Cancelled` on Escape, instead of the typed line."""
         if event.key == "escape":
             event.stop()
             self.post_message(self.Cancelled())

@@ -69,7 +69,7 @@ class Rows(ScrollView, can_focus=False):
         self._cells: dict[str, Sequence[Text]] = {}
         self._columns: Sequence[Column] = ()
 
-    # What is shown ----------------------------------------------------------------------------------------------------
+    # The shown rows ---------------------------------------------------------------------------------------------------
 
     def show(self, table: TableModel | None, ids: Sequence[str], marked: Collection[str], sorted_by: str) -> None:
         """Show these rows of a table, in this order."""

@@ -1,10 +1,10 @@
 """Sends every finished span of the tape to a collector: a follower of the change feed like any other.
 
-It reads the feed from its cursor in pieces, makes one request of each (`batches`) and continues when that was accepted
-or dropped (`collector_client`); `selection` chooses what is sent when. The cursor is kept on the tape, at most once a
-second and at the end, so a gateway that is started again continues where it was. Nothing is lost; after a crash the
-spans of the last second may be sent twice, with the same ids. A gateway that exports for the first time begins at the
-end of the feed. While the collector is away the tape is the buffer: only one request is in memory. Calls never wait
+It reads the feed from its cursor in pieces, makes one request of each (`BatchReader`) and continues when that was
+accepted or dropped (`CollectorClient`); `selection` chooses what is sent when. The cursor is kept on the tape, at most
+once a second and at the end, so a gateway that is started again continues where it was. Nothing is lost; after a crash
+the spans of the last second may be sent twice, with the same ids. A gateway that exports for the first time begins at
+the end of the feed. While the collector is away the tape is the buffer: only one request is in memory. Calls never wait
 for any of this; conversion and compression happen in a thread.
 """
 

@@ -28,7 +28,7 @@ from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.damage import unless_damaged
 from penstock.gateway.wire.dialects import by_name
 
-# An export request that is being filled: spans under the resource and the instrumentation that they came from.
+# Fills an export request: spans are put under the resource and the instrumentation that they came from.
 
 
 class ExportRequest:

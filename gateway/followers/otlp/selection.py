@@ -266,7 +266,7 @@ class SpanSelector:
     def _attempt(self, rollout: str, attempt: str) -> Attempt | None:
         return next((one for one in self._tape.attempts(rollout) if one.id == attempt), None)
 
-    # -- where it stands ---------------------------------------------------------------------------------------------
+    # -- the place of a span -----------------------------------------------------------------------------------------
 
     def _linked(self, span: Span) -> SpanPlacement:
         """The place of a span, with links to its causes."""

@@ -1,7 +1,8 @@
 """A span of OpenTelemetry as an entry of the tape, and the reward that it may carry. Pure.
 
-The span's attributes are kept as they are, in the bounds of `values`; its other parts are kept among them under `otel.`
-names (`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's `agentlightning.reward.0.value`.
+The span's attributes are kept as they are, in the bounds of `wire.Bounds`; its other parts are kept among them under
+`otel.` names (`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's
+`agentlightning.reward.0.value`.
 """
 
 from __future__ import annotations

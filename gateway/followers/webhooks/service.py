@@ -105,7 +105,7 @@ class WebhookService:
         await cancel_all(list(self._tasks))
         await self._sender.close()
 
-    # -- what there is to tell ----------------------------------------------------------------------------------------
+    # -- pending deliveries -------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         links, cursor, said = -1, self._feed.cursor, ""
@@ -148,7 +148,7 @@ class WebhookService:
         waiting = sum(len(queue) for lane, queue in self._lanes.items() if lane.webhook == webhook)
         self._metrics.webhook_waiting[(webhook,)] = waiting
 
-    # -- telling it ---------------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------------------
 
     async def _run(self, lane: DeliveryLane) -> None:
         """Send the deliveries of a lane, one after the other."""
@@ -223,7 +223,7 @@ class WebhookService:
         except TapeError as error:
             _log.error("what became of delivery %d could not be kept: %s", delivery.number, error)
 
-    # -- what people ask for ------------------------------------------------------------------------------------------
+    # -- requests of people -------------------------------------------------------------------------------------------
 
     @property
     def names(self) -> list[str]:

@@ -1,5 +1,5 @@
 """Decides what can be trained on, and why the rest cannot, and which answer asked for which tool run. Pure.
 
-It may import every layer from `calls` and `runs` down, but does no I/O; adapters use the same rules. Begin with
-`findings`, which has one function for each rule, and with `tool_join`.
+It does no I/O; adapters use the same rules. Begin with `findings`, which has one function for each rule, and with
+`tool_join`.
 """

@@ -2,7 +2,7 @@
 
 `penstock doctor` and `penstock samples` both use it, so they cannot disagree. Calls are merged by the engine's own
 tokens: a call whose prompt begins with the exact tokens of an earlier call's prompt and answer extends that row
-(`turn_tree`), among the calls of one agent. Tokens decide what is merged; messages explain why a call was not. A call
+(`TurnTree`), among the calls of one agent. Tokens decide what is merged; messages explain why a call was not. A call
 that begins a row is compared with the earlier call of its agent whose conversation shares the most messages with it:
 
 * `first`: it shares nothing but system messages with anything: a new conversation, a sub-agent.

@@ -1,10 +1,10 @@
 """The tool calls in the answers of a rollout's models, and the results of them that later requests carried. Pure.
 
 A `ToolRequest` is one tool call of one answer. Its results are in later requests, under its id; `read_tool_requests`
-finds them. Each request repeats its whole conversation, so only its end is read: from its last message back to where
-an earlier request ended, which is recognised by the number of messages, the last one and the first one
-(`request_messages.place_of`). A request that is not recognised (its history was compacted or edited) is read whole,
-and results that were seen before are left out.
+finds them. Each request repeats its whole conversation, so only its end is read: from its last message back to where an
+earlier request ended, which is recognised by the number of messages, the last one and the first one (`place_of`). A
+request that is not recognised (its history was compacted or edited) is read whole, and results that were seen before
+are left out.
 
 Ids alone do not tell which answer a result belongs to: some models count their calls anew in every conversation, some
 give no ids, several agents work in one rollout, a client sends a call again. Where an id names several calls, the

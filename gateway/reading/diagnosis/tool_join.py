@@ -8,9 +8,9 @@ and arguments under an id, and a later request carries the result under the same
 * `ambiguous`: several asks fit, or several runs fit one ask, and nothing tells them apart. All are named, none chosen;
 * `none`: no answer asked for it. The host began it.
 
-`tool_arguments` (forward) and `tool_results` (backward) define a match, `tool_calls` and `tool_pairs` which asks were
-open at the time, and `tool_matching` which of several that fit is chosen. The strongest pairs are settled first; weaker
-pairs decide nothing that those leave open.
+`tool_results` defines a match of names, of arguments and of results; `tool_calls` and `PairFinder` find the asks that
+were open at the time, and `settle` chooses among several that fit. The strongest pairs are settled first; weaker pairs
+decide nothing that those leave open.
 
 Begin with `read_tool_requests`, then `join`, then `implied_runs`: a tool call whose result was carried and that no
 server has run was run by the agent itself, between the end of the call that asked and the beginning of the one that

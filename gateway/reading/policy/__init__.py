@@ -1,8 +1,8 @@
 """Policies on tool calls: they let calls run, keep them waiting for a person, change or refuse them.
 
 `rules` is the configuration that a person writes, `call_parser` reads a message so strictly that no server can read
-another one out of it, `path_values` finds values in it, `policy` decides, `redaction` takes out the values that a rule
-names, `questions` holds the calls that wait for a person, and `backtest` tells what rules would have done to recorded
-calls. Pure. It may import `wire` and `model`; it is used by `gateway.tools.policy_enforcement` for calls that pass, and
-by the control API for those on the tape. Begin with `policy`.
+another one out of it, and takes out the values that a rule redacts, `conditions` finds values in it, `policy` decides,
+`questions` holds the calls that wait for a person, and `report` tells what rules would have done to recorded calls.
+Pure. It is used by `gateway.tools.policy_enforcement` for calls that pass, and by the control API for those on the
+tape. Begin with `policy`.
 """

@@ -42,14 +42,14 @@ class Question(Noun):
 
 
 class QuestionList(Noun):
-    """All that wait."""
+    """The tool calls that wait for a person."""
 
     waiting: list[Question]
     """The longest wait first."""
 
 
 class PolicyAnswer(ActionRequest):
-    """What a person says to a question."""
+    """The decision of a person on a tool call that waits."""
 
     verdict: Literal["approve", "refuse"]
     """Whether the call may run."""

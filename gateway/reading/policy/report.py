@@ -104,7 +104,7 @@ class Rewards(Noun):
 
 
 class RuleFigures(Noun):
-    """What one rule would have done."""
+    """The effect that one rule would have had on recorded tool calls."""
 
     rule: str
     """Its name."""
@@ -123,7 +123,7 @@ class RuleFigures(Noun):
 
 
 class PolicyReport(Noun):
-    """What rules would have done."""
+    """The effect that rules would have had on recorded tool calls."""
 
     calls: int
     """Tool calls that were looked at."""

@@ -353,7 +353,7 @@ def _undecided(policy: ReleasePolicy, evidence: CanaryEvidence) -> str:
     )
 
 
-# -- a canary as the tape has it --------------------------------------------------------------------------------------
+# -- a canary's form on the tape --------------------------------------------------------------------------------------
 
 
 class CanaryDecision(NamedTuple):

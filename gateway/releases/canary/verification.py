@@ -240,7 +240,7 @@ def _others(
             yield f"{who} was served by {name}@{version}, its arm {assignment.arm} has {mine}"
 
 
-# -- the chain itself -------------------------------------------------------------------------------------------------
+# -- anchors and signatures -------------------------------------------------------------------------------------------
 
 
 class Anchor(NamedTuple):

@@ -49,7 +49,7 @@ from penstock.gateway.tape.store.erasure import WipePosition
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.transaction import Transaction
 
-# Rollouts whose time is over, read in bounded steps.
+# Finds rollouts whose time is over, in steps of a bounded number of reads.
 
 LOOKED: Final = 512
 """Rollouts that are examined without a pause."""
@@ -163,7 +163,7 @@ class RetentionService:
         if self._task is not None:
             await self._task
 
-    # -- what is asked for -------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     async def forget(self, rollout: str, said: ActionRequest) -> ForgottenRollout:
         """Hide a rollout, and begin to wipe it. Raises `OperationRefusedError`."""

@@ -1,4 +1,4 @@
-"""The tape: the only package that opens LMDB. It may import `dialects`, `canary`, `client` and the layers below.
+"""The tape: the only package that opens LMDB. It imports nothing of the layers above `tape`.
 
 `keys` has the layout, `codec` the record formats, `tables` the changes of a transaction. Begin with `writer` and
 `reader`.
@@ -13,7 +13,7 @@
 
 *Handing over.* For a while two processes write one tape: the one that serves its last calls, and the next one. LMDB has
   one write transaction at a time; each reads back what the other has changed (`writer`, `tables`), and knows which
-  calls belong to which process (`processes`).
+  calls belong to which process (`directory`).
 """
 
 from __future__ import annotations

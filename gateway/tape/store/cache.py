@@ -53,7 +53,7 @@ class CachedAttempt:
     stored: bytes | None = None
     """Its record, as it was last written or read."""
     turn: int = 0
-    """The value of `Tables._turn` up to which `stored` is known to be its record."""
+    """The value of `TapeTables._turn` up to which `stored` is known to be its record."""
     outdated: bool = False
     """True if the tape has a newer record. Its base may still be used."""
 

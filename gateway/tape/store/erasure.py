@@ -5,7 +5,7 @@ empty ones, so that numbers stay; a segment of which nothing is left is deleted,
 A body depends only on bodies of its own rollout and on shared ones (`codec`). Of a shared body only the parts that
 others still use are kept, and nothing once nobody uses it.
 
-The deleted bytes are still in free pages of the file, until `overwrite_pass` has written zeros over them.
+The deleted bytes are still in free pages of the file, until an `OverwritePass` has written zeros over them.
 """
 
 from __future__ import annotations
@@ -463,7 +463,7 @@ class OverwritePass:
                 )
             self.pages_overwritten += 1
 
-    # -- what LMDB keeps ---------------------------------------------------------------------------------------------
+    # -- pages of LMDB -----------------------------------------------------------------------------------------------
 
     def _meta(self) -> _Meta:
         """Return the newer of the two metas."""

@@ -72,7 +72,7 @@ class FeedSubscription:
         return self.passed
 
 
-# Memories of the tape in other packages, which save them reads. The writer keeps them up to date.
+# Followers: copies of parts of the tape in memory, which save other packages reads. The writer keeps them up to date.
 
 
 class Follower(Protocol):

@@ -26,7 +26,7 @@ from penstock.gateway.tape.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.tape.store.records import Style
 from penstock.gateway.tape.store.view import BLOCK, FORGOTTEN, ForgottenBodyError, TapeView
 
-# A stored body as an `Exchange`, the noun that people and programs read.
+# Makes an `Exchange`, the noun that people and programs read, of a stored body.
 
 
 def header_lines(block: bytes) -> list[tuple[str, str]]:

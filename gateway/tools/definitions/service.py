@@ -184,7 +184,7 @@ class DefinitionService:
         while len(server.annotations) > _MOST:
             del server.annotations[next(iter(server.annotations))]
 
-    # -- what others ask ----------------------------------------------------------------------------------------------
+    # -- reads and approvals ------------------------------------------------------------------------------------------
 
     def annotations(self, server: str, tool: str) -> dict[str, Any] | None:
         """The annotations of a tool in the server's latest list; None for a tool that it has never listed."""
@@ -214,7 +214,7 @@ class DefinitionService:
         _log.info("server %s: %r has approved; version %s is served", server, asked.who, numbers)
         return known
 
-    # -- what passes --------------------------------------------------------------------------------------------------
+    # -- lists in passing answers -------------------------------------------------------------------------------------
 
     def observe(self, exchange: ListRequest, answer: bytes) -> None:
         """Reads an answer that is being passed on: in a thread, after the present write to the client. Penstock's own
@@ -299,7 +299,7 @@ class DefinitionService:
                     self._read.popitem(last=False)
         return known
 
-    # -- what is kept -------------------------------------------------------------------------------------------------
+    # -- recording ----------------------------------------------------------------------------------------------------
 
     def _note(self, exchange: ListRequest, listed: DefinitionPage) -> None:
         """Remembers a page that was listed, and writes the whole list when it is complete."""

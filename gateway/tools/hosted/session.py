@@ -23,7 +23,7 @@ from penstock.gateway.wire.dialects.mcp import (
     progress_token,
 )
 
-# Lines that a process has written and a client has not read yet.
+# Holds the lines that a process has written and a client has not read yet.
 
 _FULL: Final = 1 << 20
 """Waiting bytes above which the process is read no further."""

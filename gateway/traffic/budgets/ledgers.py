@@ -2,7 +2,7 @@
 
 The amounts used are on the tape, with the spans. The sums there are cached for some seconds, and the use of a call is
 added to the cache when its span is durable, so the cache equals the tape. Before another process writes the tape as
-well, all reservations are moved there (`LocalLedger.drain`, `operations.BudgetOperations.keep`).
+well, all reservations are moved there (`LocalLedger.drain`, `operations.BudgetOperations.persist`).
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class LocalLedger:
             known.count(used)
 
 
-# Budgets of several workers of one gateway: the leader reserves for all, in its memory (`budgets.local_ledger`),
-# while no other process writes the tape. A worker asks it before a call goes out, and reports the use of the call
-# when its span is durable.
+# Budgets of several workers of one gateway: the leader reserves for all, in its memory (`LocalLedger`), while no other
+# process writes the tape. A worker asks it before a call goes out, and reports the use of the call when its span is
+# durable.
 #
 # The reservations of a worker that dies are freed. If the leader dies, or another gateway takes over, each worker
 # moves the reservations of its calls to the tape, where all see them.

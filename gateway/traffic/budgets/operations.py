@@ -1,5 +1,5 @@
 """Budgets on the tape, as operations inside a write transaction, so that any number of processes that write one tape
-share them. While one process writes it alone, its reservations are in memory (`budgets.local_ledger`).
+share them. While one process writes it alone, its reservations are in memory (`budgets.ledgers`).
 
 A call reserves the most that it may use, of all its budgets or of none, before it goes out. The reservation is settled
 with its span: the amount used counts in the window in which it began, whatever was reserved. A reservation holds as
@@ -292,7 +292,8 @@ class BudgetOperations:
 
 
 def resolve_owners(tape: KeyValueReader, asked: BudgetReservation) -> Iterator[tuple[int, BudgetClaim, bytes]]:
-    """Yield the claims whose owner is known, as in `BudgetReservation.held`; looks up the run of the rollout."""
+    """Yield the claims whose owner is known, as in `BudgetReservation.resolved_claims`; looks up the run of the
+    rollout."""
     run: str | None = None
     for place, claim in enumerate(asked.claims):
         if claim.of is not None:
@@ -352,7 +353,7 @@ class BudgetReader:
         reserved: Mapping[tuple[bytes, int], ReservedAmount] = MappingProxyType({}),
     ) -> list[BudgetUse]:
         """The use of each budget in the current window, the fullest first. `name`: only of this budget. `reserved`:
-        reservations in memory that the tape does not have (`Here.reserved`)."""
+        reservations in memory that the tape does not have (`LocalLedger.reserved`)."""
         with self._tape.view() as view:
             asked = (limit for limit in self._limits if name in (None, limit.budget.name))
             found = [use for limit in asked for use in _uses(_sums(view, limit, reserved), limit, now)]

@@ -3,9 +3,8 @@
 A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. A call that no budget
 counts costs a check of each budget, and if none is configured there is no such service.
 
-While this gateway alone writes the tape, reservations are in memory (`budgets.local_ledger`); with several workers, in
-the leader's memory (`budgets.remote_ledger`). If there are other gateways, reservations are on the tape, for all to
-see.
+While this gateway alone writes the tape, reservations are in its memory (`ledgers.LocalLedger`); with several workers,
+in the leader's (`ledgers.RemoteLedger`). If there are other gateways, reservations are on the tape, for all to see.
 """
 
 from __future__ import annotations
@@ -221,7 +220,7 @@ class Budgets:
         else:
             self._team.notify_leader("settled", self._remote.request(BudgetReservation([], "", 0, b"")), [])
 
-    # -- of other workers --------------------------------------------------------------------------------------------
+    # -- calls of other workers --------------------------------------------------------------------------------------
 
     def peer_handlers(self) -> tuple[Mapping[str, Callable[..., Any]], Callable[[], None]]:
         """Handlers of another worker's messages to the leader, and one to call when that worker has died."""
@@ -321,7 +320,7 @@ class Budgets:
         found = (self._prices.cost(served, name, at_ns, tokens) for name in models)
         return next((dollars for dollars in found if dollars is not None), None)
 
-    # -- meanwhile ---------------------------------------------------------------------------------------------------
+    # -- in the background -------------------------------------------------------------------------------------------
 
     @property
     def or_none(self) -> Budgets | None:

@@ -1,5 +1,4 @@
 """The facts of one call: the rollout it belongs to, whether it may pass, and its record.
 
-It owns addresses, agent tokens, conversations, capture of token ids and records of calls. It may import every layer
-from `queue`, `upstreams` and `display` down. Begin with `admission`.
+It owns addresses, agent tokens, conversations, capture of token ids and records of calls. Begin with `admission`.
 """

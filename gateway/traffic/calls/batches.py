@@ -2,9 +2,9 @@
 is fetched.
 
 What calls tell about batches and their files (`dialects.batches`) is noted with their spans. A call that fetches
-results leaves a note that they are to be read (`record_batches`); `batch_results` reads them from the tape, some at a
-time, and keeps the new ones (`store_results`). A file of results may be fetched, or its note written, before its batch
-is known: then the note waits.
+results leaves a note that they are to be read (`record_batches`); `BatchResultService` reads them from the tape, some
+at a time, and keeps the new ones (`store_results`). A file of results may be fetched, or its note written, before its
+batch is known: then the note waits.
 
     batches     "b" name of a batch             its `BatchRecord`
                 "f" name of a file              its `BatchFileRecord`

@@ -81,7 +81,7 @@ class BufferUsage:
 
 
 class CallRecord:
-    """One call so far."""
+    """The record of one call while it runs: the bytes and the facts that its span is made of."""
 
     __slots__ = (
         "_entry",

@@ -45,7 +45,7 @@ class CallRequest:
     form: str = field(default="", init=False)
     """Its content type if its body is a form, which then names its model; else empty."""
     waits: bool = field(default=False, init=False)
-    """True if it must be followed (`Joining.follow`) before its rollout, or its request, is known."""
+    """True if it must be followed (`ConversationMatcher.follow`) before its rollout, or its request, is known."""
     encodings: str | None = field(default=None, init=False)
     """The content encodings that are not undone yet."""
     anonymous: bool = field(default=False, init=False)

@@ -43,7 +43,7 @@ class RemoteConversations(Protocol):
     async def find(
         self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
     ) -> ConversationMatch:
-        """Find a call's rollout, as `ConversationMatcher.found` does."""
+        """Find a call's rollout, as `ConversationMatcher.find` does."""
         ...
 
     def remember(

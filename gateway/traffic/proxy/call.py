@@ -188,7 +188,7 @@ class HttpCall(Failover):
             self._fail(refusal)
 
     def on_connected(self, connection: UpstreamConnection) -> None:
-        """Write the request."""
+        """Write the request to the upstream, and note the time."""
         self._move(CallState.SENT)
         self.send(connection, *self._sent)
         self._sent_at = self.touched

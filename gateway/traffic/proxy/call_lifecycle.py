@@ -244,7 +244,7 @@ SLOTS = ("_admitted", "_announced", "_event_from", "_last_mark", "_leave", "_ove
 
 
 class SlotQueue(Protocol):
-    """What gives places to waiting calls, in their order."""
+    """Gives places to waiting calls, in the order in which they came; `leave` takes a call out of the queue."""
 
     def wait(self, go_on: Callable[[], None]) -> None: ...
     def leave(self, go_on: Callable[[], None]) -> None: ...
@@ -290,7 +290,6 @@ class CallLifecycle(ABC):
 
     @property
     def rollout(self) -> str:
-        """Rollout id."""
         return self._admitted.address.rollout
 
     def _do(self, what: str, step: Callable[[], None]) -> None:
@@ -484,8 +483,7 @@ def client_body(parts: list[CallFilter], pieces: list[bytes], encoding: bytes | 
     return decoded_body(pieces, encoding) if told is None else told
 
 
-# A call over HTTP as the recorder sees it, and its ends. The base of
-# `gateway.traffic.proxy.call`.
+# The record and the ends of a call over HTTP: the base of `gateway.traffic.proxy.call`.
 
 
 class RecordedCall(Relay, CallLifecycle):

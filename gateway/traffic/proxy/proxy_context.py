@@ -45,7 +45,7 @@ class ActiveCall(Protocol):
 
     @property
     def rollout(self) -> str:
-        """Rollout id."""
+        """The id of the rollout that the call belongs to."""
         ...
 
     def check(self, now: float, announce: float) -> None:

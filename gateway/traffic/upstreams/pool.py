@@ -31,8 +31,8 @@ from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, Upstr
 
 # The bound on concurrent calls to an upstream, or a server of tools; further calls wait for a place, in their order.
 #
-# A call that waits is an entry in a dictionary, as at the gate of an upstream (`upstreams.gate`): no task, no timer
-# of its own. A call that comes while others wait goes to the end.
+# A call that waits is an entry in a dictionary, as at the gate of an upstream (`UpstreamGate`): no task, no timer of
+# its own. A call that comes while others wait goes to the end.
 #
 #     if places.full:
 #         places.wait(call.on_place)     # called when there is one; or places.leave(call.on_place)
@@ -388,7 +388,7 @@ class ConnectionPool(Connector):
         return None
 
     async def open(self, connection: UpstreamConnection) -> None:
-        """Connect within `CONNECT_S`."""
+        """Connect to the upstream. Raises `TimeoutError` after `CONNECT_S` seconds."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self.transport.connect(connection, *self.address)

@@ -90,7 +90,7 @@ class Facts:
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further attributes of the span, by OpenTelemetry name."""
     answers: tuple[str, Facts] | None = None
-    """The answer to an earlier call that this call has fetched: that call's name (`retrieval.kept_as`), and its
+    """The answer to an earlier call that this call has fetched: that call's name (`responses.answer_name`), and its
     facts."""
 
 
@@ -360,11 +360,11 @@ class JsonPostDialect(Dialect):
         return texts(request, lambda body: (self.description_pointers(body), None)).places
 
     def system_pointers(self, request: bytes) -> TextPointers:
-        """Point at the strings that are system texts; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        """Point at the strings that are system texts; none unless a dialect has any. Raises `loose_json.UNREADABLE`."""
         return (), None
 
     def description_pointers(self, request: bytes) -> Iterable[TextPointer]:
-        """Point at the strings that describe tools; none unless a dialect has any. Raises `wire.UNREADABLE`."""
+        """Point at the strings that describe tools; none unless a dialect has any. Raises `loose_json.UNREADABLE`."""
         return ()
 
     def message_fingerprints(self, request: bytes) -> list[bytes]:

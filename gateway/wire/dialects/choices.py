@@ -48,8 +48,8 @@ from penstock.gateway.wire.dialects.usage import decoded_fields, latest_usage_fi
 #     proxies                  the whole arguments once more behind their pieces, or `{}` in front of them
 #     Ollama and its like      arguments as an object, or before the name
 #
-# The call of a piece is looked up (`_LOOKUPS`); `_begins` then tells if the piece begins another call. A new shape is
-# a row of one of the two. A summary counts the calls that a Turn shows, since both use this module, and a piece that
+# The call of a piece is looked up (`_LOOKUPS`); `_begins` then tells if the piece begins another call. A new shape is a
+# row of one of the two. A summary counts the calls that a Turn shows, since both use these functions, and a piece that
 # only continues a call costs no function call.
 
 BODIES: Final = ("function", "custom")

@@ -2,8 +2,7 @@
 
 An upstream speaks one family (`dialect` in penstock.toml). A family has an error shape, so that the official SDKs raise
 the right exceptions, a header for keys, and a public endpoint if all its users share one. `owners` tells which family a
-path belongs to, `credentials` which one a key belongs to. A format of another provider may bring its family in its own
-file.
+path or a key belongs to. A format of another provider may bring its family in its own file.
 """
 
 from __future__ import annotations

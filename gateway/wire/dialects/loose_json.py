@@ -349,7 +349,7 @@ def error_message(answer: Json) -> str | None:
     return text(error) or text(fields.get("message")) or text(fields.get("detail")) or dumps(error)
 
 
-# -- what every reader takes alike ------------------------------------------------------------------------------------
+# -- JSON that every reader takes alike -------------------------------------------------------------------------------
 
 
 class AmbiguousJsonError(ValueError):
@@ -387,7 +387,7 @@ def unambiguous(body: bytes) -> Any:
         raise AmbiguousJsonError(f"it is not JSON ({error})") from None
 
 
-# -- what decoders refuse ---------------------------------------------------------------------------------------------
+# -- JSON that decoders refuse ----------------------------------------------------------------------------------------
 
 
 def replace_invalid_characters(body: bytes) -> bytes:

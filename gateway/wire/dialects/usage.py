@@ -84,7 +84,7 @@ def _total(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-# -- where it stands -------------------------------------------------------------------------------------------------
+# -- the place of usage in answers -----------------------------------------------------------------------------------
 
 
 def usage_fields(answer: Json) -> Json:

@@ -120,7 +120,7 @@ class Dispatcher:
         self._wake()
 
     async def note(self, name: str, value: bytes) -> None:
-        """Keep a small value that `Store.note` finds again."""
+        """Keep a small value that `StoreReader.note` finds again."""
         await self._do(lambda transaction: QueueOperations(transaction).note(name, value))
 
     # -- doing it ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ An attempt that the clock or a person has ended may still run at its worker. Its
 the queue only when the worker has let go of the attempt (by `finish`) or its lease is over. By then the worker must
 have killed the agent, so nothing runs twice at the same time.
 
-Two modules hold the other operations: `deadline_operations` ends attempts by the clock, `span_operations` keeps rewards
-and other spans that are no calls.
+Two other classes have the rest: `deadlines.DeadlineOperations` ends attempts by the clock, `SpanOperations` keeps
+rewards and other spans that are no calls.
 
 Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
 """

@@ -223,7 +223,7 @@ class Cost(Noun):
 
 
 class Advice(Noun):
-    """What `penstock train apo advise` says."""
+    """The result of `penstock train apo advise`: its verdict, and the estimates that led to it."""
 
     run: str
     verdict: Verdict

@@ -1,4 +1,4 @@
 """Exact sessions: a conversation continues from the very tokens that the engine has read and generated.
 
-The package may import what `proxy` may. Begin with `exact_filter`, which decides how a call goes.
+Begin with `exact_filter`, which decides how a call goes.
 """

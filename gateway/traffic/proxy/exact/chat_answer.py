@@ -35,7 +35,7 @@ _BY_TEXT: Final = (b'"stop_reason":"', b'"stop_reason": "')
 
 
 class MessageFingerprint(NamedTuple):
-    """A message with content."""
+    """The fingerprint of a request's message that has content."""
 
     at: int
     """Its index in the request."""
@@ -188,7 +188,7 @@ class ChatCompletionWriter:
         """Number of characters at the end of a text that may be the beginning of a stop text."""
         return max(map(len, self._stops), default=1) - 1
 
-    # -- what derender is asked --------------------------------------------------------------------------------------
+    # -- requests to derender ----------------------------------------------------------------------------------------
 
     def stream_request(self, index: int, piece: PendingTokens, state: bytes) -> bytes:
         """The request to derender for the new tokens of a choice."""
@@ -214,7 +214,7 @@ class ChatCompletionWriter:
         silent = finish == "stop" and not isinstance(stop, str) and not self._asked.get("include_stop_str_in_output")
         return ids[:-1] if silent else ids
 
-    # -- what the agent is told --------------------------------------------------------------------------------------
+    # -- the agent's answer ------------------------------------------------------------------------------------------
 
     def opening(self, index: int) -> bytes:
         """The first event of a choice."""

@@ -94,7 +94,7 @@ class GenerateConnection(UpstreamConnection):
         self._failed: Json | None = None
         self._ended = self._told = False
 
-    # -- what a call does with a connection --------------------------------------------------------------------------
+    # -- the interface of a connection -------------------------------------------------------------------------------
 
     def send(self, caller: UpstreamCaller, head: bytes, body: bytes) -> None:
         """Send the request to generate; the chat request itself is not sent."""
@@ -222,7 +222,7 @@ class GenerateConnection(UpstreamConnection):
             if piece.finish is not None:
                 return
 
-    # -- what the call gets ------------------------------------------------------------------------------------------
+    # -- the answer for the call -------------------------------------------------------------------------------------
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._headed, self.status, self.headers, self.head_fields = True, status, headers, len(headers)

@@ -2,9 +2,10 @@
 ids.
 
 The engine renders a call whose conversation continues an earlier answer. If the rendered tokens begin with those of the
-earlier prompt and answer, the chat request is sent unchanged. If they do not, the gateway sends the earlier tokens, and
-the tokens that the template writes after them (`continuation`, `generate_answer`). If those cannot be found, and for
-every other call, the chat request is sent unchanged and begins a session. The span says which.
+earlier prompt and answer, the chat request is sent unchanged. If they do not, the gateway sends the earlier tokens and
+those that the template writes after them (`sessions`), and makes a chat answer of the generated tokens (`chat_answer`).
+If the template's tokens cannot be found, and for every other call, the chat request is sent unchanged and begins a
+session. The span says which.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Translates calls of agents that speak messages or responses for an engine that speaks chat completions only.
 
-`checks` refuses requests that chat completions cannot express, `messages_request` and `responses_request` make the
-request, `chat_pieces` reads the engine's answer, `messages_answer` and `responses_answer` write it in the agent's own
-format, event by event, and `framing` frames it for the client. litellm knows the two formats; only `litellm` calls it,
-and only a gateway that translates imports that module. The package may import what `proxy` may. Begin with
-`translator`.
+`messages` and `responses` refuse requests that chat completions cannot express (with the checks in `chat_pieces`), make
+the request, and write the answer in the agent's own format, event by event. `chat_pieces` reads the engine's answer,
+and `framing` frames the agent's for the client. litellm knows the two formats; only `litellm` calls it, and only a
+gateway that translates imports that module. Begin with `translator`.
 """

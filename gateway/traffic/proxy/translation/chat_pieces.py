@@ -2,7 +2,7 @@
 
 A chunk may bring nothing at all (the tokens of a tool call's frame), text with a finish reason, or two tool calls at
 once. The pieces come in the order in which an answer is written: a tool call first has its head (id and name), then its
-arguments; an older call is not continued. `dialects.tool_calls` tells which call a piece belongs to.
+arguments; an older call is not continued. `wire.dialects.choices` tells which call a piece belongs to.
 
 A plain answer becomes the same pieces, so it is written like a streamed one.
 
@@ -175,7 +175,7 @@ class AnswerConverter(Protocol):
     """Writes one answer for its agent. Either `whole` is called, or the other methods in their order."""
 
     def whole(self, answer: ChatAnswer, pieces: list[AnswerPiece]) -> Json:
-        """Return the plain answer."""
+        """Return the body of an answer that is not streamed."""
         ...
 
     def begin(self, answer: ChatAnswer) -> list[Json]:
@@ -202,11 +202,10 @@ def encode_events(events: Iterable[Json]) -> bytes:
 
 # Checks whether a request can be translated. Pure; whatever cannot is refused, with its place, rather than left out.
 #
-# Chat completions cannot express much of what messages and responses can ask: tools that the provider runs,
-# documents, conversations that it keeps. A request that asks for one of these would get an answer to another
-# question. Fields that only say how to serve a request (caching, tiers, storing) are left out: the answer is the same
-# without them. The tables of `messages_request` and `responses_request`, and docs/translation.md, list both kinds of
-# fields.
+# Chat completions cannot express much of what messages and responses can ask: tools that the provider runs, documents,
+# conversations that it keeps. A request that asks for one of these would get an answer to another question. Fields that
+# only say how to serve a request (caching, tiers, storing) are left out: the answer is the same without them. The
+# tables of `messages` and `responses`, and docs/translation.md, list both kinds of fields.
 
 _ABSENT: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 

@@ -84,7 +84,7 @@ def can_stream(connection: UpstreamConnection, http10: bool) -> bool:
 
 
 class StreamTranslationFraming(TranslationFraming):
-    """A streamed answer."""
+    """Frames a streamed answer: each event goes to the client when the engine's bytes complete it."""
 
     def __init__(self, converter: AnswerConverter, http10: bool) -> None:
         """`http10`: the client takes no chunks."""

@@ -2,7 +2,7 @@
 
 litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. A
 tool's name stays whole however long it is. A tool whose loading is deferred is shown when it is loaded
-(`deferred_tools`). `disable_parallel_tool_use` is passed on, and so is a tool's failure, for which chat has no flag.
+(`visible_tools`). `disable_parallel_tool_use` is passed on, and so is a tool's failure, for which chat has no flag.
 Reasoning goes where vLLM reads it. A schema for the answer stays unchanged. litellm is never told the model's name,
 from which it would guess a provider.
 """
@@ -94,7 +94,7 @@ class MessagesConverter:
         return [_ended(event, answer) for event in kept]
 
     def broken(self, message: str) -> list[Json]:
-        """Return an error event."""
+        """Return the error event that ends a stream which the engine broke off."""
         return [{"type": "error", "error": {"type": "api_error", "message": message}}]
 
     def _argued(self, arguments: str) -> list[Json]:

@@ -1,2 +1,2 @@
-"""Calls on WebSockets: frames pass as they are, and each answer is a call. Begin with `handshake`, then
-`connection`."""
+"""Calls on WebSockets: frames pass as they are, and each answer is a call. Begin with `connection`, which opens
+them."""

@@ -150,7 +150,7 @@ class LaneTable(Generic[R]):
         self._named = set[str | None]()
         """Lanes that the server has named; empty for a server without lanes."""
 
-    # What the client says -------------------------------------------------------------------------------------------
+    # From the client ------------------------------------------------------------------------------------------------
 
     def add_request(self, call: R, lane: str | None, previous: str | None) -> None:
         """Add a request that was sent."""
@@ -168,7 +168,7 @@ class LaneTable(Generic[R]):
         """The call of a response that has not ended; None if there is none."""
         return next((it.call for it in self.under_way if it.id == response), None)
 
-    # What the server says -------------------------------------------------------------------------------------------
+    # From the server ------------------------------------------------------------------------------------------------
 
     def receive(self, event: ServerMessageFacts, heard: TimedMessage) -> Iterator[CallInstruction[R]]:
         """Yield the steps that follow from an event, in order."""

@@ -65,7 +65,7 @@ class WebSocketCall(CallLifecycle):
 
     @property
     def message(self) -> bytes:
-        """The client's message."""
+        """The client's message that asks for the answer, as it came."""
         return self._admitted.body
 
     def start(self) -> None:

@@ -25,7 +25,7 @@ class WebSocketContext:
     request: HttpRequest
     pool: ConnectionPool
     sent: list[bytes]
-    """Header lines of the opening, as in `Record.sent`."""
+    """Header lines of the opening, as in `CallRecord.sent`."""
     headers: Headers
     """Headers of the answer to the opening."""
 
@@ -45,7 +45,7 @@ class WebSocketChannel(Protocol):
         ...
 
     def send(self) -> None:
-        """Send the waiting request."""
+        """Send the held request of the client to the upstream."""
         ...
 
     def on_recorded(self, passes: bool) -> None:

@@ -248,7 +248,7 @@ def last_answered(spans: list[Span]) -> Span:
 # Continues a conversation without its agent: appends an answer and the results of its tools to the request. Pure.
 #
 # An agent that has called its tools sends the conversation again with the model's answer and a result for each call.
-# This module does that for the agent, in the wire form of its API (`Dialect.continuation`): the answer's own objects
+# The gateway does that for the agent, in the wire form of its API (`Dialect.continuation`): the answer's own objects
 # unchanged, as the official SDKs send them back, and the recorded results under the ids of the new calls. Read again,
 # such a request is the old conversation, the answer and the results.
 #

@@ -171,7 +171,7 @@ class Rehearsals:
             play.refusal = ClientFault(400, RESTARTED, message)
         return play
 
-    # -- who runs agents ---------------------------------------------------------------------------------------------
+    # -- commands that run agents ------------------------------------------------------------------------------------
 
     async def claim(
         self, release: str, asked: ClaimRequest, dispatcher: Dispatcher

@@ -276,7 +276,7 @@ class Rehearsal(ArmComparison):
             return
         self._scored(self._pairs[at][0].original.name, *scores)
 
-    # -- what it comes to --------------------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------------------------
 
     def _report(self) -> JobReport:
         astray = sum(self._number(how)[INCUMBENT] for how in ("diverged", "failed"))

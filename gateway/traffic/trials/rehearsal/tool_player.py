@@ -1,8 +1,8 @@
 """One agent in rehearsal: the gateway plays its tools on the model's side.
 
 The gateway sends the agent's request to the version of the run. When the answer calls tools, the agent does not get it.
-The gateway looks the calls up in the recorded rollout's cassette (`recorded_tools`), appends the answer and the
-recorded results to the request (`continuation`), and asks the model again, until an answer calls no tool. The agent
+The gateway looks the calls up in the recorded rollout's cassette (`Cassette`), appends the answer and the recorded
+results to the request (both in `recorded_rollouts`), and asks the model again, until an answer calls no tool. The agent
 gets that answer unchanged. So the agent runs no tool, whatever the version makes it want; everything else that it does
 happens.
 

@@ -1,7 +1,7 @@
 """Judges of how far an answer agrees with another: `exact`, a verifier function, or a judge model.
 
 * `exact`: the same next action.
-* `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.span.Turn`: messages,
+* `module:function`: called with both exchanges as dictionaries (the fields of `gateway.model.turn.Turn`: messages,
   tools, choices ...), the recorded one first; it returns a number in [0, 1] or a bool. It runs on a thread and must
   return.
 * the name of a model: asked through the routes. Answers that agree exactly are not asked about. Otherwise the model is

@@ -82,7 +82,7 @@ class CallReplay(ArmComparison):
             # An answer whose bytes were lost (the disk was full) is asked for again.
             if span.status == SpanStatus.ERROR or (span.status == SpanStatus.OK and span.body is not None):
                 self._kept[said.get(REPLAY_OF, ""), said.get(LEG, "")] = span
-        # A thread reads the versions, as `Pins.reload` does: many long ones would hold up calls.
+        # A thread reads the versions, as `PinTable.reload` does: many long ones would hold up calls.
         self._recordings = await background(lambda: ReplaySource(self._context, self._release))
         drawn = await self._drawn(
             lambda stopped: self._recordings.draw(self._policy.calls, self._release.salt, stopped)

@@ -124,7 +124,7 @@ async def test_flush_returns_when_everything_before_it_is_written(rack: Rack) ->
 
 
 class Clocks:
-    """What `GivingWay` reads: `now` passes for all, `loop` is what the loop has used of it."""
+    """The clocks that `LoopYield` reads: `now` passes for all, `loop` is the time that the loop has used of it."""
 
     now = loop = 0.0
 
