@@ -17,6 +17,7 @@ from penstock.gateway.client.child_process import ChildProcess, spawn
 
 pytestmark = pytest.mark.slow
 
+BOTH = "sleep 300 & echo $!; sleep 300"
 ENGINE = "import os, subprocess; subprocess.Popen(['sleep', '300'], close_fds=True); print('it is there', flush=True)"
 
 
@@ -66,7 +67,7 @@ async def test_nobody_who_waits_for_its_output_leaves_it_behind(cancelled: bool)
 
 async def test_the_limit_holds_where_what_it_has_started_holds_its_output() -> None:
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", "sleep 300 & echo $!; sleep 300", stdout=asyncio.subprocess.PIPE
+        "sh", "-c", BOTH, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     held_by = int(await process.stdout.readline())

@@ -105,7 +105,7 @@ def test_a_missing_assignment_is_said_and_a_person_can_still_decide(store: Store
 def test_what_was_on_the_tape_before_a_deadline_counts(store: Store) -> None:
     """Also where the deadline passes during the round that looks: the reward came before it, and after the round's
     first read."""
-    release = assigned(store, 2, outcome_deadline_s=600.0, guards={"margin": 0.3, "early_error": {"mode": "off"}})
+    release = assigned(store, 2, outcome_deadline_s=600.0)
     deadline = T0 + 600 * S
     times = iter([deadline - S])
 
