@@ -163,7 +163,6 @@ def first_flaws(flaws: Sequence[Flaw]) -> str:
 
 
 if TYPE_CHECKING:
-    pass
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.queue import EnqueueResult, RolloutSpec
 
@@ -253,7 +252,6 @@ def enqueue(
 
 
 def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[TaskLine]:
-    pass
 
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -268,7 +266,6 @@ def _tasks(file: str, id_field: str | None, group_by: str | None) -> list[TaskLi
 
 
 async def _send(client: Client, found: list[TaskLine], repeat: int, like: RolloutSpec) -> list[EnqueueResult]:
-    pass
     from penstock.gateway.client.client import ClientError
 
     answers: list[EnqueueResult] = []

@@ -81,8 +81,6 @@ def wrap(*command: Command, name: str, gateway: Url = LOCAL, options: Annotated[
         raise CommandError("--attempt is of a rollout: say --rollout, too", 2)
     if options.spool < 1:
         raise CommandError(f"--spool: {options.spool} is not a number of megabytes from 1", 2)
-    pass
-
     _run(command, name, find_destination(gateway, options.rollout, options.attempt, os.environ), options.spool << 20)
 
 

@@ -66,9 +66,7 @@ async def test_nobody_who_waits_for_its_output_leaves_it_behind(cancelled: bool)
 
 
 async def test_the_limit_holds_where_what_it_has_started_holds_its_output() -> None:
-    process = await asyncio.create_subprocess_exec(
-        "sh", "-c", BOTH, stdout=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec("sh", "-c", BOTH, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     held_by = int(await process.stdout.readline())
     try:

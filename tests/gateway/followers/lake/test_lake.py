@@ -29,7 +29,7 @@ from fakes.s3 import KEY, SECRET, bucket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.console.commands.lake import follow, write
+from penstock.console.commands.lake_loop import follow, write
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.sql.views import VIEWS, statements
