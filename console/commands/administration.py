@@ -1,4 +1,6 @@
-"""`penstock forget` and `penstock hold`: rollouts that go, or stay."""
+"""Commands of whoever runs a gateway: `forget` and `hold`, `pause`, `drain` and `resume`, `index rebuild`, `webhook
+test`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit log for readers. Pure."""
+"""The state of a gateway for readers: audit log, budgets, index, prices, retention, upstreams, webhooks. Pure."""
 
 from __future__ import annotations
 

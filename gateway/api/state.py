@@ -1,4 +1,6 @@
-"""The control API of budgets."""
+"""The control API of parts of the gateway that are looked at as a whole: budgets, prices, the index, webhooks,
+upstreams, retention.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Finds the tools that an attempt used, including runs whose address named no rollout. Reads the tape, in a worker
-thread.
+"""The control API of tools: those that an attempt used, definitions that servers list, policies on calls.
+
+Uses are found on the tape, in a worker thread, including runs whose address named no rollout.
 
 An attempt without model calls whose rollout has no given name is a *stray*: the session of an agent whose MCP address
 is fixed in its settings. Its runs are matched with the answers of the rollouts that were alive

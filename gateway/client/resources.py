@@ -1,4 +1,4 @@
-"""The part of the typed client for resources and releases."""
+"""The parts of the typed client, one for each resource of the control API; `client` joins them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Foreign text without characters that a terminal obeys: replaced by others, or escaped. Pure."""
+"""Foreign text for people: without characters that a terminal obeys, with invisible characters made visible. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of the gateway's index (`followers.index`)."""
+"""Requests and answers about the index (`followers.index`): its state, searches, SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Settings of servers of tools: `[mcp]` and `[mcp.servers.NAME]` of penstock.toml."""
+"""Settings that commands need without the rest of a configuration: servers of tools (`[mcp]`), TLS, the log, webhooks,
+and the names of this machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns of tools: those that an attempt used, and sums over uses."""
+"""The nouns of tools: those that an attempt used, sums over uses, and the definitions that servers list."""
 
 from __future__ import annotations
 

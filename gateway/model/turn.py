@@ -1,4 +1,4 @@
-"""The content of a call in any wire format: messages, tools, choices."""
+"""The content of a call: its bytes, its messages, tools and choices in any wire format, and an attempt's transcript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The runner's side of `sidecar.agent.fork_server`: attempts of a function that was imported once.
+"""The runner's side of agents that are functions: forked from one process that has imported them (`fork_server`), or
+many in one process (`host`).
 
 The fork server starts with the first attempt, and again when it has died; attempts that it has started do not need it.
 """

@@ -1,5 +1,5 @@
-"""Loads functions by name, `module:function`, from the working directory or the installed modules. Standard library
-only.
+"""Loads functions by name, `module:function`, from the working directory or the installed modules; runs those that are
+not async in threads. Standard library only.
 """
 
 from __future__ import annotations

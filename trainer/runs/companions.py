@@ -1,4 +1,6 @@
-"""Runs the companions of a run: a runner that takes its rollouts, and other tasks that must not end before it."""
+"""The companions of a run: a runner that takes its rollouts, other tasks that must not end before it, and a client that
+waits for a gateway that is away.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reservations of calls while this process alone writes the tape: kept in memory, so that no call waits for a commit.
+"""Reservations of what calls may use: in this process, or with the leader of several workers.
+
+While this process alone writes the tape, reservations are kept in memory, so that no call waits for a commit.
 
 The amounts used are on the tape, with the spans. The sums there are cached for some seconds, and the use of a call is
 added to the cache when its span is durable, so the cache equals the tape. Before another process writes the tape as

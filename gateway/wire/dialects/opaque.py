@@ -1,4 +1,5 @@
-"""All other calls: recorded byte for byte and not interpreted, except for fields that any JSON body may have.
+"""Calls of which little or nothing is interpreted: embeddings, lists of models, and all others, which are recorded byte
+for byte, except for fields that any JSON body may have.
 
 The model is looked for because many of these calls name one (rerank, speech, fine-tuning), and upstreams are chosen by
 it.

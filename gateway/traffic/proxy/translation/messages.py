@@ -1,4 +1,4 @@
-"""Makes the request of chat completions that asks the same as a request of messages.
+"""Translates messages: makes the request of chat completions that asks the same, and the answer in the agent's format.
 
 litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test. A
 tool's name stays whole however long it is. A tool whose loading is deferred is shown when it is loaded

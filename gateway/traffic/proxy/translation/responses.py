@@ -1,4 +1,4 @@
-"""Makes the request of chat completions that asks the same as a request of responses.
+"""Translates responses: makes the request of chat completions that asks the same, and the answer in the agent's format.
 
 litellm makes it. Where litellm would alter, lose or guess something, this module corrects it, each with a test.
 Consecutive items of the model become one message again. Reasoning is given back to the letter, where vLLM reads it. A
