@@ -32,6 +32,8 @@ _NAME: Final = "mitmdump"
 _ADDON: Final = Path(__file__).with_name("mitm_addon.py")
 _START: Final = 30.0
 """The longest time until it must listen; s."""
+_END: Final = 3.0
+"""The longest time in which it may end; s."""
 _KEPT: Final = ("PATH", "HOME", "LANG", "TMPDIR")
 """The variables that it inherits: no tokens, and no paths of our Python."""
 _WORDS: Final = 5
@@ -99,7 +101,10 @@ async def run_mitmproxy(
                 if process.returncode is not None:
                     said = f"mitmproxy ended with code {process.returncode}; connections were refused from then on"
                     engine.problems.append(said)
-                _ = await child.end()
+                assert process.stdin is not None
+                # It reports the clients that it has not looked at yet, and ends.
+                process.stdin.close()
+                _ = await child.end(_END)
                 await listening
         finally:
             _ = await child.end()
