@@ -48,7 +48,7 @@ class Suite(NamedTuple):
 
 
 INTERCEPT = "penstock.sidecar.intercept."
-INTERCEPTING = ("agent_proxy", "agent_connection", "client_hello", "plain_http", "splice", "session", "trust")
+INTERCEPTING = ("agent_proxy", "agent_connection", "client_hello", "plain_http", "splice", "session")
 MCP = "penstock.gateway.tools."
 
 SUITES = (

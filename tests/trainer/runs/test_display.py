@@ -38,7 +38,8 @@ with display(20) as shown:
 async def test_a_step_and_the_bar_are_a_line_each(columns: int) -> None:
     """The bar's clock goes on: it is waited for, while the program waits for a key."""
     async with pty_program([sys.executable, "-c", SCENE], os.environ, (columns, 12)) as program:
-        screen = await program.until(lambda text: re.search(r"weights?.*, [1-9] s|…", text) is not None)
+        whole = r"(?:weights.*, [1-9] s|…).*10/20 0:00:0\d"
+        screen = await program.until(lambda text: re.search(whole, text) is not None)
         program.write("\n")
         assert await program.ended() == 0
     check_text(

@@ -77,7 +77,7 @@ async def test_sessions_of_servers_of_hosted_agents_and_of_coding_agents_are_lis
             ("mcp", "tools", "r2", 2, 1, False),
             ("hosted", "fake-openai", "r3", 2, 0, False),
             ("hosted", "fake-openai", "r3", 1, 1, False),
-            ("agent", "", "claude-0193-ab", 1, 0, False),
+            ("agent", "Claude Code", "claude-0193-ab", 1, 0, False),
         }
         assert found[0].id == "claude-0193-ab", "the newest is first"
         assert {one.id for one in found if one.kind == "hosted"} == {"s_1", "bad"}
