@@ -81,7 +81,7 @@ SUITES = (
     # MCP's own suite sees what crosses a gateway's addresses. Hosted and wrapped servers are tested always.
     Suite(
         "mcp", 250, 3, ("tests.conformance",),
-        tuple(MCP + name for name in ("call", "response_rewriter", "endpoint", "sessions", "stream_reader")),
+        tuple(MCP + name for name in ("call", "response_rewriter", "sessions")),
         ("tests/conformance/",),
     ),
     # What a real engine does with adapters and tokens. Each has its tests with a scripted engine, always.

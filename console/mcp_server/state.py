@@ -351,7 +351,7 @@ def noun_tool(name: str) -> AnyTool:
         shown = plain(view.picture(replace(found, rows=rows), time.time_ns())) if rows else found.none
         more = f"{left_out:,} more are left out: ask for fewer." if left_out else ""
         more = more or ("There are more: a larger limit shows them." if found.more else "")
-        text = "\n".join(filter(None, (shown, more)))
+        text = "\n".join(filter(None, (shown, found.part if rows else "", more)))
         return ToolResult(answer.model_construct(rows=rows, left_out=left_out, more=found.more), text)
 
     title = entry.help.partition(":")[0].rstrip(".")

@@ -83,7 +83,7 @@ async def test_sessions_of_servers_of_hosted_agents_and_of_coding_agents_are_lis
         assert {one.id for one in found if one.kind == "hosted"} == {"s_1", "bad"}
         some = await SESSIONS.fetch(client, SessionSelection(filter="server:tools", limit=1, calls=2))
         assert (told(some.rows), some.more) == ({("mcp", "tools", "r2", 2, 1, False)}, False)
-        assert "newest 2 calls" in some.below[0].plain
+        assert "newest 2 calls" in some.part
         shell = Shell(gateway.url, tmp_path)
         shown = await shell.run("sessions", "rollout:r1")
         assert shown.text.splitlines()[1].split()[1:4] == ["mcp", "tools", "r1"]
