@@ -16,7 +16,7 @@ SLACK = 0.97
 """A figure below this share of its ceiling asks for a lower one."""
 READING = {
     "files": 646,
-    "lines": 124_160,
+    "lines": 124_210,
     "files below 60 lines": 110,
     "rooms of the gateway": 12,
     "layers of the gateway": 10,
