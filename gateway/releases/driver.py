@@ -34,8 +34,8 @@ from penstock.gateway.releases.canary.display import interval, warnings
 from penstock.gateway.releases.canary.forecast import Baseline, BaselineReader, forecast
 from penstock.gateway.releases.canary.outcomes import has_early_guard, is_hard
 from penstock.gateway.releases.canary.verification import OUT_OF_TURN, UNCOVERED, circumstances, coverage_figures
-from penstock.gateway.releases.canary_counter import BETWEEN_S, OutcomeCounter
-from penstock.gateway.releases.operations import ReleaseOperations, assignments
+from penstock.gateway.releases.canary_counter import OutcomeCounter
+from penstock.gateway.releases.operations import DamagedReleaseError, ReleaseOperations, assignments
 from penstock.gateway.releases.reader import ReleaseMetrics, ReleaseReader, needs
 from penstock.gateway.releases.transitions import PERSON_CHANGES, ROLLED_BACK, entry
 from penstock.gateway.tape.store import Store
@@ -350,10 +350,13 @@ class Driver:
                 if not await self._step(name):
                     self._driven.pop(name, None)
                     return
+            except DamagedReleaseError as damage:
+                _log.error("%s; it is left alone", damage)
+                self._driven.pop(name, None)
+                return
             except OperationRefusedError as refusal:
-                # Somebody else has changed it: begin again. Where its record is damaged, that lasts.
+                # Somebody else has changed it: begin again.
                 _log.info("release %s: %s", name, refusal)
-                await asyncio.sleep(BETWEEN_S)
             except TapeError as error:
                 _log.error("release %s waits for the tape: %s", name, error)
                 await asyncio.sleep(RETRY_S)

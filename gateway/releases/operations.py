@@ -90,12 +90,19 @@ def _keep(record: bytes, release: Release) -> None:
         _parsed.popitem(last=False)
 
 
-def release_of(name: str, record: bytes) -> Release:
-    """Return a release from its record; raises `OperationRefusedError` where the record is damaged."""
-    if (release := parse_release(record)) is None:
-        raise OperationRefusedError(
+class DamagedReleaseError(OperationRefusedError):
+    """The record of a release cannot be read: nothing can be done with it until the tape is mended."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
             "conflict", f"release {name}: its record cannot be read; run `penstock check`", "release", name
         )
+
+
+def release_of(name: str, record: bytes) -> Release:
+    """Return a release from its record; raises `DamagedReleaseError`."""
+    if (release := parse_release(record)) is None:
+        raise DamagedReleaseError(name)
     return release
 
 
@@ -327,7 +334,7 @@ class ReleaseOperations:
                 self._tape.put(database, keys.numbered_key(name, one.number), one.model_dump_json().encode())
             setattr(release, counted, getattr(release, counted) + len(found))
         if decided is not None:
-            return self._changed(release, decided)
+            return self._apply(release, decided)
         self._put_release(release)
         return release
 
@@ -354,6 +361,10 @@ class ReleaseOperations:
 
     def _changed(self, release: Release, change: ReleaseChange) -> Release:
         self._check(release, change)
+        return self._apply(release, change)
+
+    def _apply(self, release: Release, change: ReleaseChange) -> Release:
+        """Write a change that was checked."""
         update, entry = change.update, change.entry
         after = update.get("stage", release.stage)
         made = release.model_copy(update=dict(update))

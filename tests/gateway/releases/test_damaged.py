@@ -10,9 +10,11 @@ from typing import Any
 import lmdb
 import pytest
 from fakes.experiment import Traffic, policy, prompt
+from fakes.local import Local
 from fakes.process import Gateway
 from fakes.tape import Tape
 from fakes.transactions import begun, done
+from fakes.waiting import until
 
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
@@ -71,6 +73,26 @@ async def test_a_damaged_release_keeps_no_gateway_from_starting(
     _ = await client.cancel("r1")
     _ = await client.forget("r1")
     assert await client.rollouts_by_id(["r1"]) == []
+
+
+async def test_a_release_that_is_damaged_while_it_runs_stops_nothing_else(
+    gateway: Gateway, client: Client, traffic: Traffic
+) -> None:
+    """It counts no more, which is said once, and the gateway goes on answering."""
+    assert isinstance(gateway, Local)
+    release = await traffic.start("travel", "v2", policy(0.999))
+    # Its record is written anew when a rollout takes part.
+    await traffic.rollout("r1", lambda _: None, calls=1)
+
+    def damage(tape: Transaction) -> None:
+        tape.put("releases", release.id.encode(), b"\xff\xff")
+
+    _ = await gateway.gateway.recorder.submit(damage)
+    # What is committed has the release looked at again.
+    _ = await traffic.call("r1")
+    await until(lambda: "it is left alone" in gateway.log)
+    assert await client.releases() == []
+    assert gateway.log.count(f"release {release.id}: its record cannot be read") == 1
 
 
 @pytest.mark.parametrize(("database", "key"), [(b"resources", b"other\0v1\0"), (b"stable", b"other")])
