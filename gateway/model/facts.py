@@ -20,7 +20,6 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 from penstock.gateway.model.base import CALLS, SpanKind
 from penstock.gateway.model.rollout import REWARD_PREFIX
-from penstock.gateway.model.span import Span
 
 # Names of the attributes that the gateway itself gives to spans of calls.
 #
@@ -82,6 +81,8 @@ MASKING_FAILED: Final = "penstock.masking"
 not kept."""
 UNREAD: Final = "penstock.unread"
 """The content of the answer that was not read: its kind, by path of keys."""
+QUEUE_MS: Final = "penstock.queue_ms"
+"""Milliseconds for which the call waited for a place at its upstream or server of tools; absent if it did not."""
 
 
 # Tells calls and runs that were made only for a release from those of agents.
@@ -98,14 +99,12 @@ def is_rehearsal(rollout: str) -> bool:
     return REHEARSAL in rollout and _NAME.fullmatch(rollout) is not None
 
 
-def is_release_call(span: Span) -> bool:
+def is_release_call(span: SpanView) -> bool:
     """True if a span is of a call that was made for a release, or of a run of a rehearsal; its rewards count too."""
     marked = bool(span.attributes) and not {REPLAY_OF, SHADOW_OF}.isdisjoint(span.attributes)
     return marked or is_rehearsal(span.rollout)
 
 
-QUEUE_MS: Final = "penstock.queue_ms"
-"""Milliseconds for which the call waited for a place at its upstream or server of tools; absent if it did not."""
 ColumnType = Literal["bigint", "integer", "double", "varchar", "boolean", "varchar[]"]
 Unit = Literal["", "time", "ns", "ms"]
 """Of a value: none, a time in ns since the epoch, or a duration in ns or ms. SQL has timestamps and milliseconds."""
@@ -202,17 +201,13 @@ def _versions(span: SpanView) -> list[str] | None:
     return None if span.versions is None else version_labels(span.versions)
 
 
-def _is_ambiguous(span: SpanView) -> bool:
+def is_ambiguous(span: SpanView) -> bool:
+    """True if a call has no address, and could be another rollout's as well."""
     return AMBIGUOUS in (span.attributes or {})
 
 
 def _unread(span: SpanView) -> list[str] | None:
     return list(own_attribute(span, UNREAD) or ()) or None
-
-
-def _is_of_release(span: SpanView) -> bool:
-    attributes = span.attributes or {}
-    return REPLAY_OF in attributes or SHADOW_OF in attributes or is_rehearsal(span.rollout)
 
 
 def _of_reward(name: str, default: Any = None) -> Callable[[SpanView], Any]:
@@ -325,13 +320,13 @@ SPAN_FACTS: Final = (
         "arm", "varchar", "arm", "RELEASE:ARM where it takes part in a release", otel=Attribute("penstock.arm"),
         label="arm",
     ),
-    Fact("ambiguous", "boolean", _is_ambiguous, "it could be another rollout's"),
+    Fact("ambiguous", "boolean", is_ambiguous, "it could be another rollout's"),
     Fact("unread", "varchar[]", _unread, filter=FilterForm(help="path of keys in the answer that was not read")),
     Fact(
         "queue_ms", "double", QUEUE_MS, "how long the call waited for a place; ms", unit="ms", filter=_OWN_NAME,
         otel=Attribute(QUEUE_MS), label="waited",
     ),
-    Fact("for_release", "boolean", _is_of_release, "it was made to try a release, by no agent", column="of_release"),
+    Fact("for_release", "boolean", is_release_call, "it was made to try a release, by no agent", column="of_release"),
     Fact("uncounted", "boolean", None),
     Fact("reward", "double", _of_reward("value")),
     Fact("reward_source", "varchar", _of_reward("source", "user")),

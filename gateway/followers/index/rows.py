@@ -92,6 +92,7 @@ class SpanRecord:
 
     kind, status, dialect, upstream, stream = map(_stored, ("kind", "status", "dialect", "upstream", "stream"))
     http_status, error, body, versions = map(_stored, ("http_status", "error", "body", "versions"))
+    model, model_served, start_ns = map(_stored, ("model", "model_served", "start_ns"))
 
     def __init__(self, view: TapeView, key: bytes, summary: bytes) -> None:
         self.rollout, self.attempt, self.sequence = keys.split_summary_key(key)
@@ -134,14 +135,12 @@ def _read_record(fact: Fact) -> Callable[[SpanRecord], Any]:
 _COLUMN_FACTS: Final = [fact for fact in SPAN_FACTS if fact.type is not None]
 _READERS: Final = [_read_record(fact) for fact in _COLUMN_FACTS]
 _COMPUTED: Final = [at for at, fact in enumerate(_COLUMN_FACTS) if fact.source is None]
-_PRICED: Final = [_stored(name).fget for name in ("model_served", "model", "start_ns")]
 
 
 def span_row(record: SpanRecord, cursor: int, number: int, tools: list[str], prices: Prices) -> Row:
     """The row of a span. `number`: its rollout's."""
     tokens, is_model_call = record.counts, record.kind == "llm"
-    served, asked, start_ns = (read(record) for read in _PRICED)
-    cost = prices.cost(served, asked, start_ns, tokens) if is_model_call else None
+    cost = prices.cost(record.model_served, record.model, record.start_ns, tokens) if is_model_call else None
     uncounted = (
         is_model_call
         and (tokens.input is None or tokens.output is None)

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from penstock.gateway.model.answers import FilterField
 from penstock.gateway.model.base import TOOLS, Mode, Origin
-from penstock.gateway.model.facts import AMBIGUOUS, SPAN_FACTS, Fact, reader
+from penstock.gateway.model.facts import SPAN_FACTS, Fact, is_ambiguous, reader
 from penstock.gateway.model.lifecycle import FINAL, WAITING, is_claimed
 from penstock.gateway.model.rollout import (
     Attempt,
@@ -295,7 +295,7 @@ def _models(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
 def _ambiguous(rollout: Rollout | None, span: Span | None) -> Sequence[str]:
     """`true` if a call could be another rollout's, or if a rollout has such a call; else `false`."""
     if span is not None:
-        return (str(AMBIGUOUS in (span.attributes or {})).lower(),)
+        return (str(is_ambiguous(span)).lower(),)
     return (str(rollout.totals.ambiguous > 0).lower(),) if isinstance(rollout, RolloutSummary) else ()
 
 
