@@ -505,7 +505,7 @@ class McpCall(LimitedCall):
 
     def _end(self, status: str, error: str | None) -> None:
         if self._changer is not None and self._changer.span_attributes:
-            self.record.attributes = {**self.record.attributes, **self._changer.span_attributes}
+            self.record.note(self._changer.span_attributes)
         if status != "ok" and self._session is not None and self._session.is_cancelled(self._waiting):
             super()._end("cancelled", "client_cancelled")
         else:

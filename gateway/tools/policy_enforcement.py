@@ -177,7 +177,7 @@ class PolicyMiddleware:
 
     def _refusal(self, asking: McpRequest, rule: PolicyRule, message: str) -> Refusal:
         if rule.hard:
-            asking.record.attributes = {**asking.record.attributes, POLICY_HARD: True}
+            asking.record.note({POLICY_HARD: True})
             self._around.report_violation(asking.address.rollout)
         # If the client expects no JSON-RPC answer in this exchange, the status reports the refusal.
         elsewhere = asking.server.own_path(asking.record.call.path) != ""
@@ -236,7 +236,7 @@ class PolicyMiddleware:
             who = address.rollout, address.attempt, address.agent, self._mode(asking)
             made = KernelCall(asking.server.name, call.tool, cast(dict[str, Any], arguments), *who)
             allowed, reason = await ask(self._kernels[rule.name], made, rule.wait)
-            asking.record.attributes = {**asking.record.attributes, _REASON: reason}
+            asking.record.note({_REASON: reason})
             if not allowed:
                 why = f"policy rule {rule.name!r} does not allow it" + (f": {reason}" if reason else "")
                 raise self._refusal(asking, rule, f"the tool {call.tool!r} was not run: {why}")
@@ -299,7 +299,7 @@ class PolicyMiddleware:
         )
         said = {POLICY_RULE: question.rule, _VERDICT: verdict, _WHO: who, _REASON: reason}
         given = {name: value for name, value in said.items() if value is not None}
-        asking.record.attributes = {**asking.record.attributes, **given}
+        asking.record.note(given)
         address, now = asking.address, self._around.now_ns()
         entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode, kind="event", name=EVENT)
         entry.method, entry.status, entry.start_ns, entry.end_ns = "", "ok", now, now
@@ -323,7 +323,7 @@ def _mark(asking: McpRequest, decision: Decision) -> None:
         said |= {POLICY_RULE: decision.rule.name, _VERDICT: decision.verdict}
     if decision.problem is not None:
         said[_PROBLEM] = decision.problem
-    asking.record.attributes = {**asking.record.attributes, **said}
+    asking.record.note(said)
 
 
 def _whole(call: ToolCall, decision: Decision) -> Decision:

@@ -164,7 +164,7 @@ class CallRecord:
         self.captured: tuple[str, ...] = ()
         """Names of the fields of the body that the gateway has added."""
         self.attributes: Mapping[str, Any] = {}
-        """Further attributes of its span."""
+        """Further attributes of its span; `note` adds some."""
         self.convert: Callable[[bytes], bytes] | None = None
         """Converts another body of the agent's for the upstream; None if bodies pass unchanged."""
         self.sides: list[Side] = []
@@ -224,6 +224,10 @@ class CallRecord:
 
     def _may_keep(self, size: int) -> bool:
         return size <= self._limit and (size <= ALWAYS_KEPT or not self._held.too_much)
+
+    def note(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes of its span. Those that are there are not changed: the recorder may be reading them."""
+        self.attributes = {**self.attributes, **attributes}
 
     def on_end(self) -> None:
         """Called when the call has ended: its bytes count for the recorder from now on."""

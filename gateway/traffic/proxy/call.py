@@ -111,7 +111,7 @@ class HttpCall(Failover):
         if send.versions:
             record.pin = self._shared.pins.pin_writer(send.call.address.rollout)
         if send.attributes:
-            record.attributes = {**record.attributes, **send.attributes}
+            record.note(send.attributes)
 
     # 2. Forward -----------------------------------------------------------------------------------------------------
 

@@ -310,7 +310,8 @@ class CallLifecycle(ABC):
         self.state = to
         if self._queued_at is not None:
             waited_ms = self.record.attributes.get(QUEUE_MS, 0.0) + (monotonic() - self._queued_at) * 1e3
-            self.record.attributes, self._queued_at = {**self.record.attributes, QUEUE_MS: round(waited_ms, 3)}, None
+            self.record.note({QUEUE_MS: round(waited_ms, 3)})
+            self._queued_at = None
         if self._place is not None and to not in _PLACED:
             place, self._place = self._place, None
             place.release()

@@ -68,7 +68,7 @@ class SystemFoldingFilter(CallFilter):
         if not count:
             return None
         self._tried, record.convert = True, _folding(record.convert)
-        record.attributes = {**record.attributes, FOLDED: count}
+        record.note({FOLDED: count})
         return body
 
     def on_complete(self, record: CallRecord, token_ids: bool) -> None:

@@ -128,7 +128,7 @@ class Failover(RecordedCall):
             raise ClientFault(403, "credential", message, name)
         record = self.record
         known = (record.attributes or {}).get(LEFT_OUT, ())
-        record.attributes = {**record.attributes, LEFT_OUT: sorted({*known, *(one.decode("latin-1") for one in names)})}
+        record.note({LEFT_OUT: sorted({*known, *(one.decode("latin-1") for one in names)})})
         self._shared.metrics.credentials_left_out[pool.name,] += 1
 
     def _has_spare(self) -> bool:
@@ -322,7 +322,7 @@ class Failover(RecordedCall):
         name = "" if record.pool is None else record.pool.name
         after_ms = round((monotonic() - self.request.started) * 1e3)
         self._tries.append({"upstream": name, "after_ms": after_ms, "why": reason})
-        record.attributes = {**record.attributes, TRIES: self._tries}
+        record.note({TRIES: self._tries})
         self._shared.metrics.upstream_retries[name, reason] += 1
 
     def _fail(self, refusal: Refusal) -> None:

@@ -169,7 +169,7 @@ class WebSocketCall(CallLifecycle):
         self._mark(UNATTRIBUTED)
 
     def _mark(self, attribute: str) -> None:
-        self.record.attributes = {**self.record.attributes, attribute: True}
+        self.record.note({attribute: True})
 
     def _move(self, to: CallState) -> None:
         """At the end of the call, also give up waiting for a place."""
