@@ -25,6 +25,9 @@ from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj
 from penstock.gateway.wire.dialects.sampling import distribution_fields, forcing_field
 
+if TYPE_CHECKING:
+    from penstock.adapters.tokens import CompletionOutput
+
 # A recorded answer without its tokens. Pure, and free of numpy; odd bytes never raise.
 
 _TOKENS = ("prompt_token_ids", "token_ids", "logprobs")
@@ -49,9 +52,6 @@ def strip_tokens(response: bytes) -> bytes:
 def _without_tokens(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     return {name: value for name, value in fields.items() if name not in _TOKENS}
 
-
-if TYPE_CHECKING:
-    from penstock.adapters.tokens import CompletionOutput
 
 Bodies = tuple[bytes, bytes]
 """Request and response of a call, content encodings removed."""

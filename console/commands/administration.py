@@ -30,6 +30,8 @@ from penstock.gateway.client.console import (
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
+    from penstock.gateway.model.audit import ActionRequest
+    from penstock.gateway.model.queue import QueueState, QueueStatus
     from penstock.gateway.model.retention import RetentionStatus
 
 POLL_S = 0.2
@@ -134,11 +136,6 @@ def hold(
 
 # Commands that open, pause and drain the queue.
 
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
-    from penstock.gateway.model.audit import ActionRequest
-    from penstock.gateway.model.queue import QueueState, QueueStatus
-
 
 def pause(*, said: Annotated[ActionOptions, FLAT] = ACTION_DEFAULTS, json: Json = False, gateway: Url = LOCAL) -> None:
     """Hand out no work until `penstock resume`; what runs goes on."""
@@ -196,9 +193,6 @@ def _show(status: QueueStatus, json: bool) -> None:
 
 # `penstock index rebuild` makes the index anew.
 
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
-
 
 def rebuild(*, json: Json = False, gateway: Url = LOCAL) -> None:
     """Make the index anew from the tape.
@@ -215,9 +209,6 @@ def rebuild(*, json: Json = False, gateway: Url = LOCAL) -> None:
 
 
 # `penstock webhook test`: sends a test to a webhook.
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
 
 Name = Annotated[str, Parameter(help="Name of a webhook of penstock.toml.")]
 

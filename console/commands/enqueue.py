@@ -31,6 +31,10 @@ from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.queue import RolloutSpec, finite
 from penstock.gateway.model.toml import pluralized
 
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+    from penstock.gateway.model.queue import EnqueueResult
+
 # Reads tasks from JSON lines. Pure: takes the lines of a file, and returns the tasks and all errors in them.
 #
 # Each line is a task's input, any JSON. Its id comes from the id field of an object, or is the hash of its content.
@@ -162,10 +166,6 @@ def first_flaws(flaws: Sequence[Flaw]) -> str:
     return f"{flaws[0]}{more}"
 
 
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
-    from penstock.gateway.model.queue import EnqueueResult, RolloutSpec
-
 BATCH = 1000
 PLACE = re.compile(r"^rollouts\[(?P<place>\d+)\]\.(?P<field>[\w.]+): ")
 """The place in a request at the beginning of the gateway's error messages."""
@@ -193,7 +193,6 @@ class RolloutOptions:
 
     def spec(self, mode: str) -> RolloutSpec:
         """A rollout that has no task yet."""
-        from penstock.gateway.model.queue import RolloutSpec
         from penstock.gateway.model.rollout import RolloutConfig
 
         config: dict[str, Any] = {"max_attempts": self.max_attempts}

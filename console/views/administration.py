@@ -79,9 +79,6 @@ AUDIT = NounView[AuditSelection, AuditEntry](
 
 # The use of budgets, as people are shown it. Pure.
 
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
-
 _FULL, _NEAR = 1.0, 0.8
 """Used shares of a budget from which on it is coloured: red, and yellow."""
 
@@ -178,9 +175,6 @@ INDEX = NounView[NounSelection, IndexView](
 
 # Prices of models, as people are shown them.
 
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
-
 _MOST = 40
 """Maximum number of differences of a kind, and of models without a price, that are named."""
 
@@ -240,9 +234,6 @@ def differences(found: Sequence[PriceChange]) -> Group:
 
 
 # Retention rules, holds and forgotten rollouts, as people are shown them. Pure.
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
 
 _NAMED: Final = 3
 """Maximum number of rollouts that are named; more are counted."""
@@ -371,9 +362,6 @@ UPSTREAMS = NounView[NounSelection, UpstreamView](
 
 
 # Webhooks and their deliveries, as people are shown them. Pure.
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
 
 _STATES = {"waiting": "yellow", "delivered": "green", "given_up": "red"}
 

@@ -39,6 +39,9 @@ from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ToolStats, ToolUse
 
+if TYPE_CHECKING:
+    from penstock.gateway.client.client import Client
+
 # The few most telling attributes of an agent's span, as short texts. Pure.
 #
 # Instrumentations write dozens: ids of threads, versions, whole requests as JSON. A line has room for four. The
@@ -121,9 +124,6 @@ def _short(value: Any) -> str:
         return ""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1].rstrip()}…"
 
-
-if TYPE_CHECKING:
-    from penstock.gateway.client.client import Client
 
 NO_ROLLOUTS = (
     "The tape has no rollouts yet: `penstock enqueue` makes them of tasks, and any agent does whose base URL is the "

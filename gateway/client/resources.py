@@ -44,6 +44,11 @@ from penstock.gateway.model.webhook import (
     WebhookView,
 )
 
+if TYPE_CHECKING:
+    from penstock.gateway.reading.policy.questions import PolicyAnswer, Question
+    from penstock.gateway.reading.policy.report import BacktestCall
+    from penstock.gateway.reading.policy.rules import PolicyRule
+
 PAGE = 5000
 
 
@@ -194,11 +199,6 @@ def _path(name: str) -> str:
 
 
 # The part of the typed client for policies on tool calls.
-
-if TYPE_CHECKING:
-    from penstock.gateway.reading.policy.questions import PolicyAnswer, Question
-    from penstock.gateway.reading.policy.report import BacktestCall
-    from penstock.gateway.reading.policy.rules import PolicyRule
 
 
 class PolicyClient(ApiConnection):

@@ -22,7 +22,7 @@ from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url
 from penstock.sidecar.wrapping.delivery import Destination
 
 if TYPE_CHECKING:
-    from penstock.sidecar.wrapping.delivery import Destination, SpoolSender
+    from penstock.sidecar.wrapping.delivery import SpoolSender
     from penstock.sidecar.wrapping.server import ToolServerProcess, TrafficRecorder
     from penstock.sidecar.wrapping.spool import Spool
 

@@ -30,6 +30,9 @@ from penstock.trainer.engines.errors import CheckpointError, EngineError
 from penstock.trainer.serving.publisher import PublishError
 from penstock.trainer.serving.vllm import InferenceError
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
 NOT_FOUND: Final = 404
 LAST_WORDS_S: Final = 5.0
 """Seconds that a run that stops tries to report why."""
@@ -153,8 +156,6 @@ class RunReporter:
 # Shows a run on this machine's stderr. On a terminal: a bar with the present phase and its duration, below a line for
 # each step. Elsewhere, in a log: the lines. A line has the figures that fit; all of them are on the tape.
 
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 SHOWN: Final = (
     "reward",

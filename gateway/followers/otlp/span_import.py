@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from penstock.gateway.followers.otlp import json_encoding
 
+    # Or protobuf's, which has the same fields.
+    from penstock.gateway.followers.otlp.json_encoding import LogRecord
+
     Span = trace_pb2.Span | json_encoding.Span
     Event = trace_pb2.Span.Event | json_encoding.Event
     Link = trace_pb2.Span.Link | json_encoding.Link
@@ -191,10 +194,6 @@ def _is_number(value: Any) -> bool:
 # `codex.tool_result` or `gemini_cli.tool_call`. Agents put the name in its own field, in the attribute `event.name`,
 # or in the body. Attributes are kept as those of spans are, and those whose name tells a secret are masked here: an
 # event of the control API has no such names.
-
-if TYPE_CHECKING:
-    # Or protobuf's, which has the same fields.
-    from penstock.gateway.followers.otlp.json_encoding import LogRecord
 
 UNNAMED: Final = "log"
 """The name of a record without one: a line of a program's log."""

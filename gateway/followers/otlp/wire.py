@@ -32,6 +32,14 @@ from penstock.gateway.followers.otlp.signals import (
     tree_of,
 )
 
+if TYPE_CHECKING:
+    from opentelemetry.proto.common.v1 import common_pb2
+
+    from penstock.gateway.followers.otlp import json_encoding
+
+    AnyValue = common_pb2.AnyValue | json_encoding.AnyValue
+    KeyValue = common_pb2.KeyValue | json_encoding.KeyValue
+
 REQUEST_BYTES = 16 << 20
 """Most bytes of one request, without its compression: four times as many as SDKs and collectors send at most. Protobuf
 can take fifty times its size in memory."""
@@ -151,13 +159,6 @@ def _answer(status: int, encoding: Encoding, body: bytes) -> web.Response:
 #
 # The input is messages of protobuf or those of `gateway.followers.otlp.json_encoding`, which have the same fields.
 
-if TYPE_CHECKING:
-    from opentelemetry.proto.common.v1 import common_pb2
-
-    from penstock.gateway.followers.otlp import json_encoding
-
-    AnyValue = common_pb2.AnyValue | json_encoding.AnyValue
-    KeyValue = common_pb2.KeyValue | json_encoding.KeyValue
 
 MOST_ATTRIBUTES = 128
 """Most attributes of one span, event, link, resource or map: the SDKs' own default."""

@@ -37,6 +37,9 @@ from penstock.gateway.wire.dialects.mcp import (
 )
 from penstock.gateway.work.queue.operations import QueueOperations
 
+if TYPE_CHECKING:
+    from penstock.gateway.model.base import Origin
+
 # Joins the frames of one direction to lines.
 
 
@@ -174,8 +177,6 @@ def keep(transaction: Transaction, entries: Sequence[SpanEntry], name: str, save
 
 # A message that passed a wrapper, as a span.
 
-if TYPE_CHECKING:
-    from penstock.gateway.model.base import Origin
 
 TRANSPORT = {"network.transport": "pipe"}
 
