@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -38,6 +38,8 @@ STEP_S, END_S = 0.05, 0.5
 IDLE_S: Final = 3.0
 FEW, MANY = 2, 22
 """Events of the two streams. The difference of their costs is the cost of the events."""
+BUSY_CONNECTIONS, BUSY_CALLS, BUSY_EVENTS, AT_ONCE = 4, 50, 200, 20
+"""The load: connections, calls on each, events of a streamed answer, and events that the model writes at once."""
 CONFIG: Final = """\
 data = "{home}/tape"
 port = 0
@@ -48,6 +50,8 @@ base_url = "http://127.0.0.1:{port}/v1"
 model = "*"
 upstream = "model"
 """
+LOADS: Final = {"1 KB": 0, f"{BUSY_EVENTS} events": BUSY_EVENTS}
+STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 CHAT: Final = "/v1/chat/completions"
 HEADERS: Final = {"content-type": "application/json", "authorization": "Bearer sk-mine"}
 STABLE: Final = "You are a travel agent of Acme Air. Never refund a basic fare."
@@ -87,6 +91,17 @@ class Figures(NamedTuple):
         loop, recorder = ([one.file for one in called if one.thread == name] for name in (LOOP, RECORDER))
         turns = [sum(one != other for one, other in pairwise(files)) for files in (loop, recorder)]
         return cls(len(called), len(loop), len(recorder), len({one.file for one in called}), *turns)
+
+
+class Load(NamedTuple):
+    """Function calls a call of an agent, while others run beside it."""
+
+    loop: float
+    recorder: float
+
+    @classmethod
+    def of(cls, called: list[Called], n_calls: int) -> Load:
+        return cls(*[sum(one.thread == name for one in called) / n_calls for name in (LOOP, RECORDER)])
 
 
 class Profiler:
@@ -154,8 +169,11 @@ class Answering(StreamRequestHandler):
         """Answer requests until the client closes."""
         while (head := self._head()) is not None:
             asked = json.loads(self.rfile.read(head))
+            if asked["model"] == "busy":
+                self._many(asked["n_events"]) if asked.get("stream") else self._whole("x" * 800)
+                continue
             self._rest()
-            self._stream(asked["n_events"]) if asked.get("stream") else self._whole()
+            self._stream(asked["n_events"]) if asked.get("stream") else self._whole("hello")
 
     def _rest(self) -> None:
         assert isinstance(self.server, Model)
@@ -168,8 +186,8 @@ class Answering(StreamRequestHandler):
             length = int(value) if name.lower() == b"content-length" else length
         return length
 
-    def _whole(self) -> None:
-        message = {"role": "assistant", "content": "hello"}
+    def _whole(self, content: str) -> None:
+        message = {"role": "assistant", "content": content}
         usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
         answer = {"id": "c1", "object": "chat.completion", "model": "m", "usage": usage}
         body = json.dumps({**answer, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
@@ -177,7 +195,7 @@ class Answering(StreamRequestHandler):
         _ = self.wfile.write(head.encode() + body)
 
     def _stream(self, events: int) -> None:
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        head = STREAM_HEAD
         for number in range(events):
             choice = {"index": 0, "delta": {"content": f"w{number} "}, "finish_reason": None}
             chunk = {"id": "c1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
@@ -186,9 +204,22 @@ class Answering(StreamRequestHandler):
         _ = self.wfile.write(self._event(head, b"[DONE]") + b"0\r\n\r\n")
 
     def _event(self, head: bytes, data: bytes) -> bytes:
-        event = b"data: " + data + b"\n\n"
-        _ = self.wfile.write(head + b"%x\r\n%s\r\n" % (len(event), event))
+        _ = self.wfile.write(head + _event_chunk(data))
         return b""
+
+    def _many(self, events: int) -> None:
+        """A stream whose events come as fast as they can be written."""
+        choice = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
+        chunk = json.dumps({"id": "c1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}).encode()
+        _ = self.wfile.write(STREAM_HEAD)
+        for _ in range(events // AT_ONCE):
+            _ = self.wfile.write(_event_chunk(chunk) * AT_ONCE)
+        _ = self.wfile.write(_event_chunk(b"[DONE]") + b"0\r\n\r\n")
+
+
+def _event_chunk(data: bytes) -> bytes:
+    event = b"data: " + data + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(event), event)
 
 
 class Agent:
@@ -226,6 +257,14 @@ class Agent:
         await self.chat(rollout)
         ended = {"worker": "w", "status": "succeeded", "rewards": [{"value": 1.0}]}
         await self.ask(f"/api/rollouts/{rollout}/attempts/a1/finish", ended)
+
+    def busy(self, rollout: str, events: int) -> None:
+        """Make calls one after the other, without pauses. `events`: as in `chat`."""
+        asked = {"model": "busy", "messages": [{"role": "user", "content": "word " * 40}]}
+        body = json.dumps(asked | ({"stream": True, "n_events": events} if events else {}))
+        for _ in range(BUSY_CALLS):
+            self._connection.request("POST", f"/rollout/{rollout}/attempt/a1{CHAT}", body, HEADERS)
+            assert self._connection.getresponse().read()
 
     async def rewarded(self, rollout: str) -> None:
         """Give a rollout a reward."""
@@ -271,12 +310,30 @@ async def _walk(profiler: Profiler, agent: Agent) -> tuple[float, dict[str, Figu
     return idle, found
 
 
-def measure() -> tuple[float, dict[str, Figures]]:
-    """Return (calls of an idle gateway a second, the figures of each path), on a gateway of its own."""
+async def _under_load(profiler: Profiler, agents: list[Agent], events: int) -> Load:
+    for start in (lambda: None, profiler.start):
+        # The first round warms up.
+        start()
+        await asyncio.gather(*[asyncio.to_thread(agent.busy, f"busy{i}", events) for i, agent in enumerate(agents)])
+        called = await profiler.end() if start == profiler.start else []
+    return Load.of(called, len(agents) * BUSY_CALLS)
+
+
+class Measured(NamedTuple):
+    """What `measure` finds."""
+
+    idle: float
+    """Calls of an idle gateway a second."""
+    paths: dict[str, Figures]
+    load: dict[str, Load]
+
+
+def measure() -> Measured:
+    """Return the figures of a gateway of its own."""
     return uvloop.run(_measure())
 
 
-async def _measure() -> tuple[float, dict[str, Figures]]:
+async def _measure() -> Measured:
     profiler = Profiler()
     with tempfile.TemporaryDirectory() as home, Model(profiler) as model:
         (config := Path(home) / "penstock.toml").write_text(CONFIG.format(home=home, port=model.server_address[1]))
@@ -284,7 +341,11 @@ async def _measure() -> tuple[float, dict[str, Figures]]:
         _, port = await gateway.start()
         try:
             with closing(Agent(port, profiler)) as agent:
-                return await _walk(profiler, agent)
+                idle, found = await _walk(profiler, agent)
+            with ExitStack() as stack:
+                agents = [stack.enter_context(closing(Agent(port, profiler))) for _ in range(BUSY_CONNECTIONS)]
+                loads = {name: await _under_load(profiler, agents, events) for name, events in LOADS.items()}
+            return Measured(idle, found, loads)
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
@@ -293,10 +354,12 @@ async def _measure() -> tuple[float, dict[str, Figures]]:
 
 
 if __name__ == "__main__":
-    per_second, costs = measure()
+    measured = measure()
     print(f"{'path':<36} calls = loop + recorder + others   files  turns: loop, recorder")
-    for path, cost in costs.items():
+    for path, cost in measured.paths.items():
         others = cost.calls - cost.loop - cost.recorder
         parts = f"{cost.calls:>5}   {cost.loop:>4}   {cost.recorder:>8}   {others:>6}   {cost.files:>5}"
         print(f"{path:<36} {parts}         {cost.loop_turns:>4}      {cost.recorder_turns:>4}")
-    print(f"idle: {per_second:.0f} calls a second")
+    for what, busy in measured.load.items():
+        print(f"under load, {what}: {busy.loop:.1f} on the loop, {busy.recorder:.1f} on the recorder's thread")
+    print(f"idle: {measured.idle:.0f} calls a second")
