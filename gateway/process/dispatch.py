@@ -36,6 +36,7 @@ from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import refusal_body, refusal_head
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, internal_fault
+from penstock.gateway.wire.http.request_parser import KnownHeads
 
 _log = logging.getLogger("penstock.proxy")
 
@@ -54,7 +55,7 @@ class Dispatch:
         """`first`: the plane of the first of several workers; None in that one."""
         self.clients: set[ClientConnection] = set()
         self.request_bytes = proxy.config.limits.request_bytes
-        self.epoch_ns = proxy.epoch_ns
+        self.epoch_ns, self.heads = proxy.epoch_ns, KnownHeads()
         self._proxy = proxy
         self.control = control
         self._first = first

@@ -24,6 +24,7 @@ from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import PEER_REQUEST
 from penstock.gateway.wire.http.request import HttpRequest
+from penstock.gateway.wire.http.request_parser import KnownHeads
 
 _AGENTS: Final = b"/agent/"
 """Prefix of control requests that only a dispatch can send (`control_plane.agent_target`)."""
@@ -36,7 +37,7 @@ class PeerDispatch:
         self._dispatch, self._mcp, self._wanted = dispatch, mcp, wanted
         self.clients = set[ClientConnection]()
         self.request_bytes = dispatch.request_bytes
-        self.epoch_ns = dispatch.epoch_ns
+        self.epoch_ns, self.heads = dispatch.epoch_ns, KnownHeads()
 
     def serve(self, client: ClientConnection, request: HttpRequest) -> None:
         """Serve a request that another worker has checked."""

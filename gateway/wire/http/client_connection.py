@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.gateway.wire.http.request import HttpRequest
-from penstock.gateway.wire.http.request_parser import RequestReader
+from penstock.gateway.wire.http.request_parser import KnownHeads, RequestReader
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _AGREED = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -59,6 +59,7 @@ class HttpApplication(Protocol):
     epoch_ns: int
     """The zero of the monotonic clock, in nanoseconds on the clock of the tape."""
     request_bytes: int
+    heads: KnownHeads
 
     def serve(self, client: ClientConnection, request: HttpRequest) -> None:
         """Answers a request: sets `client.served` until it calls `client.finish`, or ends the connection."""
@@ -86,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         """Evidence for the rollouts of the calls on this connection."""
         self.tunnel: object | None = None
         """The sidecar's description of all calls on this connection; None without one."""
-        self._reader = RequestReader(planes.request_bytes, planes.epoch_ns)
+        self._reader = RequestReader(planes.request_bytes, planes.epoch_ns, planes.heads)
         self.draining = False
         """True when no further request is served. An answer that has not begun is sent with `Connection: close`."""
         self._serving = False

@@ -67,6 +67,28 @@ _CHUNKS = 65536
 _PIECES = 4096
 
 
+class RequestHead:
+    """A head that a client may send again: what it was parsed to, and what was decided for it."""
+
+    __slots__ = ("decision", "headers", "hops", "length", "method", "places", "target")
+
+    def __init__(
+        self,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        hops: frozenset[bytes],
+        places: list[int],
+        length: int | None,
+    ) -> None:
+        """`places`: indices of the headers whose values differ from request to request. `length`: the index of
+        Content-Length among these; None without one."""
+        self.method, self.target, self.headers, self.hops = method, target, headers, hops
+        self.places, self.length = places, length
+        self.decision: object = None
+        """What the gateway has decided for calls with this head, whatever their bodies; None if nothing was decided."""
+
+
 class HttpRequest:
     """Filled in by its connection; whole when it is served."""
 
@@ -75,6 +97,7 @@ class HttpRequest:
         "_pieces",
         "chunked",
         "chunks",
+        "head",
         "headers",
         "hops",
         "http10",
@@ -91,7 +114,9 @@ class HttpRequest:
         "websocket",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, head: RequestHead | None = None, values: Sequence[bytes] = ()) -> None:
+        """`head`: the one that it has in common with earlier requests, with these values of the headers that differ."""
+        self.head = head
         self.method = ""
         self.target = b""
         self.headers: Headers = []
@@ -99,6 +124,11 @@ class HttpRequest:
         self.hops: frozenset[bytes] = frozenset()
         """Headers that its Connection header makes hop-by-hop (RFC 9110 §7.6.1)."""
         self.http10 = self.keep_alive = self.chunked = False
+        if head is not None:
+            self.method, self.target, self.hops, self.keep_alive = head.method, head.target, head.hops, True
+            self.headers = headers = head.headers.copy()
+            for at, value in zip(head.places, values, strict=True):
+                headers[at] = (*headers[at][:2], value)
         self.upgrade = self.websocket = False
         """True if the request asks for another protocol, and `websocket` if that is a WebSocket."""
         self.length = 0

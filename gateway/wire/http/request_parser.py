@@ -3,32 +3,104 @@
 A request is read whole, because its model decides where it goes; its chunks are remembered, so that a chunked body
 leaves as it came. Bytes that are no request, or are too large, become a request with a `refusal`, in its turn behind
 those before it; nothing is read after it.
+
+An agent sends the same head again and again. A head that was parsed before is found by its bytes (`KnownHeads`) and
+not parsed again: only its body is read, by the length that it gives.
 """
 
 from __future__ import annotations
 
+import re
 from time import monotonic
+from typing import Final, NamedTuple
 
 import httptools
 
-from penstock.gateway.wire.http.request import ClientFault, HttpRequest
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, RequestHead
 
 _WATCHED = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
 _PIPELINED = 64
 HEADER_BYTES = 64 << 10
 """Largest request head, request line included: eight times what agents with baggage and cookies send."""
 _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
+_VOLATILE: Final = (b"content-length", b"traceparent", b"x-stainless-retry-count", b"x-client-request-id")
+"""Headers whose values differ from one request of a client to the next. They decide nothing but the length."""
+_VALUE: Final = re.compile(rb"(\r\n(?i:" + b"|".join(_VOLATILE) + rb"):[ ]?)([!-~](?:[ -~]{0,198}[!-~])?)(?=\r\n)")
+_LONGEST_HEAD, _MOST_BYTES, _DIGITS = 8 << 10, 4 << 20, 12
+
+
+class FoundHead(NamedTuple):
+    """The head at the beginning of a read."""
+
+    key: tuple[bytes, ...]
+    """Its bytes without the values of `_VOLATILE`."""
+    values: list[bytes]
+    """These values."""
+    end: int
+    """Offset of the body."""
+    known: RequestHead | None
+    """The same head as it was parsed before; None if it was not."""
+    length: int
+    """The length of the body if the head is known."""
+
+
+class KnownHeads:
+    """The heads that the clients of a listener have sent, by their bytes. Holds a bounded number of bytes."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[bytes, ...], RequestHead] = {}
+        self._bytes = 0
+
+    def find(self, data: bytes) -> FoundHead | None:
+        """Find the head at the beginning of a read; None if it is not complete, or long."""
+        end = data.find(b"\r\n\r\n", 0, _LONGEST_HEAD)
+        if end < 0:
+            return None
+        pieces = _VALUE.split(data[: end + 2])
+        values = pieces[2::3]
+        del pieces[2::3]
+        key = (*pieces,)
+        known, length = self._heads.get(key), 0
+        if known is not None and known.length is not None:
+            digits = values[known.length]
+            known, length = (known, int(digits)) if digits.isdigit() and len(digits) <= _DIGITS else (None, 0)
+        return FoundHead(key, values, end + 4, known, length)
+
+    def add(self, found: FoundHead, request: HttpRequest) -> None:
+        """Remember the head of a request, if its body has a length (or there is none) and the connection goes on."""
+        if (
+            request.chunked
+            or request.upgrade
+            or request.http10
+            or not request.keep_alive
+            or request.method == "CONNECT"
+        ):
+            return
+        headers, text = request.headers, b"".join(found.key)
+        places = [at for at, header in enumerate(headers) if header[0] in _VOLATILE]
+        lines = text.count(b"\r\n") - 1
+        if lines != len(headers) or text.count(b"\n") != lines + 1 or any(low == b"expect" for low, _, _ in headers):
+            return
+        if [headers[at][2] for at in places] != found.values:
+            return
+        self._bytes += len(text)
+        if self._bytes > _MOST_BYTES:
+            self._heads, self._bytes = {}, len(text)
+        length = next((i for i, at in enumerate(places) if headers[at][0] == b"content-length"), None)
+        request.head = RequestHead(request.method, request.target, headers.copy(), request.hops, places, length)
+        self._heads[found.key] = request.head
 
 
 class RequestReader:
     """The requests of one connection."""
 
-    __slots__ = ("_began", "_behind", "_epoch_ns", "_header_bytes", "_in_head", "_parser", "_payload", "_read",
-                 "_request", "_request_bytes", "_unparsed", "expects", "over", "requests")  # fmt: skip
+    __slots__ = ("_began", "_behind", "_epoch_ns", "_found", "_header_bytes", "_heads", "_missing", "_parser",
+                 "_payload", "_read", "_request", "_request_bytes", "_unparsed", "expects", "in_head", "over",
+                 "requests")  # fmt: skip
 
-    def __init__(self, request_bytes: int, epoch_ns: int, header_bytes: int = HEADER_BYTES) -> None:
+    def __init__(self, request_bytes: int, epoch_ns: int, heads: KnownHeads, header_bytes: int = HEADER_BYTES) -> None:
         """`request_bytes`, `header_bytes`: the largest body and head. `epoch_ns`: the zero of the monotonic clock on
-        the clock of the tape."""
+        the clock of the tape. `heads`: those of all connections of the listener."""
         self.requests: list[HttpRequest] = []
         """Whole requests, oldest first. There are few: an empty deque would be the largest object of an idle
         connection."""
@@ -41,7 +113,13 @@ class RequestReader:
         self._epoch_ns = epoch_ns
         self._parser = httptools.HttpRequestParser(self)
         self._request: HttpRequest | None = None
-        self._in_head = False
+        self.in_head = False
+        """True while the head of a request has begun and is not complete."""
+        self._heads = heads
+        self._found: FoundHead | None = None
+        """The head of the request that is being parsed, if it came in one read."""
+        self._missing = 0
+        """Bytes that the body of a request with a known head still lacks."""
         self._behind: bytearray | None = None
         """Bytes that came behind a CONNECT or the opening of a WebSocket that is not yet answered; else None."""
         self._read = self._began = self._unparsed = self._payload = 0
@@ -51,17 +129,23 @@ class RequestReader:
         """True while a request has begun and is not complete."""
         return self._request is not None
 
-    @property
-    def in_head(self) -> bool:
-        """True while the head of a request has begun and is not complete."""
-        return self._in_head
-
     def feed(self, data: bytes) -> None:
         """Parses the bytes of one read. Whole requests are then in `requests`."""
         if self._behind is not None:
             self._behind += data
             if len(self._behind) > self._header_bytes:
                 self._refuse(400, "too much came before another protocol was agreed to", "request")
+            return
+        if self._missing and self._request is not None:
+            data = self._add_body(self._request, data, 0)
+        while self._request is None and not self.over:
+            self._found = found = self._heads.find(data)
+            if found is None or found.known is None or found.length > self._request_bytes:
+                break
+            if found.end > self._header_bytes:
+                break
+            data = self._begin_known(found.known, found, data)
+        if not data:
             return
         self._read = len(data)
         whole = len(self.requests)
@@ -82,6 +166,25 @@ class RequestReader:
         behind, self._behind, self.over = bytes(self._behind or b""), None, True
         return behind
 
+    def _begin_known(self, head: RequestHead, found: FoundHead, data: bytes) -> bytes:
+        """Begin a request whose head was parsed before. Returns the bytes behind the request."""
+        self._request = request = HttpRequest(head, found.values)
+        request.started = now = monotonic()
+        request.started_ns, request.length = self._epoch_ns + int(now * 1e9), found.length
+        self._missing = found.length
+        return self._add_body(request, data, found.end)
+
+    def _add_body(self, request: HttpRequest, data: bytes, start: int) -> bytes:
+        """Add the bytes from `start` on to a body of a known length. Returns the bytes behind the request."""
+        end = start + self._missing
+        if piece := data[start:end]:
+            request.add(piece)
+        self._missing -= len(piece)
+        if not self._missing and not (self.requests and self._is_crowded(request)):
+            self._request = None
+            self.requests.append(request)
+        return data[end:]
+
     def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
@@ -98,7 +201,7 @@ class RequestReader:
         """
         if shared:
             self._began = self._read
-        elif self._in_head or request.size + len(request.trailers) == self._payload:
+        elif self.in_head or request.size + len(request.trailers) == self._payload:
             self._unparsed += self._read
             self._limit_head(self._unparsed)
         else:
@@ -109,7 +212,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         if not self.over:
             self._request = HttpRequest()
-            self._in_head = True
+            self.in_head = True
             self._began = self._unparsed = self._payload = 0
 
     def on_url(self, url: bytes) -> None:
@@ -122,7 +225,7 @@ class RequestReader:
         request = self._request
         if request is None:
             return
-        if self._in_head:
+        if self.in_head:
             request.headers.append((name.lower(), name, value))
         else:
             request.trailers.append((name.lower(), name, value))
@@ -133,7 +236,7 @@ class RequestReader:
         request = self._request
         if request is None:
             return
-        self._in_head = False
+        self.in_head = False
         request.method = self._parser.get_method().decode("ascii")
         request.started = monotonic()
         request.started_ns = self._epoch_ns + int(request.started * 1e9)
@@ -191,6 +294,9 @@ class RequestReader:
             return
         self._request, self.expects = None, False
         request.keep_alive = not request.http10 and self._parser.should_keep_alive()
+        if (found := self._found) is not None:
+            self._found = None
+            self._heads.add(found, request)
         self.requests.append(request)
 
     # -- refusals ----------------------------------------------------------------------------------------------------
@@ -201,7 +307,7 @@ class RequestReader:
         request, self._request = self._request or HttpRequest(), None
         request.keep_alive = False
         request.refusal = ClientFault(status, "refused", message, field)
-        self.over, self.expects, self._in_head = True, False, False
+        self.over, self.expects, self.in_head = True, False, False
         self.requests.append(request)
 
     def _is_crowded(self, request: HttpRequest) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.wire.http.request import HttpRequest
-from penstock.gateway.wire.http.request_parser import RequestReader
+from penstock.gateway.wire.http.request_parser import KnownHeads, RequestReader
 
 LIMIT = 1000
 CHUNKED = head("POST /c HTTP/1.1", [("Host", "h"), ("Transfer-Encoding", "chunked"), ("Trailer", "X-T")])
@@ -37,8 +37,8 @@ LAST = [
 ]
 
 
-def reader() -> RequestReader:
-    return RequestReader(LIMIT, 0, LIMIT)
+def reader(heads: KnownHeads | None = None) -> RequestReader:
+    return RequestReader(LIMIT, 0, heads or KnownHeads(), LIMIT)
 
 
 def seen(request: HttpRequest) -> tuple[Any, ...]:
@@ -65,6 +65,55 @@ def test_requests_are_the_same_however_their_bytes_are_cut(pieces: list[bytes], 
         at += size
     assert [seen(request) for request in cut.requests] == [seen(request) for request in whole.requests]
     assert (cut.over, cut.unfinished, cut.expects) == (whole.over, whole.unfinished, whole.expects)
+
+
+AGAIN = [
+    *PIECES,
+    post("/a", b"other words"),
+    post("/a", b"abc", [("Traceparent", "00-1")]),
+    post("/a", b"abc", [("traceparent", "00-22"), ("X-Stainless-Retry-Count", "1")]),
+    head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "")]),
+    head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "1x")]) + b"y",
+    head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "3"), ("Content-Length", "3")]) + b"abc",
+    head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "3"), ("Transfer-Encoding", "chunked")]) + b"abc",
+    head("POST /a HTTP/1.1", [("Host", "h"), ("Content-Length", "0003 ")]) + b"abc",
+    b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 3\n\nabc",
+    b"POST /a HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n Content-Length: 3\r\n\r\nabc",
+    post("/large", b"y" * 1001),
+    post("/a", b"abc", [("traceparent", "0" * 150)] * 6),
+]
+"""Requests of which some have the same heads, or nearly."""
+
+
+@given(
+    pieces=st.lists(st.sampled_from(AGAIN) | st.sampled_from(LAST), max_size=12),
+    cuts=st.lists(st.integers(min_value=1, max_value=400)),
+)
+def test_known_heads_are_read_as_new_ones_are(pieces: list[bytes], cuts: list[int]) -> None:
+    """Connections one after the other, with what earlier ones have taught, and without."""
+    heads = KnownHeads()
+    for wire in [*pieces, *pieces, b"".join(pieces)]:
+        known, new = reader(heads), reader()
+        at = 0
+        for size in [*cuts, len(wire)]:
+            for made in (known, new):
+                if at < len(wire) and not made.over:
+                    made.feed(wire[at : at + size])
+            at += size
+        assert [seen(request) for request in known.requests] == [seen(request) for request in new.requests]
+        assert (known.over, known.unfinished, known.expects) == (new.over, new.unfinished, new.expects)
+
+
+def test_a_head_is_parsed_once() -> None:
+    heads = KnownHeads()
+    made = reader(heads)
+    for body in (b"abc", b"", b"longer"):
+        made.feed(post("/a", body, [("traceparent", f"00-{body.decode()}1")]))
+    first, *others = made.requests
+    assert first.head is not None
+    assert [other.head for other in others] == [first.head] * 2
+    assert [request.body() for request in made.requests] == [b"abc", b"", b"longer"]
+    assert others[1].headers[-1] == (b"traceparent", b"traceparent", b"00-longer1")
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([*PIECES, *LAST]), max_size=6))
@@ -109,7 +158,7 @@ def test_a_head_may_be_as_large_as_the_limit_wherever_it_begins() -> None:
 
 
 def test_absurdly_many_chunks_lose_their_boundaries_and_nothing_else() -> None:
-    made = RequestReader(1_000_000, 0, LIMIT)
+    made = RequestReader(1_000_000, 0, KnownHeads(), LIMIT)
     made.feed(CHUNKED + chunk(b"x") * 100_000 + chunk(b""))
     (request,) = made.requests
     assert request.body() == b"x" * 100_000
