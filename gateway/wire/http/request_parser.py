@@ -23,9 +23,12 @@ _PIPELINED = 64
 HEADER_BYTES = 64 << 10
 """Largest request head, request line included: eight times what agents with baggage and cookies send."""
 _FRAMING = frozenset({b"content-length", b"host", b"transfer-encoding"})
-_VOLATILE: Final = (b"content-length", b"traceparent", b"x-stainless-retry-count", b"x-client-request-id")
+_VOLATILE: Final = (
+    b"content-length", b"traceparent", b"x-client-request-id", b"x-request-id", b"x-stainless-retry-count",
+)  # fmt: skip
 """Headers whose values differ from one request of a client to the next. They decide nothing but the length."""
-_VALUE: Final = re.compile(rb"(\r\n(?i:" + b"|".join(_VOLATILE) + rb"):[ ]?)([!-~](?:[ -~]{0,198}[!-~])?)(?=\r\n)")
+_VALUE: Final = re.compile(rb"(\r\n(?i:" + b"|".join(_VOLATILE) + rb"):[ ]?)([0-9A-Fa-f][0-9A-Fa-f-]{0,126})(?=\r\n)")
+"""Their usual values: numbers and ids of hexadecimal digits, which no key is made of."""
 _LONGEST_HEAD, _MOST_BYTES, _DIGITS = 8 << 10, 4 << 20, 12
 
 

@@ -108,12 +108,12 @@ def test_a_head_is_parsed_once() -> None:
     heads = KnownHeads()
     made = reader(heads)
     for body in (b"abc", b"", b"longer"):
-        made.feed(post("/a", body, [("traceparent", f"00-{body.decode()}1")]))
+        made.feed(post("/a", body, [("traceparent", f"00-{len(body)}1")]))
     first, *others = made.requests
     assert first.head is not None
     assert [other.head for other in others] == [first.head] * 2
     assert [request.body() for request in made.requests] == [b"abc", b"", b"longer"]
-    assert others[1].headers[-1] == (b"traceparent", b"traceparent", b"00-longer1")
+    assert others[1].headers[-1] == (b"traceparent", b"traceparent", b"00-61")
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([*PIECES, *LAST]), max_size=6))
