@@ -51,6 +51,11 @@ def is_answered_locally(target: bytes) -> bool:
     return target.partition(b"?")[0] in _OWN_PATHS
 
 
+def is_call_path(path: str) -> bool:
+    """True if requests to a path below an agent's address are calls, whatever they hold."""
+    return path.partition("?")[0] not in _AGENT_PATHS
+
+
 def agent_target(request: HttpRequest, call: CallRequest) -> bytes | None:
     """Return the control API's path for an agent's report about itself; None for a call. The path contains the checked
     scope, and no client can ask for such paths itself. Telemetry is no call whatever its method."""
@@ -170,7 +175,10 @@ class ControlCall(Relay):
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         head = control_head(self.request, self.target, self.forwarded_call)
-        self.send(connection, head, frame_body(self.request, self.request.body()))
+        self.connecting, self.connection = None, connection
+        connection.send(self, head, frame_body(self.request, self.request.body()))
+        if self.held:
+            connection.transport.pause_reading()
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """Break off: the gateway is out of file descriptors, or stopping."""
@@ -181,7 +189,7 @@ class ControlCall(Relay):
         self._pass_on(connection, self.begin_answer(connection, head, raw))
 
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
-        self._pass_on(connection, self.continue_answer(connection, raw))
+        self._pass_on(connection, self.changed(connection, raw) if self.changes else raw)
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         connection.pieces = []

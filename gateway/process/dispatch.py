@@ -12,11 +12,13 @@ from time import monotonic
 
 from penstock.gateway.api import guard
 from penstock.gateway.api.front_page import front_page
+from penstock.gateway.model.facts import is_rehearsal
 from penstock.gateway.process.control_plane import (
     ControlPlane,
     LeaderPlane,
     agent_target,
     is_answered_locally,
+    is_call_path,
     is_control,
 )
 from penstock.gateway.process.leader_rpc import encode_forwarded_call, needs_leader
@@ -27,7 +29,7 @@ from penstock.gateway.traffic.calls.address import AddressError, Tunnel, from_pa
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.rehearsed_call import make_call
+from penstock.gateway.traffic.proxy.rehearsed_call import RehearsedCall
 from penstock.gateway.traffic.proxy.websocket.connection import HandshakeCall
 from penstock.gateway.traffic.upstreams.routes import DirectHosts
 from penstock.gateway.wire.dialects import family, find
@@ -77,44 +79,52 @@ class Dispatch:
         if self.leaving:
             request.keep_alive = False
         try:
-            if request.refusal is not None:
-                raise request.refusal
-            if request.method == "CONNECT":
-                self._enter(client, request)
-                return
-            if isinstance(client.tunnel, Tunnel):
-                path = request.target.decode("latin-1")
-                server = self._mcp.servers.find_direct(client.tunnel.direct_pool.address, path)
-                admitted = self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel, server)
-                self.run(client, request, admitted, began)
-                return
-            if request.websocket:
+            if request.head is not None and request.head.decision is not None and client.tunnel is None:
                 admitted = self._proxy.admission.admit(request, client.hints)
-                if agent_target(request, admitted) is not None:
-                    raise ClientFault(400, "websocket", "telemetry is sent by POST: no WebSocket ends here", "upgrade")
-                self.run(client, request, admitted, began)
-                return
-            if is_control(request.target):
-                plane = self.control if self._first is None or is_answered_locally(request.target) else self._first
-                plane.serve(client, request)
-                return
-            page = front_page(request)
-            if page is not None:
-                client.transport.write(page)
-                client.finish(request.keep_alive)
-                return
-            admitted = metadata_call(request, client.hints) or self._proxy.admission.admit(request, client.hints)
-            target = agent_target(request, admitted)
-            if target is not None:
-                (self._first or self.control).serve(client, request, target)
-                return
+            else:
+                found = self._look(client, request)
+                if found is None:
+                    return
+                admitted = found
+            self.run(client, request, admitted, began)
         except Refusal as refusal:
             self._refuse(client, request, refusal)
         except Exception:
             _log.exception("a request could not be looked at")
             self._refuse(client, request, internal_fault())
-        else:
-            self.run(client, request, admitted, began)
+
+    def _look(self, client: ClientConnection, request: HttpRequest) -> CallRequest | None:
+        """Admit a request as a call, or answer it if it is none; raises `Refusal`."""
+        if request.refusal is not None:
+            raise request.refusal
+        if request.method == "CONNECT":
+            self._enter(client, request)
+            return None
+        if isinstance(client.tunnel, Tunnel):
+            server = self._mcp.servers.find_direct(client.tunnel.direct_pool.address, request.target.decode("latin-1"))
+            return self._proxy.admission.admit_tunnelled(request, client.hints, client.tunnel, server)
+        if request.websocket:
+            admitted = self._proxy.admission.admit(request, client.hints)
+            if agent_target(request, admitted) is not None:
+                raise ClientFault(400, "websocket", "telemetry is sent by POST: no WebSocket ends here", "upgrade")
+            return admitted
+        if is_control(request.target):
+            plane = self.control if self._first is None or is_answered_locally(request.target) else self._first
+            plane.serve(client, request)
+            return None
+        page = front_page(request)
+        if page is not None:
+            client.transport.write(page)
+            client.finish(request.keep_alive)
+            return None
+        admitted = metadata_call(request, client.hints) or self._proxy.admission.admit(request, client.hints)
+        target = agent_target(request, admitted)
+        if target is not None:
+            (self._first or self.control).serve(client, request, target)
+            return None
+        if request.head is not None and is_call_path(admitted.path):
+            request.head.decision = admitted.decision
+        return admitted
 
     def _enter(self, client: ClientConnection, request: HttpRequest) -> None:
         """Note the agent and the host of the calls that follow on a sidecar's connection."""
@@ -144,7 +154,8 @@ class Dispatch:
             return HandshakeCall(self._proxy, client, request, admitted)
         if admitted.dialect.family is MCP:
             return McpCall(self._proxy, self._mcp, client, request, admitted)
-        return make_call(self._proxy, client, request, admitted)
+        rehearses = self._proxy.pins.catalog.rehearses and is_rehearsal(admitted.address.rollout)
+        return (RehearsedCall if rehearses else HttpCall)(self._proxy, client, request, admitted)
 
     def _refuse(self, client: ClientConnection, request: HttpRequest, refusal: Refusal) -> None:
         """Answer a request that does not become a call: it belongs to no rollout, or is no request at all."""

@@ -63,6 +63,8 @@ class Catalog:
                 if content.sent or (isinstance(content, ToolText) and sent_by_agents(versions)):
                     known.append(RegisteredText.of(name, content))
                     self.sent.append(SentVersion(name, version.version, content.template, known[-1].tool))
+        self.empty = not (self.models or self.templates)
+        """True while nothing is registered."""
         self.recogniser = Recogniser(known)
         found = list(releases)
         self.releases = {one.id: one for one in found}
@@ -94,8 +96,3 @@ class Catalog:
         """True if a rollout must get the stable version, because its release was rolled back since."""
         release = None if pin.release is None else self.releases.get(pin.release)
         return pin.arm == "candidate" and not pin.mixed and release is not None and release.stage == "rolled_back"
-
-    @property
-    def empty(self) -> bool:
-        """True while nothing is registered."""
-        return not (self.models or self.templates)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import getrandbits
@@ -67,88 +66,8 @@ from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import Framing
 
-# A call within the limits of its server: concurrency, timeouts, and a circuit breaker.
-#
-# It tells the limits how it ends.
-
 WHOLE_S: Final = 3600.0
 """Seconds until an answer must be whole, which is as long as any tool may take. Streams that only listen may last."""
-
-
-class LimitedCall(HttpCall):
-    """One exchange with a server that has limits."""
-
-    __slots__ = ("_listens", "_server", "_since", "_visit")
-
-    def __init__(
-        self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
-    ) -> None:
-        super().__init__(shared, client, request, admitted)
-        self._server: ServerPool
-        self._listens = False
-        """True if its answer is an endless stream."""
-        self._visit: Permit | None = None
-        """Its passage through the limits; None before it has reached them."""
-        self._since = request.started
-        """Monotonic seconds since which the server has had time to answer."""
-
-    @abstractmethod
-    def _counts(self) -> bool:
-        """True if it needs a slot, and its outcome counts for the breaker."""
-
-    def _reach(self, pool: ConnectionPool, fresh: bool = False) -> None:
-        """Connects as soon as the limits allow it."""
-        limits = self._server.limits
-        visit = self._visit = self._visit or Permit(limits, self._counts())
-        if visit.acquired:
-            super()._reach(pool, fresh)
-        elif visit.must_wait():
-            self._wait_for_slot(limits, self.on_open)
-        else:
-            self._enter(visit, pool)
-
-    def _enter(self, visit: Permit, pool: ConnectionPool) -> None:
-        visit.acquire()
-        super()._reach(pool)
-
-    def on_open(self) -> None:
-        """Called when it has a slot. The time that it has waited for the slot does not count against the server."""
-        visit, pool = self._visit, self.record.pool
-        if visit is None or visit.acquired:
-            super().on_open()
-        elif self._resumes() and pool is not None:
-            self._since = monotonic()
-            self._do("sent", lambda: self._enter(visit, pool))
-
-    def _check_queue(self, waited_s: float) -> None:
-        """Refuses the call if it has waited for its slot for too long."""
-        if self._visit is None or self._visit.acquired:
-            super()._check_queue(waited_s)
-        elif waited_s > self._server.server.first_byte_timeout:
-            self.cancel_upstream()
-            self._fail(self._server.limits.wait_timeout_refusal())
-
-    def _late(self, now: float) -> str | None:
-        if self._listens:
-            return None
-        begun = self.state is CallState.STREAMING
-        limit = WHOLE_S if begun else self._server.server.first_byte_timeout
-        if now - self._since <= limit:
-            return None
-        if begun:
-            return f"has not ended its answer within {limit:g} s"
-        return f"has not begun its answer within {limit:g} s (mcp.servers.{self._server.name}.first_byte_timeout)"
-
-    def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
-        """Tells the breaker that an answer has begun."""
-        if self._visit is not None:
-            self._visit.observe_status(connection.status)
-        super().on_answer(connection, head, raw)
-
-    def _end(self, status: str, error: str | None) -> None:
-        super()._end(status, error)
-        if self._visit is not None:
-            self._visit.release(status, error)
 
 
 _SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
@@ -173,10 +92,12 @@ _WITHOUT_METHOD: Final = {"GET": _LISTEN, "DELETE": "end session", "POST": "answ
 """Names of exchanges in which the client sends neither a request nor a notification, by HTTP method."""
 
 
-class McpCall(LimitedCall):
-    """One exchange with a server."""
+class McpCall(HttpCall):
+    """One exchange with a server. The server's limits (`Permit`) bound its calls and their time, and learn how they
+    end."""
 
-    __slots__ = ("_changer", "_interests", "_mcp", "_messages", "_session", "_session_id", "_stream", "_waiting")
+    __slots__ = ("_changer", "_interests", "_listens", "_mcp", "_messages", "_permit", "_server", "_session",
+                 "_session_id", "_since", "_stream", "_waiting")  # fmt: skip
 
     def __init__(
         self,
@@ -187,7 +108,14 @@ class McpCall(LimitedCall):
         admitted: CallRequest,
     ) -> None:
         super().__init__(shared, client, request, admitted)
-        self._mcp = mcp
+        self._mcp, self.filtered = mcp, True
+        self._server: ServerPool
+        self._listens = False
+        """True if its answer is an endless stream."""
+        self._permit: Permit | None = None
+        """Its passage through the limits; None before it has reached them."""
+        self._since = request.started
+        """Monotonic seconds since which the server has had time to answer."""
         self._messages: list[JsonRpcMessage] = []
         """The client's messages."""
         self._waiting: dict[bytes, None] = {}
@@ -229,9 +157,9 @@ class McpCall(LimitedCall):
         asking = McpRequest(server, call.address, self.request, self._messages, self.record, self._interests)
         sent = accept_identity(self.request.headers) if mcp.changes(server.name) else self.request.headers
         sent = server.headers(sent, call.address)
-        self._plan(iter(mcp.features), asking, CallPlan([server], call, call.body, sent))
+        self._plan_features(iter(mcp.features), asking, CallPlan([server], call, call.body, sent))
 
-    def _plan(self, features: Iterator[McpMiddleware], asking: McpRequest, send: CallPlan) -> None:
+    def _plan_features(self, features: Iterator[McpMiddleware], asking: McpRequest, send: CallPlan) -> None:
         """Lets each feature plan the exchange in turn, and waits where one has to."""
         for feature in features:
             waited = feature.plan(asking, send)
@@ -250,7 +178,7 @@ class McpCall(LimitedCall):
 
         def go_on() -> None:
             done.result()
-            self._plan(features, asking, send)
+            self._plan_features(features, asking, send)
 
         if self._resumes():
             self._do("planned", go_on)
@@ -303,8 +231,54 @@ class McpCall(LimitedCall):
             more = ({} if odd is None else {"penstock.mcp.mismatch": odd}) | about.attributes
         self.record.attributes = with_session_attributes({**more, **self._server.attributes}, session, protocol)
 
+    # Within the limits of its server --------------------------------------------------------------------------------
+
     def _counts(self) -> bool:
+        """True if it needs a slot, and its outcome counts for the breaker."""
         return bool(self._waiting) and not self._listens
+
+    def _reach(self, pool: ConnectionPool, fresh: bool = False) -> None:
+        """Connects as soon as the limits allow it."""
+        limits = self._server.limits
+        permit = self._permit = self._permit or Permit(limits, self._counts())
+        if permit.acquired:
+            super()._reach(pool, fresh)
+        elif permit.must_wait():
+            self._wait_for_slot(limits, self.on_open)
+        else:
+            self._enter(permit, pool)
+
+    def _enter(self, permit: Permit, pool: ConnectionPool) -> None:
+        permit.acquire()
+        super()._reach(pool)
+
+    def on_open(self) -> None:
+        """Called when it has a slot. The time that it has waited for the slot does not count against the server."""
+        permit, pool = self._permit, self.record.pool
+        if permit is None or permit.acquired:
+            super().on_open()
+        elif self._resumes() and pool is not None:
+            self._since = monotonic()
+            self._do("sent", lambda: self._enter(permit, pool))
+
+    def _check_queue(self, waited_s: float) -> None:
+        """Refuses the call if it has waited for its slot for too long."""
+        if self._permit is None or self._permit.acquired:
+            super()._check_queue(waited_s)
+        elif waited_s > self._server.server.first_byte_timeout:
+            self.cancel_upstream()
+            self._fail(self._server.limits.wait_timeout_refusal())
+
+    def _late(self, now: float) -> str | None:
+        if self._listens:
+            return None
+        begun = self.state is CallState.STREAMING
+        limit = WHOLE_S if begun else self._server.server.first_byte_timeout
+        if now - self._since <= limit:
+            return None
+        if begun:
+            return f"has not ended its answer within {limit:g} s"
+        return f"has not begun its answer within {limit:g} s (mcp.servers.{self._server.name}.first_byte_timeout)"
 
     # The answer -----------------------------------------------------------------------------------------------------
 
@@ -324,6 +298,8 @@ class McpCall(LimitedCall):
         if connection.events:
             resumes = any(low == b"last-event-id" for low, _, _ in self.request.headers)
             self._stream = McpStreamReader(connection.encoding, self._session, resumes)
+        if self._permit is not None:
+            self._permit.observe_status(connection.status)
         try:
             super().on_answer(connection, head, raw)
         except Refusal as refusal:
@@ -507,9 +483,10 @@ class McpCall(LimitedCall):
         if self._changer is not None and self._changer.span_attributes:
             self.record.note(self._changer.span_attributes)
         if status != "ok" and self._session is not None and self._session.is_cancelled(self._waiting):
-            super()._end("cancelled", "client_cancelled")
-        else:
-            super()._end(status, error)
+            status, error = "cancelled", "client_cancelled"
+        super()._end(status, error)
+        if self._permit is not None:
+            self._permit.release(status, error)
         if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
             # The stream was the session (HTTP with SSE).
             self._mcp.sessions.end(self._server.name, self._session_id)

@@ -22,7 +22,7 @@ from penstock.gateway.traffic.calls.address import (
     from_path,
 )
 from penstock.gateway.traffic.calls.auth import KEY_PREFIX, Auth, AuthError
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallRequest, HeadDecision
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher, decode_request
 from penstock.gateway.traffic.calls.fingerprints import EMPTY
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
@@ -34,7 +34,7 @@ from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
 from penstock.gateway.wire.http.client_connection import ConnectionHints
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url
-from penstock.gateway.wire.http.request import ClientFault, HttpRequest
+from penstock.gateway.wire.http.request import ClientFault, Headers, HttpRequest
 
 
 def check_target(target: str) -> None:
@@ -88,7 +88,7 @@ class Admission:
         except AddressError as error:
             raise ClientFault(400, "address", str(error), error.part) from None
         headers[b"authorization"] = headers.pop(b"proxy-authorization", b"")
-        shown = self._authorize(headers)
+        shown = self._authorize(_credential(headers), [(low, low, value) for low, value in headers.items()])
         return Tunnel(_agreed(address, shown.rollout), shown.rollout is not None, wanted, shown.key)
 
     def admit_tunnelled(
@@ -111,7 +111,7 @@ class Admission:
         if admitted.dialect is OPAQUE:
             admitted.form = _form(headers)
         admitted.baggage = _baggage(request)
-        shown = self._shown(headers)
+        shown = self._verified(_credential(headers))
         admitted.key = shown.key or tunnel.key
         address = _agreed(tunnel.address, shown.rollout)
         if address is None:
@@ -150,31 +150,27 @@ class Admission:
 
     def admit(self, request: HttpRequest, hints: ConnectionHints) -> CallRequest:
         """Admit a call and find its address; raises `ClientFault`. `hints`: of the connection it came on."""
-        target = request.target.decode("latin-1")
-        check_target(target)
-        path, mark, query = target.partition("?")
-        headers = {low: value for low, _, value in request.headers}
-        try:
-            address, below = from_path(path)
-            address = address or from_headers(headers)
-        except AddressError as error:
-            raise ClientFault(400, "address", str(error), error.part) from None
-        admitted = CallRequest(_NOWHERE, find(request.method, below), below + mark + query, request.body())
-        if admitted.dialect is OPAQUE:
-            check_path(below)
-            admitted.form = _form(headers)
-        if b"content-encoding" in headers:
+        head = request.head
+        decided = head.decision if head is not None else None
+        if not isinstance(decided, HeadDecision):
+            decided = _decide(request)
+        dialect, address = decided.dialect, decided.address
+        admitted = CallRequest(_NOWHERE, dialect, decided.path, request.body(), baggage=decided.baggage)
+        admitted.decision, admitted.form = decided, decided.form
+        if decided.packed:
             _unpack(admitted, request)
-        shown = self._authorize(headers)
-        if self._foreign_pages and shown is _NOTHING and hints.peer:
-            self._check_names(headers)
-        address = _agreed(address, shown.rollout)
+        if decided.credential is not None or self._token_required:
+            shown = self._authorize(decided.credential, request.headers)
+            admitted.token, admitted.key = shown.rollout is not None, shown.key
+            address = _agreed(address, shown.rollout)
+        elif self._foreign_pages and not decided.own_site and hints.peer:
+            self._check_names({low: value for low, _, value in request.headers})
+            decided.own_site = True
         if address is None:
             address = self.matcher.match(admitted, hints)
         elif address.origin == "implicit":
             hints.last = address.rollout
-        admitted.address, admitted.token, admitted.key = address, shown.rollout is not None, shown.key
-        admitted.baggage = _baggage(request)
+        admitted.address = address
         return admitted
 
     def _check_names(self, headers: Mapping[bytes, bytes]) -> None:
@@ -188,25 +184,24 @@ class Admission:
         if origin and not self._auth.names.accepts_origin(origin.decode("latin-1"), host.decode("latin-1")):
             raise _foreign("origin", origin)
 
-    def _authorize(self, headers: Mapping[bytes, bytes]) -> CallCredential:
+    def _authorize(self, credential: str | None, headers: Headers) -> CallCredential:
         """The credential of a call; raises `ClientFault` if it needs one and has none."""
-        shown = self._shown(headers)
+        shown = self._verified(credential)
         if shown is _NOTHING and self._token_required and not self._auth.is_admin(_text(headers)):
             message = "an agent token is needed: `penstock token ROLLOUT` makes one, give it as the API key"
             raise ClientFault(401, "token", message, "authorization")
         return shown
 
-    def _shown(self, headers: Mapping[bytes, bytes]) -> CallCredential:
-        """The credential of a call; raises `ClientFault` if it is not valid."""
-        token = _agent_token(headers)
-        if token is None:
+    def _verified(self, credential: str | None) -> CallCredential:
+        """What a token or a named key opens; raises `ClientFault` if it is not valid."""
+        if credential is None:
             return _NOTHING
         try:
-            if token.startswith(KEY_PREFIX):
-                return CallCredential(None, self._auth.verify_call_key(token))
-            return CallCredential(self._auth.rollout_of(token, time.time()), None)
+            if credential.startswith(KEY_PREFIX):
+                return CallCredential(None, self._auth.verify_call_key(credential))
+            return CallCredential(self._auth.rollout_of(credential, time.time()), None)
         except AuthError as error:
-            kind = "key NAME --role call" if token.startswith(KEY_PREFIX) else "token"
+            kind = "key NAME --role call" if credential.startswith(KEY_PREFIX) else "token"
             message = f"{error}; make a new one with `penstock {kind}`"
             raise ClientFault(401, "token", message, "authorization") from None
 
@@ -234,6 +229,25 @@ def _foreign(field: str, value: bytes) -> ClientFault:
         "is one, add it to `names` in the settings"
     )
     return ClientFault(403, "origin", message, field)
+
+
+def _decide(request: HttpRequest) -> HeadDecision:
+    """Decide what the head of a request tells of its call; raises `ClientFault`."""
+    target = request.target.decode("latin-1")
+    check_target(target)
+    path, mark, query = target.partition("?")
+    headers = {low: value for low, _, value in request.headers}
+    try:
+        address, below = from_path(path)
+        address = address or from_headers(headers)
+    except AddressError as error:
+        raise ClientFault(400, "address", str(error), error.part) from None
+    dialect, form = find(request.method, below), ""
+    if dialect is OPAQUE:
+        check_path(below)
+        form = _form(headers)
+    packed, credential = b"content-encoding" in headers, _credential(headers)
+    return HeadDecision(address, dialect, below + mark + query, form, packed, credential, _baggage(request))
 
 
 def _agreed(address: CallAddress | None, token: str | None) -> CallAddress | None:
@@ -275,7 +289,7 @@ def _unpack(call: CallRequest, request: HttpRequest) -> None:
         call.encoded_body, call.body = call.body, body
 
 
-def _agent_token(headers: Mapping[bytes, bytes]) -> str | None:
+def _credential(headers: Mapping[bytes, bytes]) -> str | None:
     for name in CREDENTIALS:
         value = headers.get(name)
         if value is not None and b"pst_" in value:
@@ -296,5 +310,5 @@ def _session(metadata: bytes) -> dict[bytes, bytes]:
     }
 
 
-def _text(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+def _text(headers: Headers) -> dict[str, str]:
+    return {low.decode("latin-1"): value.decode("latin-1") for low, _, value in headers}

@@ -1,4 +1,9 @@
-"""An admitted call: its address, its request, and the facts that were read of it so far."""
+"""An admitted call: its address, its request, and the facts that were read of it so far.
+
+Agents send the same head again and again. What a head decides of a call, whatever its body, is decided once
+(`HeadDecision`) and kept with the head (`wire.http.request_parser.KnownHeads`). Nothing in it can change while the
+gateway runs: keys, tokens, releases, budgets and the health of upstreams are looked at for each call.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +14,42 @@ from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.conversations import ConversationMatch
 from penstock.gateway.traffic.calls.fingerprints import ConversationFingerprint, ParsedConversation
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.routes import RouteChoice
 from penstock.gateway.wire.dialects import form
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable
+from penstock.gateway.wire.http.headers import KnownUpstreamHead
 
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model has this name."""
+
+
+@dataclass(slots=True, eq=False)
+class HeadDecision:
+    """What the head of a request decides of its call, whatever the body."""
+
+    address: CallAddress | None
+    """The address in its path or its headers; None if it has none."""
+    dialect: Dialect
+    path: str
+    """Path and query below the address."""
+    form: str
+    """Its content type if its body is a form; else empty."""
+    packed: bool
+    """True if its body has a content encoding."""
+    credential: str | None
+    """The agent token or the named key that it shows."""
+    baggage: str
+    """Its `baggage` header."""
+    own_site: bool = False
+    """True once its host and its origin were found to be this machine's."""
+    routes: dict[str | None, RouteChoice] = field(default_factory=dict[str | None, RouteChoice])
+    """Where its calls go, by model; by None where the model does not matter."""
+    upstream_heads: dict[ConnectionPool, KnownUpstreamHead] = field(
+        default_factory=dict[ConnectionPool, KnownUpstreamHead]
+    )
+    """The heads that go upstream for it."""
 
 
 @dataclass(slots=True)
@@ -42,6 +76,8 @@ class CallRequest:
     """API families that it may belong to, once its destination is known."""
     routed: bool = False
     """True if a route of its model, or a release, decides its destination."""
+    decision: HeadDecision | None = None
+    """What its head decides; None if its connection, or another worker, has decided too."""
     form: str = field(default="", init=False)
     """Its content type if its body is a form, which then names its model; else empty."""
     waits: bool = field(default=False, init=False)

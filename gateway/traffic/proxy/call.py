@@ -6,69 +6,84 @@ leaves (`on_client_gone`), an upstream that cannot be reached, stays silent or b
 `on_broken`) each end the call once, with one span. A bug in any of these is logged and ends the call like a broken
 upstream, so that no client waits for an answer that cannot come.
 
+Until the client has a byte of it, an answer can be dropped: for an answer of the next upstream if this one is down
+(`failover_policy`), or of the same one, a moment later or with a request that a filter has changed.
+
 Work that only some calls need (translation, token ids, exact sessions, shadows) is in their `call_filter`, never here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from copy import copy
 from functools import partial
 from time import monotonic
 from typing import Final
 
+from penstock.gateway.model.facts import LEFT_OUT, TRIES
 from penstock.gateway.model.release import Pin
+from penstock.gateway.model.toml import pluralized
+from penstock.gateway.traffic.calls.call_record import decoded_body
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_filter import CallPlan
-from penstock.gateway.traffic.proxy.call_lifecycle import CallState
-from penstock.gateway.traffic.proxy.failover_policy import is_down
+from penstock.gateway.traffic.proxy.call_lifecycle import CallState, RecordedCall
+from penstock.gateway.traffic.proxy.failover_policy import (
+    LONGEST_REFUSAL,
+    AnswerWatch,
+    Tries,
+    UpstreamRefusal,
+    is_down,
+    is_too_long,
+    may_repeat,
+    retry_delay_s,
+)
 from penstock.gateway.traffic.proxy.plan import PinWait, plan, plan_pinned
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
-from penstock.gateway.traffic.proxy.upstream_failover import Failover
 from penstock.gateway.traffic.upstreams.health import retry_after_s, take_next
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
+from penstock.gateway.wire.dialects.base import EVENT_STREAM
+from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.headers import frame_body
-from penstock.gateway.wire.http.request import HttpRequest, Refusal, UpstreamFault, internal_fault
+from penstock.gateway.wire.http.headers import KnownUpstreamHead, frame_body
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault, internal_fault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.model_name import replace_model
 from penstock.gateway.wire.rewriting import Framing
 
 
-class HttpCall(Failover):
+class HttpCall(RecordedCall):
     """One call. It is in `ProxyContext.running` from `run` until it is handed to the recorder."""
 
-    __slots__ = ("_aliases", "_asked_again", "_came", "_given", "_sent")
+    __slots__ = ("_came", "_plan", "_pools", "_sent", "_tries", "_watch")
 
     def __init__(
         self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
     ) -> None:
         super().__init__(shared, client, request, admitted)
-        self._given: tuple[ResourceUse, Mapping[str, Pin]] | None = None
-        """The released resources that it uses, and the versions that its rollout was given."""
-        self._aliases: Mapping[str, str] = {}
-        """Model name by upstream; empty if all upstreams use the same name."""
+        self._plan: CallPlan | None = None
+        """Its destination and its changes, once they are decided."""
+        self._pools: list[ConnectionPool] = []
+        """Upstreams that have not been tried."""
+        self._tries: Tries | None = None
+        """Its requests to upstreams that have not served it; None while there are none."""
+        self._watch: AnswerWatch | None = None
+        """The watch on the answer's beginning; None if nothing depends on it."""
         self._came = request.headers
         """The request's headers before any change."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
-        self._asked_again = False
 
     def run(self, began: float) -> None:
         """Start the call, and end it if that fails. `began`: when its request was complete; monotonic seconds."""
         self._shared.begin(self)
-        self._shared.metrics.inflight_calls += 1
-        self._do("begun", self._begin)
+        self._do("begun", self._follow if self._admitted.waits else self._start)
         self._overhead = monotonic() - began
 
     # 1. Where does it go, and must something change? ----------------------------------------------------------------
 
-    def _begin(self) -> None:
-        if self._admitted.waits:
-            self._wait()
-            self._shared.admission.matcher.follow(self._admitted, self.client.hints, self._on_followed)
-        else:
-            self._start()
+    def _follow(self) -> None:
+        self._wait()
+        self._shared.admission.matcher.follow(self._admitted, self.client.hints, self._on_followed)
 
     def _on_followed(self) -> None:
         """Called when the call's conversation, and so its rollout, is known."""
@@ -82,13 +97,25 @@ class HttpCall(Failover):
         self._carry_out(plan(self._shared, self._admitted, self.request))
 
     def _carry_out(self, decided: CallPlan | PinWait) -> None:
-        if isinstance(decided, CallPlan):
-            self._adopt(decided)
-            self._reserve_first(self._forward, self._aliases)
-        else:
+        if isinstance(decided, PinWait):
             found = decided.found
             self._wait()
             decided.pinned.add_done_callback(lambda done: self._on_pinned(found, done))
+            return
+        self._plan, self._pools, self._parts = decided, decided.pools, decided.filters
+        self.filtered = self.filtered or bool(decided.filters)
+        self.request.headers, record = decided.headers, self.record
+        record.call, record.body, record.convert = decided.call, decided.body, decided.convert
+        record.captured, record.versions, record.arm = decided.captured, decided.versions, decided.arm
+        record.texts = decided.texts
+        if decided.versions:
+            record.pin = self._shared.pins.pin_writer(decided.call.address.rollout)
+        if decided.attributes:
+            record.note(decided.attributes)
+        if self._shared.budgets is None:
+            self._forward()
+        else:
+            self._reserve_first(self._forward, decided.aliases)
 
     def _on_pinned(self, found: ResourceUse, done: asyncio.Future[list[Pin]]) -> None:
         """Called when the tape has recorded the rollout's versions, or has failed to."""
@@ -101,35 +128,35 @@ class HttpCall(Failover):
         self.request.headers = self._came
         self._carry_out(plan_pinned(self._shared, self._admitted, self.request, found, error))
 
-    def _adopt(self, send: CallPlan) -> None:
-        record = self.record
-        self._pools, self._parts, self._given, self._aliases = send.pools, send.filters, send.given, send.aliases
-        self._whole, self._streams = send.whole, send.streams
-        self.request.headers = send.headers
-        record.call, record.body, record.convert, record.captured = send.call, send.body, send.convert, send.captured
-        record.versions, record.arm, record.texts = send.versions, send.arm, send.texts
-        if send.versions:
-            record.pin = self._shared.pins.pin_writer(send.call.address.rollout)
-        if send.attributes:
-            record.note(send.attributes)
-
     # 2. Forward -----------------------------------------------------------------------------------------------------
 
     def _forward(self) -> None:
         """Send the call to the next upstream that may serve it."""
         record, self._given_at = self.record, monotonic()
         record.pool = pool = take_next(self._pools, self._given_at)
-        if self._aliases:
-            record.body = replace_model(record.plain, self._aliases[pool.name], self._admitted.form)
-        if self._admitted.encoded_body is not None:
-            self._pack(self._admitted.encoded_body)
-        length = len(record.body) if record.changed else None
-        target, rollout = pool.target(record.call.path).encode("latin-1"), record.call.address.rollout
-        head, record.sent, left = pool.heads.compose(self.request, target, length, rollout, self._admitted.families)
+        request, admitted = self.request, self._admitted
+        if self._plan is not None and self._plan.aliases:
+            record.body = replace_model(record.plain, self._plan.aliases[pool.name], admitted.form)
+        if admitted.encoded_body is not None:
+            self._pack(admitted.encoded_body)
+        length = len(record.body) if record.body is not admitted.body and record.changed else None
+        as_it_came = request.head is not None and request.headers is self._came and record.call is admitted
+        decided = admitted.decision if as_it_came else None
+        known = None if decided is None else decided.upstream_heads.get(pool)
+        if known is not None:
+            head, record.sent, left = known.compose(request.headers, length)
+        else:
+            target, rollout = pool.target(record.call.path).encode("latin-1"), record.call.address.rollout
+            head, record.sent, left = pool.heads.compose(request, target, length, rollout, admitted.families)
+            if decided is not None and not pool.heads.by_rollout:
+                decided.upstream_heads[pool] = KnownUpstreamHead(head, record.sent, left, request)
         if left:
             self._leave_out(pool, left)
-        self._sent = head, frame_body(self.request, record.body)
-        self._announce_first(lambda: self._reach(pool))
+        self._sent = head, frame_body(request, record.body) if request.chunked else record.body
+        if self.durable and not self._announced:
+            self._announce_first(lambda: self._reach(pool))
+        else:
+            self._reach(pool)
 
     def _pack(self, packed: bytes) -> None:
         """Forward a request with a content encoding as it came, or without the encoding if its body was changed."""
@@ -138,28 +165,56 @@ class HttpCall(Failover):
         else:
             self.record.body = packed
 
+    def _leave_out(self, pool: ConnectionPool, names: list[bytes]) -> None:
+        """Note that a client's key of another provider is not sent to this upstream. A call that the settings send here
+        goes without the key; raises `ClientFault` for any other."""
+        name = names[0].decode("latin-1")
+        if not self._admitted.routed:
+            message = (
+                f"upstream {pool.name!r} ({pool.origin}, {pool.config.dialect}) is not sent the key in {name!r}: it is "
+                "another provider's. Leave it out, use a key of this one (or give it a key_env), or add the "
+                "[[upstream]] that the key is for"
+            )
+            raise ClientFault(403, "credential", message, name)
+        record = self.record
+        known = (record.attributes or {}).get(LEFT_OUT, ())
+        record.note({LEFT_OUT: sorted({*known, *(one.decode("latin-1") for one in names)})})
+        self._shared.metrics.credentials_left_out[pool.name,] += 1
+
     def _reach(self, pool: ConnectionPool, fresh: bool = False) -> None:
         """Connect as soon as the upstream's gate is open and it has a free place."""
+        limit = pool.concurrency_limit
         if pool.gate.must_wait:
             self._wait(partial(pool.gate.leave, self))
             pool.gate.wait(self)
-        elif pool.concurrency_limit.full:
-            self._wait_for_slot(pool.concurrency_limit, self.on_slot)
+        elif limit.maximum is not None and limit.full:
+            self._wait_for_slot(limit, self.on_slot)
         else:
             self._connect(pool, fresh)
 
     def _connect(self, pool: ConnectionPool, fresh: bool) -> None:
-        self._move(CallState.CONNECTING)
-        self._acquire_slot(pool.concurrency_limit)
+        if pool.concurrency_limit.maximum is not None:
+            self._acquire_slot(pool.concurrency_limit)
         for part in self._parts:
             self.connecting = part.connect(self, pool, fresh)
             if self.connecting is not None:
+                self._move(CallState.CONNECTING)
                 return
         connection = None if fresh else pool.take()
         if connection is not None:
             self.on_connected(connection)
         else:
+            self._move(CallState.CONNECTING)
             self.connecting = pool.connect(self)
+
+    def on_slot(self) -> None:
+        """Called when the upstream has a free place."""
+        pool = self.record.pool
+        if self._resumes() and pool is not None and not self._rolled_back():
+            if pool.gate.must_wait:
+                self._reach(pool)
+            else:
+                self._connect(pool, fresh=False)
 
     def on_open(self) -> None:
         """Called when the upstream's gate opens."""
@@ -172,7 +227,7 @@ class HttpCall(Failover):
 
     def _rolled_back(self) -> bool:
         """Plan the call anew if the version that it has waited for was rolled back meanwhile; True if so."""
-        given = self._given
+        given = None if self._plan is None else self._plan.given
         if given is None or not self._shared.pins.rolled_back(*given):
             return False
         self.record.pool = None
@@ -190,8 +245,11 @@ class HttpCall(Failover):
     def on_connected(self, connection: UpstreamConnection) -> None:
         """Write the request to the upstream, and note the time."""
         self._move(CallState.SENT)
-        self.send(connection, *self._sent)
-        self._sent_at = self.touched
+        self.connecting, self.connection = None, connection
+        self.touched = monotonic()
+        connection.send(self, *self._sent)
+        if self.held:
+            connection.transport.pause_reading()
 
     def on_unreachable(self, reason: str, detail: str) -> None:
         """Try the next upstream, or answer with an error. A paused upstream may be restarting: wait for its gate
@@ -212,28 +270,33 @@ class HttpCall(Failover):
 
     def on_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         """Pass on the head of the answer with the body bytes of the same read, or hold it."""
-        record = self.record
-        if connection.status == 404 and not self._asked_again and self._shared.pins.has_adapter(record.versions):
+        status = connection.status
+        if status == 404 and self._may_repair():
             self._ask_again()
-        elif self._must_hold(connection):
-            self._hold(connection, head, raw)
+        elif (self._pools or self._parts) and self._must_hold(connection):
+            self._watch = AnswerWatch(connection, self.touched)
+            self._watch.head = head
+            self._watch.hold(raw)
+            self._look(connection, self._watch)
         else:
-            if is_down(connection.status):
-                self._blame(f"http_{connection.status}", retry_after_s(connection.headers))
-            elif self._may_choose:
-                self._listen(connection)
+            if status >= 400 and is_down(status):
+                self._blame(f"http_{status}", retry_after_s(connection.headers))
+            elif self._pools or self._tries is not None:
+                # Several upstreams: what this one takes for its first content is learnt.
+                self._watch = AnswerWatch(connection, self.touched)
             self._begin_response(connection, head, raw)
 
     def _begin_response(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
         record = self.record
         record.http_status = connection.status
-        if record.pool is not None and not is_down(connection.status):
-            record.pool.health.answered(monotonic())
+        if (pool := record.pool) is not None and pool.health.why and not is_down(connection.status):
+            pool.health.answered(monotonic())
         record.response_headers = connection.headers[: connection.head_fields]
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
         record.encoding = connection.encoding
         out = self.begin_answer(connection, head, raw)
-        self._last_mark = self._mark_of_last_event() if record.stream else None
+        if record.stream and self._admitted.address.origin == "implicit":
+            self._last_event = self._last_event_finder()
         self._move(CallState.STREAMING)
         self._pass_on(connection, out)
 
@@ -244,12 +307,16 @@ class HttpCall(Failover):
                 return made
         return super().framing(connection)
 
+    def _may_repair(self) -> bool:
+        repaired = self._tries is not None and self._tries.repaired
+        return not repaired and self._shared.pins.has_adapter(self.record.versions)
+
     def _ask_again(self) -> None:
         """Ask the same server again after a repair: it was restarted and has lost its adapters, or it has not loaded
         this one yet. The agent waits for the repair."""
         self.cancel_upstream()
-        self._note_try("http_404")
-        self._asked_again, pool, self.record.pool = True, self.record.pool, None
+        self._note_try("http_404").repaired = True
+        pool, self.record.pool = self.record.pool, None
         self._move(CallState.PLANNING)
         self._wait()
         self._shared.pins.repair().add_done_callback(lambda _: self._on_repaired(pool))
@@ -261,18 +328,22 @@ class HttpCall(Failover):
                 self._reach(pool, fresh=True)
 
     def on_data(self, connection: UpstreamConnection, raw: bytes) -> None:
-        if not self._holds(connection, raw):
-            self._pass_on(connection, self.continue_answer(connection, raw))
+        if (watch := self._watch) is not None and watch.pieces is not None:
+            self.touched = monotonic()
+            watch.hold(raw)
+            self._look(connection, watch)
+        else:
+            self._pass_on(connection, self.changed(connection, raw) if self.changes else raw)
 
     def _pass_on(self, connection: UpstreamConnection, out: bytes) -> None:
         self.touched = now = monotonic()
         if connection.pieces:
-            if self._beginning is not None:
-                self._hear(connection)
+            if self._watch is not None:
+                _ = self._watch.classify(connection.pieces, passed_on=True)
             self.record.add_pieces(connection.pieces, now)
-            connection.pieces, self._heard = [], 0
-            if self._last_mark is not None and not connection.done:
-                self._look_for_last_event(self._last_mark)
+            connection.pieces = []
+            if self._last_event is not None and not connection.done:
+                self._look_for_last_event(self._last_event)
         if connection.done:
             self._complete(connection, out)
         elif out:
@@ -285,23 +356,159 @@ class HttpCall(Failover):
         status = connection.status
         self.record.trailers = connection.headers[connection.head_fields :]
         self.release_upstream()
-        problem = self._problem()
-        error = problem or (None if status < 400 else f"http_{status}")
+        error = (self._problem() if self.filtered else None) or (None if status < 400 else f"http_{status}")
         self._end("ok" if error is None else "error", error)
-        if status < 400:
+        if status < 400 and (self.filtered or self._watch is not None):
             self._learn_from_it()
         self._write_last(out)
-        self._hand_over()
+        if self.filtered:
+            self._hand_over()
 
     def _learn_from_it(self) -> None:
         """Called after a complete, successful response."""
-        self._learn_patience()
+        if (watch := self._watch) is not None and watch.spoke_at is not None and self.record.stream:
+            timeouts, model = self._shared.first_content_timeouts, self._admitted.model or ""
+            timeouts.observe(model, watch.spoke_at - watch.sent_at)
         for part in self._parts:
             part.on_complete(self.record, self.token_ids)
 
     def _problem(self) -> str | None:
         """The reason why a complete answer counts as an error; None if it does not."""
         return next(filter(None, [part.problem() for part in self._parts]), None)
+
+    def _where(self) -> str:
+        pool = self.record.pool
+        return "the upstream" if pool is None else f"upstream {pool.name!r} ({pool.origin})"
+
+    def _has_spare(self) -> bool:
+        return bool(self._pools) and may_repeat(self.request.method, self.record.call.dialect)
+
+    def _larger(self) -> list[ConnectionPool]:
+        """Untried upstreams that take a longer prompt than the current one."""
+        pool = self.record.pool
+        if pool is None or pool.config.context is None or not self._has_spare():
+            return []
+        return [other for other in self._pools if (other.config.context or 0) > pool.config.context]
+
+    # An answer that another one may replace, and the next try ------------------------------------------------------
+
+    def _must_hold(self, connection: UpstreamConnection) -> bool:
+        """True if the answer may still be replaced, or if only its first bytes tell whether it is a stream."""
+        streams = self._plan is not None and self._plan.streams
+        unlabelled = streams and connection.status < 300 and not connection.events
+        return self._has_spare() or unlabelled or (connection.status == 400 and bool(self._parts))
+
+    def _look(self, connection: UpstreamConnection, watch: AnswerWatch) -> None:
+        """Decide about the answer that is held, as far as it has come."""
+        refused = connection.status in _REFUSED and (self._parts or self._larger())
+        if refused or is_down(connection.status):
+            # A refusal is held until it is complete.
+            if connection.done or watch.size > LONGEST_REFUSAL:
+                body = watch.release()
+                if refused:
+                    self._ask_otherwise(connection, watch.head, body)
+                else:
+                    self._pass_over(connection, watch.head, body)
+            return
+        plan = self._plan
+        if watch.detector is not None and watch.classify(connection.pieces) == "an error" and self._has_spare():
+            watch.pieces = None
+            self._blame("error_event")
+            self.cancel_upstream()
+            self._try_next("error_event")
+        elif connection.done or not watch.waits_for_more(self._has_spare(), plan is not None and plan.whole):
+            body = watch.release()
+            if plan is not None and plan.streams and begins_event_stream(b"".join(connection.pieces)):
+                connection.content_type = EVENT_STREAM
+            self._begin_response(connection, watch.head, body)
+
+    def _pass_over(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """Ask an upstream that is down once more a moment later, or ask the next one."""
+        assert self.record.pool is not None
+        pool, reason, asked_s = self.record.pool, f"http_{connection.status}", retry_after_s(connection.headers)
+        was_good = pool.health.state(monotonic()) == "good"
+        self._blame(reason, asked_s)
+        self._put_aside(connection, head, raw)
+        again = self._tries is not None and self._tries.again
+        after_s = retry_delay_s(connection.status, asked_s) if was_good and not again else None
+        if after_s is None:
+            self._try_next(reason)
+        else:
+            self._note_try(reason).again = True
+            self._move(CallState.PLANNING)
+            self._wait(asyncio.get_running_loop().call_later(after_s, self._on_time, pool).cancel)
+
+    def _put_aside(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """Keep a refusal if it is complete, and leave its upstream."""
+        record = self.record
+        if connection.done and record.pool is not None:
+            self._tries = self._tries or Tries()
+            self._tries.refused = UpstreamRefusal(record.pool, record.body, record.sent, copy(connection), head, raw)
+            self.release_upstream()
+        else:
+            self.cancel_upstream()
+
+    def _on_time(self, pool: ConnectionPool) -> None:
+        """Called when the delay before the second request to the same upstream is over."""
+        if self._resumes():
+            self._do("asked again", lambda: self._reach(pool))
+
+    def _ask_otherwise(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:
+        """Retry a refused request in a form that a part knows, or at an upstream with a longer context."""
+        answer, pool = decoded_body(connection.pieces, connection.encoding), self.record.pool
+        if pool is not None:
+            pool.health.answered(monotonic())
+        asked = self._parts if connection.status == 400 else ()
+        body = next((made for part in asked if (made := part.retry_body(self.record, answer)) is not None), None)
+        if body is not None and pool is not None:
+            self.release_upstream()
+            self._pools.insert(0, pool)
+            self.record.body = body
+            self._try_next("http_400")
+        elif is_too_long(answer) and (larger := self._larger()):
+            self._put_aside(connection, head, raw)
+            self._pools = larger
+            self._try_next("too_long")
+        else:
+            self._begin_response(connection, head, raw)
+
+    def _blame(self, reason: str, asked_s: float | None = None) -> None:
+        """Count a failure of the upstream."""
+        if self.record.pool is not None and reason != "internal":
+            self.record.pool.health.failed(reason, monotonic(), asked_s)
+
+    def _try_next(self, reason: str) -> None:
+        """Go to the next upstream. `reason`: why the current one does not serve the call."""
+        if self.record.pool is not None:
+            # If the call never reached it, another call may probe this upstream.
+            self.record.pool.health.call_left(self._given_at)
+        self._note_try(reason)
+        self._move(CallState.PLANNING)
+        self._forward()
+
+    def _note_try(self, reason: str) -> Tries:
+        record, tries = self.record, self._tries or Tries()
+        self._tries = tries
+        name = "" if record.pool is None else record.pool.name
+        after_ms = round((monotonic() - self.request.started) * 1e3)
+        tries.said.append({"upstream": name, "after_ms": after_ms, "why": reason})
+        record.note({TRIES: tries.said})
+        self._shared.metrics.upstream_retries[name, reason] += 1
+        return tries
+
+    def _fail(self, refusal: Refusal) -> None:
+        """Pass on the last refusal of an upstream, if one was kept: with its `Retry-After` it tells the client more
+        than an error about the next upstream."""
+        refused = None if self._tries is None else self._tries.refused
+        if self._tries is None or refused is None or not isinstance(refusal, UpstreamFault):
+            super()._fail(refusal)
+            return
+        self._tries.refused = None
+        self._note_try(refusal.kind)
+        if self.state is not CallState.PLANNING:
+            self._move(CallState.PLANNING)
+        self.record.pool, self.record.body, self.record.sent = refused.pool, refused.body, refused.sent
+        self._begin_response(refused.connection, refused.head, refused.raw)
 
     # Ends that are not completions ----------------------------------------------------------------------------------
 
@@ -319,7 +526,7 @@ class HttpCall(Failover):
     def on_broken(self, connection: UpstreamConnection, reason: str) -> None:
         """Handle an upstream that broke off: retry before the answer has begun; after that the client gets what
         came."""
-        self.connection, pool, self._held = None, self.record.pool, None
+        self.connection, pool, self._watch = None, self.record.pool, None
         if self.state >= CallState.ENDING:
             return
         if self.started:
@@ -362,11 +569,48 @@ class HttpCall(Failover):
             else:
                 self._check_content(now)
 
+    def _check_queue(self, waited_s: float) -> None:
+        """Try elsewhere, or fail, if the call has waited too long for a place."""
+        pool = self.record.pool
+        assert pool is not None
+        limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
+        if waited_s > limit_s:
+            limit = pool.concurrency_limit
+            message = (
+                f"{self._where()} has {pluralized(limit.running, 'call')} under way and is given no more "
+                f"(upstream.max_concurrent = {limit.maximum}); this one has waited in vain for {limit_s:g} s"
+            )
+            self.cancel_upstream()
+            if self._pools:
+                self._do("asked elsewhere", lambda: self._try_next("busy"))
+            else:
+                self._fail(UpstreamFault(503, "busy", message))
+
+    def _check_connecting(self, now: float) -> None:
+        """Try elsewhere if another call has already waited too long for a connection to this upstream: one waiting call
+        is enough."""
+        pool = self.record.pool
+        if pool is not None and self._pools and pool.keeps_waiting(now, self.connecting):
+            self.cancel_upstream()
+            self._do("asked elsewhere", lambda: self._try_next("connecting"))
+
+    def _check_content(self, now: float) -> None:
+        """Try elsewhere if a stream has begun and has brought no content for too long."""
+        watch = self._watch
+        if watch is None or watch.pieces is None or watch.detector is None or not self._has_spare():
+            return
+        if now - watch.sent_at > self._shared.first_content_timeouts.limit_s(self._admitted.model or ""):
+            self._watch = None
+            self.cancel_upstream()
+            self._blame("no_content")
+            self._do("asked elsewhere", lambda: self._try_next("no_content"))
+
     def _late(self, now: float) -> str | None:
         """The upstream's failure in words, with the setting of the time limit; None while it is in time."""
         assert self.record.pool is not None
         config, setting = self.record.pool.config, "read_timeout"
-        if self.state is CallState.SENT and self._held is None and config.first_byte_timeout is not None:
+        held = self._watch is not None and self._watch.pieces is not None
+        if self.state is CallState.SENT and not held and config.first_byte_timeout is not None:
             setting = "first_byte_timeout"
         limit = getattr(config, setting)
         return f"sent nothing for {limit:g} s (upstream.{setting})" if now - self.touched > limit else None
@@ -381,7 +625,7 @@ class HttpCall(Failover):
 
     def _give_up_on(self, reason: str, refusal: Refusal) -> None:
         self.cancel_upstream()
-        self._held = None
+        self._watch = None
         self._blame(reason)
         if self.started:
             self._cut_off("error", reason)
@@ -391,6 +635,8 @@ class HttpCall(Failover):
             self._fail(refusal)
 
 
+_REFUSED: Final = (400, 413)
+"""Statuses of refusals after which the request may be sent in another form or elsewhere."""
 _RACE_S: Final = 1.0
 """Seconds after a request was sent within which a close counts as a race: the server closed the idle connection at the
 same moment."""

@@ -106,6 +106,10 @@ class CallPlan:
 class Middleware(Protocol):
     """Changes the calls that need it."""
 
+    def serves(self, route: RouteSettings | None, given: bool) -> bool:
+        """True if calls of this route may need the feature. `given`: they use a released resource. Asked once."""
+        ...
+
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Change the request of a call that needs the feature, and add its part; raises `Refusal`. `route`: the route
         of the call's model."""

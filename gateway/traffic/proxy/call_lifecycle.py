@@ -27,6 +27,7 @@ from penstock.gateway.traffic.proxy.call_filter import CallFilter
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConcurrencyLimit
 from penstock.gateway.wire.dialects import family
+from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import HOP, client_head, refusal_body, refusal_head
 from penstock.gateway.wire.http.request import HttpRequest, Refusal, UpstreamFault, internal_fault
@@ -46,13 +47,14 @@ class Relay(UpstreamCaller):
     """One request being served, and its answer."""
 
     __slots__ = (
-        "_changes",
         "_framing",
         "_unchunk",
         "_until_close",
+        "changes",
         "client",
         "connecting",
         "connection",
+        "filtered",
         "head_only",
         "held",
         "own",
@@ -75,17 +77,12 @@ class Relay(UpstreamCaller):
         """When the upstream last sent something or was written to; monotonic seconds."""
         self.own = NO_SECRETS
         """The gateway's keys, which no error answer may disclose."""
-        self._changes = self._unchunk = self._until_close = False
+        self.changes = False
+        """True if the client does not get the bytes of a read as they are."""
+        self._unchunk = self._until_close = False
         self._framing: Framing | None = None
-
-    def send(self, connection: UpstreamConnection, head: bytes, body: bytes) -> None:
-        """Write the request to the upstream."""
-        self.connecting = None
-        self.connection = connection
-        self.touched = monotonic()
-        connection.send(self, head, body)
-        if self.held:
-            connection.transport.pause_reading()
+        self.filtered = False
+        """True if an answer that is no error may change on its way."""
 
     @abstractmethod
     def on_client_gone(self) -> None:
@@ -104,17 +101,18 @@ class Relay(UpstreamCaller):
     def begin_answer(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> bytes:
         """Return the bytes for the client: the answer's head and the body bytes of the same read."""
         self.started = True
-        self._changes = self._unchunk = self.request.http10 and connection.chunked
+        self.changes = self._unchunk = self.request.http10 and connection.chunked
         self._until_close = not connection.ends_itself
-        close = not self.keep_alive or self._until_close
+        close = not self.request.keep_alive or self.client.draining or self._until_close
         if close or connection.hops or head[5:8] != b"1.1":
             drop = connection.hops or HOP
             head = client_head(head, drop | {b"transfer-encoding"} if self._unchunk else drop, close)
-        self._framing = self.framing(connection)
-        if self._framing is not None:
-            self._changes = True
-            return self._framing.begin(connection, head, raw)
-        return head + self.continue_answer(connection, raw)
+        if self.filtered or connection.status >= 300:
+            self._framing = self.framing(connection)
+            if self._framing is not None:
+                self.changes = True
+                return self._framing.begin(connection, head, raw)
+        return head + (self.changed(connection, raw) if self.changes else raw)
 
     def framing(self, connection: UpstreamConnection) -> Framing | None:
         """The framing that changes the answer; None if the answer passes unchanged."""
@@ -122,16 +120,13 @@ class Relay(UpstreamCaller):
             return masking_framing(self.own, connection, connection.chunked and not self._unchunk)
         return None
 
-    def continue_answer(self, connection: UpstreamConnection, raw: bytes) -> bytes:
-        """Return the bytes for the client of one read."""
-        return self._changed(connection, raw) if self._changes else raw
-
     @property
     def token_ids(self) -> bool:
         """True if the answer had token ids that the gateway had asked for."""
         return self._framing is not None and self._framing.ids
 
-    def _changed(self, connection: UpstreamConnection, raw: bytes) -> bytes:
+    def changed(self, connection: UpstreamConnection, raw: bytes) -> bytes:
+        """Return the bytes for the client of one read if `changes`."""
         return b"".join(connection.pieces) if self._framing is None else self._framing.go_on(connection, raw)
 
     def end_answer(self) -> None:
@@ -238,9 +233,31 @@ _BOOKS = 1024
 """Bytes of memory for a remembered answer, besides its body."""
 _BLANK = (b"\n\n", b"\r\n\r\n")
 _PLACED = (CallState.CONNECTING, CallState.SENT, CallState.STREAMING)
-SLOTS = ("_admitted", "_announced", "_event_from", "_last_mark", "_leave", "_overhead", "_parts", "_place",
+SLOTS = ("_admitted", "_announced", "_given_at", "_last_event", "_leave", "_overhead", "_parts", "_place",
          "_queued_at", "_remembered", "_shared", "_waits_since", "durable", "record", "state")  # fmt: skip
 """Slots of `CallLifecycle`; a subclass declares them besides its own."""
+
+
+class LastEventFinder:
+    """Finds the last event of a stream of a call without an address, before the stream itself ends."""
+
+    __slots__ = ("_dialect", "_from", "_mark")
+
+    def __init__(self, mark: bytes, dialect: Dialect) -> None:
+        """`mark`: bytes that the last event has."""
+        self._mark, self._dialect = mark, dialect
+        self._from: int | None = None
+        """Index of the piece with the mark, or with the beginning of an event that is not complete yet."""
+
+    def find(self, pieces: list[bytes]) -> bool:
+        """True if the last piece completes the last event. Called with each new piece."""
+        whole = pieces[-1].endswith(_BLANK)
+        if self._from is None and (not whole or self._mark in pieces[-1]):
+            self._from = len(pieces) - 1
+        if self._from is None or not whole:
+            return False
+        events, self._from = b"".join(pieces[self._from :]), None
+        return self._mark in events and self._dialect.is_complete(events)
 
 
 class SlotQueue(Protocol):
@@ -268,6 +285,8 @@ class CallLifecycle(ABC):
         self._shared = shared
         self._admitted = admitted
         self._parts: list[CallFilter] = []
+        self._given_at = 0.0
+        """When its upstream was chosen; monotonic seconds."""
         self._leave: Callable[[], object] | None = None
         """Gives up the current wait; None if the awaited result comes in any case."""
         self._place: ConcurrencyLimit | None = None
@@ -275,11 +294,9 @@ class CallLifecycle(ABC):
         self._queued_at: float | None = None
         """When it began to wait for a place; monotonic seconds. None if it waits for none."""
         self._announced = False
-        self._last_mark: bytes | None = None
-        """Bytes that mark the last event of its answer, after which its conversation may go on; None if nothing is
-        looked for."""
-        self._event_from: int | None = None
-        """Index of the piece with that mark, or with the beginning of an event that is not complete yet."""
+        self._last_event: LastEventFinder | None = None
+        """Finds the last event of its answer, after which its conversation may go on; None if the end of the answer
+        counts."""
         self._remembered = False
         """True once the last event has come, so that its conversation may go on."""
         self.durable = shared.strict
@@ -428,6 +445,8 @@ class CallLifecycle(ABC):
             metrics.overhead_seconds.observe(self._overhead + now - self.touched)
         for part in self._parts:
             part.on_end(record, status)
+        if record.pool is not None and record.pool.health.why:
+            record.pool.health.call_left(self._given_at)
         if self._admitted.address.origin == "implicit" and not self._remembered:
             self._remember(self.started and record.http_status is not None and record.http_status < 400)
 
@@ -435,25 +454,21 @@ class CallLifecycle(ABC):
         joining, hints = self._shared.admission.matcher, self.client.hints
         joining.remember_soon(self._admitted, hints, self._answered() if good else None)
 
-    def _mark_of_last_event(self) -> bytes | None:
-        """The bytes that mark the last event of a stream without an address. None if the answer is compressed or
-        changed on its way: only the complete answer would tell, so its end counts."""
-        if self._admitted.address.origin != "implicit" or (self.record.http_status or 0) >= 400:
+    def _last_event_finder(self) -> LastEventFinder | None:
+        """None if the answer is compressed or changed on its way: only the complete answer would tell, so its end
+        counts."""
+        record, dialect = self.record, self._admitted.dialect
+        if record.http_status is None or record.http_status >= 400 or record.encoding is not None:
             return None
-        if self.record.encoding is not None or any(part.client_body() is not None for part in self._parts):
+        if any(part.client_body() is not None for part in self._parts):
             return None
-        return self._admitted.dialect.end_marker
+        return None if dialect.end_marker is None else LastEventFinder(dialect.end_marker, dialect)
 
-    def _look_for_last_event(self, mark: bytes) -> None:
+    def _look_for_last_event(self, finder: LastEventFinder) -> None:
         """Called after a read that is not the end of the answer."""
-        pieces, whole = self.record.pieces, self.record.pieces[-1].endswith(_BLANK)
-        if self._event_from is None and (not whole or mark in pieces[-1]):
-            self._event_from = len(pieces) - 1
-        if self._event_from is not None and whole:
-            events, self._event_from = b"".join(pieces[self._event_from :]), None
-            if mark in events and self._admitted.dialect.is_complete(events):
-                self._last_mark, self._remembered = None, True
-                self._remember(True)
+        if finder.find(self.record.pieces):
+            self._last_event, self._remembered = None, True
+            self._remember(True)
 
     def _answered(self) -> UnreadAnswer:
         """Its answer for the matching of later calls, without the call's other data."""
@@ -490,7 +505,7 @@ def client_body(parts: list[CallFilter], pieces: list[bytes], encoding: bytes | 
 class RecordedCall(Relay, CallLifecycle):
     """One call, without the steps that move it on."""
 
-    __slots__ = (*SLOTS, "_tail")
+    __slots__ = SLOTS
 
     def __init__(
         self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
@@ -498,25 +513,23 @@ class RecordedCall(Relay, CallLifecycle):
         super().__init__(client, request)
         self._prepare(shared, request, admitted)
         self.own = shared.redactor.own
-        self._tail = b""
-        """The last byte of the answer while it waits for the tape."""
 
     def _write_last(self, out: bytes) -> None:
         """Write the end of the answer; hold its last byte back while the span must wait for the tape or a full
         queue."""
         recorder = self._shared.recorder
         if self.durable or recorder.full:
-            self._tail, self._waits_since = out[-1:], monotonic()
+            self._waits_since = monotonic()
             if len(out) > 1:
                 self.client.transport.write(out[:-1])
-            recorder.put(self.record, self._let_go)
+            recorder.put(self.record, partial(self._let_go, out[-1:]))
         else:
             if out:
                 self.client.transport.write(out)
             recorder.put(self.record, self._recorded)
             self.end_answer()
 
-    def _let_go(self, kept: bool) -> None:
+    def _let_go(self, tail: bytes, kept: bool) -> None:
         """Write the last byte of the answer: its span is on disk, or lost. A lost span breaks the answer off if the
         rollout's mode refuses unrecorded answers."""
         self._shared.metrics.recorder_wait_seconds += monotonic() - self._waits_since
@@ -527,8 +540,8 @@ class RecordedCall(Relay, CallLifecycle):
             # An error of the gateway's own may pass: no trainer learns from it.
             self.break_off()
             return
-        if self._tail:
-            self.client.transport.write(self._tail)
+        if tail:
+            self.client.transport.write(tail)
         self.end_answer()
 
     def _cut_off(self, status: str, reason: str) -> None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from time import monotonic
+from typing import Any, Final, Literal, NamedTuple, cast
 
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Dialect
 from penstock.gateway.wire.dialects.sse import begins_event_stream
+from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 RETRY_DELAY_S: Final = 0.1
 """Seconds after a fault until the same upstream is asked once more: most faults are over by then, and it has the
@@ -39,6 +42,10 @@ _TOO_LONG: Final = re.compile(
     re.IGNORECASE,
 )
 
+LONGEST_REFUSAL: Final = 1 << 20
+"""Most bytes of a refusal that are held."""
+_LONGEST_ANSWER: Final = 64 << 20
+"""Most bytes of an answer that are held."""
 ContentKind = Literal["nothing", "an error", "something"]
 
 
@@ -106,6 +113,90 @@ class FirstContentDetector:
                 if (found := _line_says(line)) != "nothing":
                     return found
         return "nothing"
+
+
+class AnswerWatch:
+    """Watches an answer for its first content. It holds the answer while another upstream may still give a better
+    one."""
+
+    __slots__ = ("_looked", "detector", "head", "pieces", "sent_at", "size", "spoke_at")
+
+    def __init__(self, connection: UpstreamConnection, sent_at: float) -> None:
+        """`sent_at`: when the request was written; monotonic seconds."""
+        self.sent_at = sent_at
+        self.detector: FirstContentDetector | None = FirstContentDetector(
+            connection.content_type, bool(connection.encoding)
+        )
+        """The beginning of the answer until the first content; None after it."""
+        self.spoke_at: float | None = None
+        """When the first content came; monotonic seconds."""
+        self.head = b""
+        self.pieces: list[bytes] | None = None
+        """The reads of an answer that is held; None if it is passed on."""
+        self.size = 0
+        """Bytes of the held body."""
+        self._looked = 0
+
+    def hold(self, raw: bytes) -> None:
+        """Hold one more read."""
+        if self.pieces is None:
+            self.pieces = []
+        self.pieces.append(raw)
+        self.size += len(raw)
+
+    def release(self) -> bytes:
+        """Hold the answer no longer. Returns the body bytes so far."""
+        held, self.pieces = self.pieces or [], None
+        return b"".join(held)
+
+    def classify(self, pieces: Sequence[bytes], passed_on: bool = False) -> ContentKind:
+        """Classify the payload of the answer that was not looked at yet. `passed_on`: the next read begins a new list
+        of pieces."""
+        if self.detector is None:
+            found: ContentKind = "something"
+        else:
+            found = self.detector.classify(pieces[self._looked :])
+            self.detector = self.detector if found == "nothing" else None
+            self.spoke_at = monotonic() if found == "something" else None
+        self._looked = 0 if passed_on else len(pieces)
+        return found
+
+    def waits_for_more(self, has_spare: bool, whole: bool) -> bool:
+        """True if the held answer may still be dropped. `whole`: it is held until it is complete."""
+        if self.size >= _LONGEST_ANSWER:
+            return False
+        if has_spare:
+            return self.detector is not None or whole
+        return self.detector is not None and not self.detector.format_known
+
+
+class UpstreamRefusal(NamedTuple):
+    """A complete refusal of an upstream, passed on if no upstream gives a better answer."""
+
+    pool: ConnectionPool
+    body: bytes
+    sent: list[bytes]
+    """Header lines as they were sent."""
+    connection: UpstreamConnection
+    """A copy, with the state of that moment."""
+    head: bytes
+    raw: bytes
+
+
+class Tries:
+    """The requests of one call to upstreams that have not served it."""
+
+    __slots__ = ("again", "refused", "repaired", "said")
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, str | int]] = []
+        """Upstream, time and reason of each, for the span."""
+        self.refused: UpstreamRefusal | None = None
+        """The last refusal that was not passed on."""
+        self.again = False
+        """True once an upstream that is down was asked a second time; there is no third."""
+        self.repaired = False
+        """True once an upstream was asked again after a repair."""
 
 
 def _line_says(line: bytes) -> ContentKind:

@@ -59,9 +59,11 @@ def plan(shared: ProxyContext, call: CallRequest, request: HttpRequest) -> CallP
 
 def plan_route(shared: ProxyContext, call: CallRequest, request: HttpRequest) -> CallPlan:
     """Plan a call that uses no released resource."""
-    pools, alias, route = shared.route(call, request)
-    body = call.body if alias is None else replace_model(call.body, alias, call.form)
-    return _with_features(shared, CallPlan(pools, call, body, request.headers), route)
+    pools, found = shared.route(call, request)
+    body = call.body if found.alias is None else replace_model(call.body, found.alias, call.form)
+    send = CallPlan(pools, call, body, request.headers)
+    plain = found.route is None or found.route.model in shared.plain_routes
+    return send if plain else _with_features(shared, send, found.route)
 
 
 def plan_pinned(
@@ -88,7 +90,8 @@ def _switched(
 ) -> CallPlan:
     made = shared.pins.versioned_request(call, found, pins)
     if not made.upstreams:
-        pools, alias, route = shared.route(call, request)
+        pools, choice = shared.route(call, request)
+        route, alias = choice.route, choice.alias
         body = made.body if alias is None else replace_model(made.body, alias, call.form)
     else:
         pools, route = shared.version_upstreams(made.upstreams, found.model, call, request)
@@ -105,9 +108,8 @@ def _with_features(shared: ProxyContext, send: CallPlan, route: RouteSettings | 
     if route is not None and isinstance(route.alias, dict) and not released:
         asked = send.call.model or ""
         send.aliases = {pool.name: alias_at(route, pool.name) or asked for pool in send.pools}
-    if route is not None or send.given is not None:
-        for feature in shared.middleware:
-            feature.plan(send, route)
+    for feature in shared.features(route, send.given is not None):
+        feature.plan(send, route)
     return send
 
 
@@ -140,9 +142,13 @@ class TokenCaptureMiddleware:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
+    def serves(self, route: RouteSettings | None, given: bool) -> bool:
+        """True if the route's model is trained."""
+        return route is not None and bool(route.train)
+
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Add the fields that ask for them, where they are missing."""
-        asked = add_capture_fields(send.call.dialect, send.body) if route is not None and route.train else None
+        asked = add_capture_fields(send.call.dialect, send.body)
         if asked is not None:
             send.body, send.captured, send.headers = asked.body, asked.added, accept_identity(send.headers)
             send.streams = send.streams or asked.stream
@@ -171,6 +177,10 @@ class ShadowMiddleware:
 
     def __init__(self, shadow: ShadowJob) -> None:
         self._shadow = shadow
+
+    def serves(self, route: RouteSettings | None, given: bool) -> bool:
+        """True for calls that use a released resource."""
+        return given
 
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Add the part that mirrors; the call itself does not change."""

@@ -21,7 +21,7 @@ from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.traffic.upstreams.first_content_timeout import FirstContentTimeouts
 from penstock.gateway.traffic.upstreams.health import STATES
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.traffic.upstreams.routes import RouteTable, alias_at, may_serve, rank_upstreams
+from penstock.gateway.traffic.upstreams.routes import RouteChoice, RouteTable, may_serve, rank_upstreams
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects import candidate_families
@@ -35,6 +35,10 @@ for long."""
 
 _HELD = 4
 """Bytes that running calls may hold for the recorder, as a multiple of its queue (`tape.queue_bytes`)."""
+
+
+_MODELS = 64
+"""Models whose destinations are remembered with a head."""
 
 
 class ActiveCall(Protocol):
@@ -89,7 +93,22 @@ class ProxyContext:
     strict: bool = False
     """True if the tape must have a call before it is sent and before its answer ends."""
 
+    plain_routes: frozenset[str] = field(init=False)
+    """Models of the routes whose calls need no feature."""
+    _by_model: bool = field(init=False)
+    """True if a call's destination, or the budgets that count it, may depend on its model."""
+    _features: dict[tuple[str | None, bool], Sequence[Middleware]] = field(
+        default_factory=dict[tuple[str | None, bool], Sequence[Middleware]]
+    )
+
     def __post_init__(self) -> None:
+        config = self.config
+        self._by_model = any(one.model != "*" for one in (*config.route, *config.budget))
+        self.plain_routes = frozenset(
+            route.model
+            for route in config.route
+            if route.stream == "live" and not isinstance(route.alias, dict) and not self.features(route, False)
+        )
         self.held = BufferUsage(_HELD * self.config.tape.queue_bytes)
 
     @property
@@ -114,41 +133,39 @@ class ProxyContext:
             message = f"this call cannot be recorded, and mode {mode!r} refuses calls that are not: {failing}"
             raise GatewayFault(503, "tape", message)
 
-    def route(
-        self, call: CallRequest, request: HttpRequest
-    ) -> tuple[list[ConnectionPool], str | None, RouteSettings | None]:
-        """Return (upstreams to try in turn, model name to send instead, the route that says so); raises `Refusal`."""
-        model = call.model
-        unclear = call.model_problem if model is None and self._by_model and not request.websocket else None
-        if unclear is not None:
-            raise _unclear(*unclear)
+    def route(self, call: CallRequest, request: HttpRequest) -> tuple[list[ConnectionPool], RouteChoice]:
+        """Return (upstreams to try in turn, where calls of the model go); raises `Refusal`."""
+        by_model, decided = self._by_model or bool(self.pins.catalog.models), call.decision
         # A body that names no model is still a call of a route that takes all of them.
-        model = "" if model is None and call.dialect.generates else model
-        route = self.routes.find(model) if self.routes else None
-        call.families = of = candidate_families(call.dialect, call.path, request.headers)
-        pools = [] if route is None else self.routes.candidates(route, of, call.dialect)
-        if route is None or (not pools and call.direct_pool is not None):
-            pool = call.direct_pool or self.routes.owner(of, call.dialect, call.path, request.headers)
-            return [pool], None, None
-        if not pools:
-            self.routes.refuse(of, call.path, route)
-        call.routed, alias = True, alias_at(route, pools[0].name)
-        if route.shares:
+        model = call.model if by_model or not call.dialect.generates else None
+        if model is None and by_model and not request.websocket and (unclear := call.model_problem) is not None:
+            raise _unclear(*unclear)
+        found = None if decided is None else decided.routes.get(model)
+        if found is None:
+            named = "" if model is None and call.dialect.generates else model
+            found = self.routes.choose(named, call.dialect, call.path, request.headers, call.direct_pool)
+            if decided is not None and len(decided.routes) < _MODELS:
+                decided.routes[model] = found
+        call.families, call.routed = found.families, found.route is not None
+        pools, route = [*found.pools], found.route
+        if route is not None and route.shares:
             pools = rank_upstreams(pools, route.shares, call.address.rollout)
-        return pools, alias, route
+        return pools, found
 
-    @property
-    def _by_model(self) -> bool:
-        """True if a call's destination, or the budgets that count it, may depend on its model."""
-        config = self.config
-        told = any(one.model != "*" for one in (*config.route, *config.budget))
-        return told or bool(self.pins.catalog.models)
+    def features(self, route: RouteSettings | None, given: bool) -> Sequence[Middleware]:
+        """Return the features of calls of a route; `given`: of those that use a released resource."""
+        key = None if route is None else route.model, given
+        found = self._features.get(key)
+        if found is None:
+            found = self._features[key] = [one for one in self.middleware if one.serves(route, given)]
+        return found
 
     def begin(self, call: ActiveCall) -> None:
         """Count a call among the running ones until its end."""
         if not self.running:
             self.wake()
         self.running[call] = None
+        self.metrics.inflight_calls += 1
 
     def end_durably(self) -> None:
         """From now on let no answer end before the tape has its call."""

@@ -9,20 +9,9 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.gateway.model.facts import is_rehearsal
-from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.plan import plan_route, prompt_named
-from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer
-from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.request import HttpRequest
-
-
-def make_call(shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest) -> HttpCall:
-    """Return the call for a request: a `RehearsedCall` for a rollout in rehearsal."""
-    kind = RehearsedCall if shared.pins.catalog.rehearses and is_rehearsal(admitted.address.rollout) else HttpCall
-    return kind(shared, client, request, admitted)
 
 
 class RehearsedCall(HttpCall):

@@ -39,9 +39,15 @@ class SystemFoldingMiddleware:
     def __init__(self) -> None:
         self._known: FoldedModels = set()
 
+    def serves(self, route: RouteSettings | None, given: bool) -> bool:
+        """True if the route says so, or is one of a model of ours and says nothing."""
+        if route is None or route.fold_system is not None:
+            return route is not None and bool(route.fold_system)
+        return bool(route.train or route.translates)
+
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Fold at once if the template is known to need it; else add the part that folds after a refusal."""
-        if route is None or send.call.dialect.name != "chat" or not _may_fold(route):
+        if route is None or send.call.dialect.name != "chat":
             return
         key = send.pools[0].name, route.model
         if route.fold_system or key in self._known:
@@ -75,10 +81,6 @@ class SystemFoldingFilter(CallFilter):
         """Remember that this template needs folded messages."""
         if self._tried:
             self._known.add(self._key)
-
-
-def _may_fold(route: RouteSettings) -> bool:
-    return bool(route.train or route.translates) if route.fold_system is None else route.fold_system
 
 
 def _folding(convert: Callable[[bytes], bytes] | None) -> Callable[[bytes], bytes]:

@@ -82,7 +82,7 @@ class UpstreamHealth:
 
     def call_assigned(self, now: float) -> None:
         """Called when a call is given to it."""
-        if self.state(now) == "probing":
+        if self._rests and now >= self._until:
             self._probe_until = now + PROBE_S
 
     def call_left(self, since: float) -> None:
@@ -160,7 +160,8 @@ def take_next(upstreams: list[T], now: float) -> T:
             first = at
             break
     taken = upstreams.pop(first or 0)
-    taken.health.call_assigned(now)
+    if taken.health.why:
+        taken.health.call_assigned(now)
     return taken
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final, NoReturn, Protocol, TypeVar
+from typing import Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
@@ -34,6 +34,19 @@ def may_serve(
         return True
     own = (pool.keys is not None and pool.keys.shared) or (route is not None and route.translates)
     return own and not dialect.unknown and any(family.name in pool.config.family.also for family in families)
+
+
+class RouteChoice(NamedTuple):
+    """Where calls of a model go."""
+
+    pools: Sequence[ConnectionPool]
+    """Upstreams to try in turn."""
+    alias: str | None
+    """Model name to send instead; None for the requested one."""
+    route: RouteSettings | None
+    """The route that says so; None if no route does."""
+    families: tuple[Family, ...]
+    """API families that the call may belong to."""
 
 
 class RouteTable:
@@ -79,16 +92,25 @@ class RouteTable:
             self._along[route.model, dialect.name, families] = found
         return found.copy()
 
+    def choose(
+        self, model: str | None, dialect: Dialect, path: str, headers: Headers, direct: ConnectionPool | None = None
+    ) -> RouteChoice:
+        """Return where a call goes; raises `ClientFault`. `direct`: the host that its agent has called."""
+        route, of = self.find(model) if self._routes else None, candidate_families(dialect, path, headers)
+        pools = [] if route is None else self.candidates(route, of, dialect)
+        if route is None or (not pools and direct is not None):
+            return RouteChoice([direct or self.owner(of, dialect, path, headers)], None, None, of)
+        if not pools:
+            self.refuse(of, path, route)
+        return RouteChoice(pools, alias_at(route, pools[0].name), route, of)
+
     def first(
         self, model: str | None, dialect: Dialect, path: str, headers: Headers
     ) -> tuple[ConnectionPool, str | None]:
         """Return (the upstream of one of the gateway's own requests, the model name to send instead); raises
         `ClientFault`."""
-        route, families = self.find(model), candidate_families(dialect, path, headers)
-        if route is None:
-            return self.owner(families, dialect, path, headers), None
-        pools = self.candidates(route, families, dialect) or self.refuse(families, path, route)
-        return pools[0], alias_at(route, pools[0].name)
+        found = self.choose(model, dialect, path, headers)
+        return found.pools[0], found.alias
 
     def owner(self, families: tuple[Family, ...], dialect: Dialect, path: str, headers: Headers) -> ConnectionPool:
         """Return the upstream of a call without a route: one of its family. If the call may be of several families, or

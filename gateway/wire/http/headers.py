@@ -95,6 +95,8 @@ class RequestHeads:
         `session`: name of the header that carries the rollout id. `keys`: which agents' keys the upstream may be sent;
         None for all. `serves`: the families whose calls the upstream takes."""
         self._session = None if session is None else session.encode("ascii")
+        self.by_rollout = session is not None
+        """True if heads differ from rollout to rollout."""
         self._start = [b"Host", b": ", host, b"\r\n"]
         self._credential = credential
         self._own_keys = tuple(key.encode() for key in own_keys)
@@ -211,6 +213,36 @@ class RequestHeads:
                 else:
                     left.append(name)
         return path + (b"?" + b"&".join(kept) if kept else b"")
+
+
+class KnownUpstreamHead:
+    """The head that goes to one upstream for a head that an agent sends again and again."""
+
+    __slots__ = ("_begin", "_left", "_length", "_parts", "_places")
+
+    def __init__(self, head: bytes, parts: list[bytes], left: list[bytes], request: HttpRequest) -> None:
+        """`head`, `parts`, `left`: as `RequestHeads.compose` made them for the request."""
+        self._begin = head[: head.index(b"\r\n") + 2]
+        self._parts, self._left = parts.copy(), left
+        self._length: int | None = None
+        self._places: list[tuple[int, int]] = []
+        """(index in the head's pieces, index of the header in the request) of each value that may differ."""
+        names = parts[::4]
+        for at in () if request.head is None else request.head.places:
+            low, name, _ = request.headers[at]
+            if name in names:
+                self._places.append((4 * names.index(name) + 2, at))
+                if low == b"content-length":
+                    self._length = self._places[-1][0]
+
+    def compose(self, headers: Headers, length: int | None) -> tuple[bytes, list[bytes], list[bytes]]:
+        """As `RequestHeads.compose`."""
+        parts = self._parts.copy()
+        for place, at in self._places:
+            parts[place] = headers[at][2]
+        if length is not None and self._length is not None:
+            parts[self._length] = b"%d" % length
+        return b"%b%b\r\n" % (self._begin, b"".join(parts)), parts, self._left
 
 
 def chunk(piece: bytes) -> bytes:

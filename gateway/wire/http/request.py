@@ -114,8 +114,9 @@ class HttpRequest:
         "websocket",
     )
 
-    def __init__(self, head: RequestHead | None = None, values: Sequence[bytes] = ()) -> None:
-        """`head`: the one that it has in common with earlier requests, with these values of the headers that differ."""
+    def __init__(self, head: RequestHead | None = None, values: Sequence[bytes] = (), body: bytes = b"") -> None:
+        """`head`: the one that it has in common with earlier requests, with these values of the headers that differ.
+        `body`: the beginning of its payload."""
         self.head = head
         self.method = ""
         self.target = b""
@@ -133,7 +134,7 @@ class HttpRequest:
         """True if the request asks for another protocol, and `websocket` if that is a WebSocket."""
         self.length = 0
         """The value of Content-Length."""
-        self.size = 0
+        self.size = len(body)
         """Payload bytes received."""
         self.chunks: list[int] = []
         """The offsets at which the client's chunks ended; at most `_CHUNKS` of them."""
@@ -143,7 +144,7 @@ class HttpRequest:
         """`started` on the clock of the tape, in nanoseconds."""
         self.refusal: Refusal | None = None
         """The reason why it cannot be served; None if it can."""
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes] = [body] if body else []
         self._gathered = bytearray()
 
     def add(self, piece: bytes) -> None:

@@ -29,7 +29,7 @@ _VOLATILE: Final = (
 """Headers whose values differ from one request of a client to the next. They decide nothing but the length."""
 _VALUE: Final = re.compile(rb"(\r\n(?i:" + b"|".join(_VOLATILE) + rb"):[ ]?)([0-9A-Fa-f][0-9A-Fa-f-]{0,126})(?=\r\n)")
 """Their usual values: numbers and ids of hexadecimal digits, which no key is made of."""
-_LONGEST_HEAD, _MOST_BYTES, _DIGITS = 8 << 10, 4 << 20, 12
+_LONGEST_HEAD, _MOST_BYTES, _DIGITS = 8 << 10, 1 << 20, 12
 
 
 class FoundHead(NamedTuple):
@@ -140,8 +140,8 @@ class RequestReader:
                 self._refuse(400, "too much came before another protocol was agreed to", "request")
             return
         if self._missing and self._request is not None:
-            data = self._add_body(self._request, data, 0)
-        while self._request is None and not self.over:
+            data = self._add_body(self._request, data)
+        while data and self._request is None and not self.over:
             self._found = found = self._heads.find(data)
             if found is None or found.known is None or found.length > self._request_bytes:
                 break
@@ -171,22 +171,25 @@ class RequestReader:
 
     def _begin_known(self, head: RequestHead, found: FoundHead, data: bytes) -> bytes:
         """Begin a request whose head was parsed before. Returns the bytes behind the request."""
-        self._request = request = HttpRequest(head, found.values)
+        start, end = found.end, found.end + found.length
+        self._request = request = HttpRequest(head, found.values, data[start:end])
         request.started = now = monotonic()
         request.started_ns, request.length = self._epoch_ns + int(now * 1e9), found.length
-        self._missing = found.length
-        return self._add_body(request, data, found.end)
-
-    def _add_body(self, request: HttpRequest, data: bytes, start: int) -> bytes:
-        """Add the bytes from `start` on to a body of a known length. Returns the bytes behind the request."""
-        end = start + self._missing
-        if piece := data[start:end]:
-            request.add(piece)
-        self._missing -= len(piece)
+        self._missing = found.length - request.size
         if not self._missing and not (self.requests and self._is_crowded(request)):
             self._request = None
             self.requests.append(request)
         return data[end:]
+
+    def _add_body(self, request: HttpRequest, data: bytes) -> bytes:
+        """Add bytes to a body of a known length. Returns the bytes behind the request."""
+        missing = self._missing
+        request.add(data[:missing])
+        self._missing = max(0, missing - len(data))
+        if not self._missing and not (self.requests and self._is_crowded(request)):
+            self._request = None
+            self.requests.append(request)
+        return data[missing:]
 
     def _parse(self, data: bytes) -> None:
         try:

@@ -60,9 +60,13 @@ class ExactMiddleware:
     def __init__(self, exact: ExactSessionStore) -> None:
         self._exact = exact
 
+    def serves(self, route: RouteSettings | None, given: bool) -> bool:
+        """True if the route trains on exact token ids."""
+        return route is not None and route.train == "exact"
+
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Add the part that decides how the call goes; it does so while connecting, because that needs the engine."""
-        if route is not None and route.train == "exact" and send.call.dialect.name == "chat":
+        if send.call.dialect.name == "chat":
             send.filters.append(ExactFilter(self._exact))
 
 

@@ -171,9 +171,13 @@ class TranslationMiddleware:
         """`translator`: None if the extra is missing; `own`: the gateway's keys."""
         self._translator, self._own = translator, own
 
+    def serves(self, route: RouteSettings | None, given: bool) -> bool:
+        """True if the route translates."""
+        return route is not None and route.translates
+
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
-        """Translate a call if its route says so."""
-        if route is None or not route.translates or send.call.dialect.name not in DIALECTS:
+        """Translate a call of another dialect."""
+        if route is None or send.call.dialect.name not in DIALECTS:
             return
         if self._translator is None:
             raise unavailable(route.model)

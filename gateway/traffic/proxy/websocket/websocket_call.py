@@ -71,7 +71,6 @@ class WebSocketCall(CallLifecycle):
     def start(self) -> None:
         """Send it as soon as it may pass."""
         self._shared.begin(self)
-        self._shared.metrics.inflight_calls += 1
         self._do("begun", self._begin)
         self._overhead = monotonic() - self.request.started
 
@@ -121,7 +120,6 @@ class WebSocketCall(CallLifecycle):
     def adopt(self) -> None:
         """Count a response that no request asked for; it has begun already, so nothing can hold it back."""
         self._shared.begin(self)
-        self._shared.metrics.inflight_calls += 1
         self._mark(UNATTRIBUTED)
         if self._shared.budgets is not None:
             # There is no request to read, and one answer, which reports its usage.

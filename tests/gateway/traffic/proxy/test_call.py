@@ -454,7 +454,7 @@ async def test_calls_that_follow_each_other_put_no_tick_off(within: Within, monk
 
 BUGS = {
     "admission": (Admission, "admit", 500, 0),
-    "begin": (HttpCall, "send", 500, 1),
+    "begin": (HttpCall, "on_connected", 500, 1),
     "answer": (HttpCall, "begin_answer", 502, 1),
 }
 

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import anthropic
@@ -27,9 +26,6 @@ from hypothesis import strategies as st
 
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.facts import LEFT_OUT
-from penstock.gateway.traffic.calls.address import CallAddress
-from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.wire.dialects import FAMILIES as FAMILIES_BY_NAME
@@ -185,14 +181,13 @@ def sent(routes: RouteTable, call: Drawn) -> tuple[list[tuple[ConnectionPool, by
     asked.method, asked.target = "POST", call.target.encode()
     asked.headers = [(name.lower().encode(), name.encode(), value.encode()) for name, value in call.headers]
     path = call.target.partition("?")[0]
-    admitted = CallRequest(CallAddress("r1"), find("POST", path), call.target, b'{"model":"m"}')
-    pools, _, _ = ProxyContext.route(cast(Any, SimpleNamespace(routes=routes)), admitted, asked)
+    found = routes.choose("m", find("POST", path), call.target, asked.headers)
     made: list[tuple[ConnectionPool, bytes]] = []
-    for pool in pools:
-        head, _, left = pool.heads.compose(asked, call.target.encode(), None, None, admitted.families)
-        if admitted.routed or not left:
+    for pool in found.pools:
+        head, _, left = pool.heads.compose(asked, call.target.encode(), None, None, found.families)
+        if found.route is not None or not left:
             made.append((pool, head))
-    return made, admitted.routed
+    return made, found.route is not None
 
 
 @settings(max_examples=1000)

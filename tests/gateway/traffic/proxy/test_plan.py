@@ -74,16 +74,18 @@ class Planted:
     def __init__(self) -> None:
         self.part = Counting()
 
+    def serves(self, route: RouteSettings | None, given: bool) -> bool:
+        return route is not None
+
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
-        if route is not None:
-            send.body = send.body.replace(b"hi", b"HI")
-            send.filters.append(self.part)
+        send.body = send.body.replace(b"hi", b"HI")
+        send.filters.append(self.part)
 
 
-async def test_a_feature_plugs_in_at_one_place(within: Within) -> None:
+async def test_a_feature_plugs_in_at_one_place(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = Planted()
+    monkeypatch.setattr("penstock.gateway.app.build_middleware", lambda *_: (planted,))
     async with within(route=[{"model": "small", "upstream": "up"}]) as made:
-        made.gateway.proxy.middleware = (planted,)
         _, seen = await made.passes(made.call(BODY))
         assert b'"content":"HI"' in body_of(seen)
         assert (await made.span()).attributes == {"planted": "yes"}
