@@ -23,7 +23,7 @@ from penstock.gateway.model.facts import TRIES
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.traffic.proxy import call, failover_policy
 from penstock.gateway.traffic.proxy.call import HttpCall
-from penstock.gateway.traffic.proxy.failover_policy import FirstContentDetector
+from penstock.gateway.traffic.proxy.failover_policy import AnswerWatch, FirstContentDetector
 from penstock.gateway.traffic.upstreams import first_content_timeout, health, pool
 
 OK = reply(200, b'{"fine":1}')
@@ -323,10 +323,10 @@ HEARD = chunk(b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"d
 WHOLE = {"stream": "whole"}
 
 
-def running(it: Pair) -> HttpCall:
-    (found,) = it.rig.gateway.proxy.running
-    assert isinstance(found, HttpCall)
-    return found
+def watched(it: Pair) -> AnswerWatch | None:
+    """The watch on the answer of the only call."""
+    calls = list(it.rig.gateway.proxy.running)
+    return calls[0]._watch if calls and isinstance(calls[0], HttpCall) else None
 
 
 async def test_a_refusal_that_ended_by_closing_ends_at_its_client(two: Two) -> None:
@@ -360,23 +360,26 @@ async def test_a_role_that_comes_at_once_is_not_what_is_waited_for(two: Two) -> 
     async with two([request(), close()], second) as it:
         it.client.send(it.rig.call(STREAM))
         assert await it.client.until(HEARD) == events_head() + HEARD
-        heard, call = monotonic(), running(it)
+        heard, watch = monotonic(), watched(it)
         it.spare.go("thought")
         assert await it.client.until(LAST) == EVENT + LAST
         (took,) = it.rig.gateway.proxy.first_content_timeouts._took["m"]
-        assert took >= heard - call._sent_at
+        assert watch is not None
+        assert took >= heard - watch.sent_at
 
 
 async def test_the_end_of_an_answer_that_had_to_be_whole_is_not_what_is_waited_for(two: Two) -> None:
     first = [request(), send(events_head() + EVENT), wait("made"), send(LAST)]
     async with two(first, [request()], route=WHOLE) as it:
         it.client.send(it.rig.call(STREAM))
-        await until(lambda: any(getattr(one, "_spoke_at", None) for one in it.rig.gateway.proxy.running))
-        call, spoke = running(it), monotonic()
+        await until(lambda: (found := watched(it)) is not None and found.spoke_at is not None)
+        watch = watched(it)
+        assert watch is not None
+        spoke = monotonic()
         it.up.go("made")
         assert await it.client.until(LAST) == EVENTS
         (took,) = it.rig.gateway.proxy.first_content_timeouts._took["m"]
-        assert took <= spoke - call._sent_at
+        assert took <= spoke - watch.sent_at
 
 
 async def test_a_client_that_leaves_lets_another_call_show_how_an_upstream_is(two: Two) -> None:

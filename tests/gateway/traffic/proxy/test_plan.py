@@ -84,7 +84,11 @@ class Planted:
 
 async def test_a_feature_plugs_in_at_one_place(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = Planted()
-    monkeypatch.setattr("penstock.gateway.app.build_middleware", lambda *_: (planted,))
+
+    def build(*_: object) -> tuple[Planted]:
+        return (planted,)
+
+    monkeypatch.setattr("penstock.gateway.app.build_middleware", build)
     async with within(route=[{"model": "small", "upstream": "up"}]) as made:
         _, seen = await made.passes(made.call(BODY))
         assert b'"content":"HI"' in body_of(seen)
