@@ -212,11 +212,12 @@ with socket.socket(socket.AF_UNIX) as door:
     told = json.dumps({{"arguments": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}).encode()
     socket.send_fds(door, [len(told).to_bytes(4)], [0, 1, 2])
     door.sendall(told)
-    pid = int.from_bytes(door.recv(4, socket.MSG_WAITALL))
+    said, (status,), _, _ = socket.recv_fds(door, 4, 1)
+    pid = int.from_bytes(said)
     for number in signals:
         signal.signal(number, lambda number, _: os.kill(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    code = os.waitstatus_to_exitcode(int.from_bytes(door.recv(4, socket.MSG_WAITALL)))
+    code = os.waitstatus_to_exitcode(int.from_bytes(os.read(status, 4)))
 sys.exit(code if code >= 0 else 128 - code)
 """
 """A `penstock` for shells: it has the command started behind a door, passes signals on, and ends as that ends."""
@@ -237,15 +238,17 @@ def door(path: Path) -> Generator[str]:
 
 
 def _knocked(listening: socket.socket) -> None:
-    """How the command ends is written to whoever knocked."""
+    """Whoever knocked gets the pid, and the pipe to which is written how the command ends: that may be at once."""
     knocker, _ = listening.accept()
     with knocker:
         head, fds, _, _ = socket.recv_fds(knocker, 4, 3)
         told = json.loads(knocker.recv(int.from_bytes(head), socket.MSG_WAITALL))
         server = _server(told["env"], at_once=True)
         assert server is not None
-        knocker.sendall(server.start(told, [*fds, knocker.fileno()]).to_bytes(4))
-        for fd in fds:
+        status, their_status = os.pipe()
+        pid = server.start(told, [*fds, their_status])
+        _ = socket.send_fds(knocker, [pid.to_bytes(4)], [status])
+        for fd in (*fds, status, their_status):
             os.close(fd)
 
 

@@ -51,7 +51,9 @@ async def test_agents_that_cannot_work_stop_all_actors(nodes: Nodes, client: Cli
     assert [one.tries for one in found] == [0] * len(names)
     made = [attempt.status for one in found for attempt in one.attempts]
     assert EQUAL <= len(made) < len(names)
-    assert set(made) == {AttemptStatus.ENVIRONMENT}
+    # An agent that is at work when the run gives up is stopped.
+    assert made.count(AttemptStatus.CANCELLED) <= 2
+    assert set(made) - {AttemptStatus.CANCELLED} == {AttemptStatus.ENVIRONMENT}
 
 
 async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
