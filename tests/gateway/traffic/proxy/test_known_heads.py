@@ -1,0 +1,95 @@
+"""What was decided for a head that comes again: calls go as they would without that memory."""
+
+from __future__ import annotations
+
+import re
+import time
+from random import Random
+
+import pytest
+from fakes.odd import request, send
+from fakes.raw import get, post
+from fakes.rig import CHAT, GOOD, Inside, Within
+from fakes.waiting import until
+
+from penstock.gateway.wire.http.request_parser import KnownHeads
+
+PATHS = (
+    "/rollout/r{}/attempt/a1/v1/chat/completions", "/rollout/r{}/v1/messages", "/v1/chat/completions?x={}",
+    "/rollout/r{}/agent/one/v1/embeddings", "/rollout/r{}/attempt/.{}/v1/chat/completions", "/rollout/r{}/v1/models",
+    "/rollout/r{}/attempt/a1/rewards", "/api/nothing", "/", "/rollout/r{}/v1/x", "/v1/../{}", "/sleep?{}",
+)  # fmt: skip
+HEADERS = (
+    ("Authorization", "Bearer sk-mine"), ("x-api-key", "sk-ant-{}"), ("X-Stainless-Retry-Count", "{}"),
+    ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920333{}-01"), ("x-request-id", "sk-ant-api03-{}"),
+    ("baggage", "penstock.agent_id=a{}"), ("x-session-id", "s{}"), ("Accept-Encoding", "gzip"), ("origin", "http://{}"),
+    ("x-penstock-token", "pst_{}"), ("Connection", "x-a, keep-alive"), ("X-A", "{}"),
+    ("anthropic-version", "2023-06-01"), ("content-encoding", "identity"), ("Expect", "100-continue"),
+    ("x-request-id", "abc{}"),
+)  # fmt: skip
+BODIES = (b'{"model":"m","messages":[]}', b'{"model":"other"}', b"{}", b"", b'{"model":1}')
+N_HEADS, N_CALLS = 60, 240
+
+
+def drawn(seed: int) -> list[bytes]:
+    """Requests of which many have the same head, or nearly."""
+    chance, heads, made = Random(seed), list[tuple[str, list[tuple[str, str]], str]](), list[bytes]()
+    for _ in range(N_HEADS):
+        path = chance.choice(PATHS[:3] if chance.random() < 0.5 else PATHS).format(chance.randrange(3), 1)
+        headers = chance.sample(HEADERS, chance.randrange(5))
+        heads.append((path, headers, chance.choice(["127.0.0.1", "127.0.0.1", "evil.test"])))
+    for _ in range(N_CALLS):
+        path, headers, host = chance.choice(heads)
+        own = [(name, value.format(chance.randrange(3))) for name, value in headers]
+        asked = get(path, own, host) if chance.random() < 0.1 else post(path, chance.choice(BODIES), own, host)
+        made.append(asked)
+    return made
+
+
+def forget(*_: object) -> None:
+    """Stands for `KnownHeads.add`: no head is known."""
+
+
+async def played(rig: Inside, requests: list[bytes]) -> tuple[list[bytes], list[list[bytes]]]:
+    """What clients and the upstream are sent."""
+    answers: list[bytes] = []
+    scripts = [[step for _ in requests for step in (request(), send(GOOD))] for _ in range(4)]
+    async with rig.upstream(*scripts) as upstream:
+        for one in requests:
+            async with rig.client() as client:
+                client.send(one)
+                answers.append(re.sub(rb"Date: .*", b"", await client.message()))
+        await until(lambda: not rig.gateway.proxy.running)
+        return answers, [connection.requests for connection in upstream.connections]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_the_same_bytes_go_out_with_and_without(
+    within: Within, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    routes = [{"model": "m", "upstream": "up", "alias": "theirs"}, {"model": "*", "upstream": ["up", "anthropic-up"]}]
+    async with within(route=routes) as rig:
+        requests = drawn(seed)
+        with monkeypatch.context() as without:
+            without.setattr(KnownHeads, "add", forget)
+            expected = await played(rig, requests)
+        for _ in range(2):
+            answers, sent = await played(rig, requests)
+            for asked, answer, wanted in zip(requests, answers, expected[0], strict=True):
+                assert answer == wanted, asked
+            assert sent == expected[1]
+        assert len({answer.split(b" ")[1] for answer in expected[0]}) > 2
+
+
+async def test_a_token_that_expires_stops_the_very_next_call(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with within() as rig:
+        now = time.time()
+        token = rig.gateway.auth.mint("r1", 60, now)
+        call = post(CHAT, b'{"model":"m"}', [("Authorization", f"Bearer {token}")])
+        async with rig.upstream([request(), send(GOOD), request(), send(GOOD)]), rig.client() as client:
+            for _ in range(2):
+                client.send(call)
+                assert await client.message() == GOOD
+            monkeypatch.setattr("penstock.gateway.traffic.calls.admission.time.time", lambda: now + 61)
+            client.send(call)
+            assert b"expired" in await client.message()
