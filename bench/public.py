@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 
 from bench import corpus, measure, programs, report
-from bench.__main__ import choose, machine, rest, say, start_all
+from bench.__main__ import choose, machine, rest, say, start_all, tape_note
 from bench.cases import Case, Target
 from bench.corpus import Material
 from bench.peers import BUILD, FORMER_FILES, HERE, PEERS
@@ -98,7 +98,8 @@ def run(options: argparse.Namespace) -> report.Results:
         climbs = measure.Rounds(replace(bench, calls=0), gateways, say)
         done = climbs.run(CLIMB, options.rounds, began + LIMIT)
         rested = rest(gateways)
-    notes += [f"{done} climbs, {time.monotonic() - began:.0f} s"]
+        notes += [f"{done} climbs, {time.monotonic() - began:.0f} s"]
+        notes += [note for gateway in gateways for note in tape_note(gateway)]
     versions = {peer.name: peer.version for peer in peers}
     cells = pings.cells | climbs.cells
     return report.Results([PING, *CLIMB], cells, idle, [machine(cores), *notes], versions, rested)
