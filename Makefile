@@ -240,6 +240,7 @@ measure: install ## Print how much there is to read, and how many function calls
 
 bench: install ## Measure side by side with bare aiohttp, LiteLLM, Portkey, smg; fastmcp, mcp-proxy for MCP; mitmproxy for the sidecar
 	$(BIN)/python -m bench --install
+	$(BIN)/python -m bench.public --install
 	$(BIN)/python -m bench.mcp --install
 	$(BIN)/python -m bench.sidecar --install
 

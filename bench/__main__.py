@@ -24,6 +24,7 @@ STARTS = 3
 SLOW_START = 2.0
 """A peer that takes longer than these seconds to start is started only once."""
 IDLE_SECONDS = 1.0
+REST_SECONDS = 60.0
 LIMIT, QUICK_LIMIT = 350.0, 70.0
 """Seconds a run may take: no round begins that would not end in time, cells are repeated in the first quarter only."""
 QUICK_SCALE = 0.35
@@ -47,16 +48,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def choose(options: argparse.Namespace, notes: list[str]) -> list[Peer]:
-    """Return the peers that take part; note those that cannot."""
-    wanted = QUICK_PEERS if options.quick else [peer.name for peer in PEERS]
-    if options.peers and options.peers != "all":
-        wanted = ["bare", *options.peers.split(",")]
-    known = {peer.name for peer in PEERS} | {"direct"}
-    if unknown := sorted(set(wanted) - known):
-        sys.exit(f"no such peer: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+def choose(every: list[Peer], usual: list[str], options: argparse.Namespace, notes: list[str]) -> list[Peer]:
+    """Return the peers that take part, `usual` if none are named; note those that cannot."""
+    known = [peer.name for peer in every]
+    wanted = known if options.peers == "all" else ["bare", *options.peers.split(",")] if options.peers else usual
+    if unknown := sorted({*wanted} - {*known, "direct"}):
+        sys.exit(f"no such peer: {', '.join(unknown)}; there are {', '.join(known)}")
     asked = bool(options.install or options.peers)
-    return [peer for peer in PEERS if peer.name in wanted and present(peer, asked, notes)]
+    return [peer for peer in every if peer.name in wanted and present(peer, asked, notes)]
 
 
 def present(peer: Peer, install: bool, notes: list[str]) -> bool:
@@ -113,6 +112,20 @@ def start_all(
     return gateways, idle
 
 
+def rest(gateways: list[Gateway]) -> dict[str, report.Rest]:
+    """Call nobody for a minute; return what each peer holds before and after it."""
+    say("a minute of rest")
+    loaded = [procfs.memory(gateway.pid) for gateway in gateways]
+    time.sleep(REST_SECONDS / 2)
+    spent = [procfs.cpu_seconds(gateway.pid) for gateway in gateways]
+    time.sleep(REST_SECONDS / 2)
+    found: dict[str, report.Rest] = {}
+    for gateway, memory, before in zip(gateways, loaded, spent, strict=True):
+        share = (procfs.cpu_seconds(gateway.pid) - before) / (REST_SECONDS / 2)
+        found[gateway.peer.name] = report.Rest(memory, procfs.memory(gateway.pid), share * 1000)
+    return found
+
+
 def tape_note(gateway: Gateway) -> list[str]:
     """Return a note on the bytes that recording took on disk; empty for a peer that does not record."""
     recorded = gateway.recorded()
@@ -138,7 +151,8 @@ def say(what: str) -> None:
 def run(options: argparse.Namespace) -> report.Results:
     """Do everything between the command line and the table."""
     notes: list[str] = []
-    cores, peers = Cores.choose(), choose(options, notes)
+    usual = QUICK_PEERS if options.quick else [peer.name for peer in PEERS]
+    cores, peers = Cores.choose(), choose(PEERS, usual, options, notes)
     began = time.monotonic()
     os.sched_setaffinity(0, {cores.load})
     programs.build()
@@ -153,10 +167,11 @@ def run(options: argparse.Namespace) -> report.Results:
             bench.warm_up(gateway, CASES[0])
         rounds = measure.Rounds(bench, gateways, say)
         done = rounds.run(cases, options.rounds, began + limit)
+        rested = {} if options.quick else rest(gateways)
         notes.append(f"{done} rounds, {time.monotonic() - began:.0f} s")
         notes += [note for gateway in gateways for note in tape_note(gateway)]
     versions = {peer.name: peer.version for peer in peers}
-    return report.Results(cases, rounds.cells, idle, [machine(cores), *notes], versions)
+    return report.Results(cases, rounds.cells, idle, [machine(cores), *notes], versions, rested)
 
 
 def main() -> None:

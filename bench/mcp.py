@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import corpus, measure, programs, report
-from bench.__main__ import machine, present, say, start_all, tape_note
+from bench.__main__ import choose, machine, say, start_all, tape_note
 from bench.cases import Case, Target
 from bench.corpus import Material
 from bench.mcp_peers import PEERS
 from bench.mcp_upstream import HANDSHAKE, STATELESS
-from bench.peers import BUILD, HERE, Peer
+from bench.peers import BUILD, HERE
 from bench.programs import Cores, Gateway, Mock, pin
 
 OUT = HERE / "out" / "mcp.json"
@@ -183,20 +183,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def choose(options: argparse.Namespace, notes: list[str]) -> list[Peer]:
-    """Return the peers that take part; note those that cannot."""
-    known = [peer.name for peer in PEERS]
-    wanted = known if options.peers in (None, "all") else ["bare", *options.peers.split(",")]
-    if unknown := sorted(set(wanted) - set(known)):
-        sys.exit(f"no such peer: {', '.join(unknown)}; there are {', '.join(known)}")
-    asked = bool(options.install or options.peers)
-    return [peer for peer in PEERS if peer.name in wanted and present(peer, asked, notes)]
-
-
 def run(options: argparse.Namespace) -> report.Results:
     """Do everything between the command line and the table."""
     notes: list[str] = []
-    cores, peers = Cores.choose(), choose(options, notes)
+    cores, peers = Cores.choose(), choose(PEERS, [peer.name for peer in PEERS], options, notes)
     began = time.monotonic()
     os.sched_setaffinity(0, {cores.load})
     programs.build()

@@ -138,13 +138,14 @@ http {{
 """
 
 PENSTOCK = """\
-[index]
-when = "{index}"
-
 [[upstream]]
 name = "mock"
 base_url = "http://127.0.0.1:{upstream}/v1"
 dialect = "openai"
+"""
+INDEX = """
+[index]
+when = "{index}"
 """
 
 GUARDED = """
@@ -202,11 +203,16 @@ def penstock_program() -> Path:
 
 def penstock(start: Start, index: str = "never", more: str = "", workers: int = 1) -> list[str]:
     """Return Penstock's command: recording on and durable, which is the default."""
+    settings = (PENSTOCK + INDEX + more).format(upstream=start.upstream, index=index)
+    command = [str(penstock_program()), *serve(start, settings)]
+    return command if workers == 1 else [*command, "--workers", str(workers)]
+
+
+def serve(start: Start, settings: str) -> list[str]:
+    """Return the arguments of Penstock's command, after writing its settings."""
     file = start.scratch / "penstock.toml"
-    file.write_text((PENSTOCK + more).format(upstream=start.upstream, index=index))
-    serve = [str(penstock_program()), "serve", "--config", str(file)]
-    serve += ["--data", str(start.scratch / "data"), "--port", str(start.port)]
-    return serve if workers == 1 else [*serve, "--workers", str(workers)]
+    file.write_text(settings)
+    return ["serve", "--config", str(file), "--data", str(start.scratch / "data"), "--port", str(start.port)]
 
 
 def litellm(start: Start, folder: str = "litellm", *more: str) -> list[str]:
@@ -341,6 +347,38 @@ PEERS = [
         install=install_portkey,
     ),
 ]
+
+# Penstock at an earlier commit, with its defaults and in this environment's packages.
+
+FORMER = "5bb4517"
+FORMER_FILES = BUILD / f"penstock-{FORMER}"
+
+
+def install_former() -> None:
+    """Check the commit out of this repository's history; raise RuntimeError in a clone that does not have it."""
+    try:
+        sh("git", "cat-file", "-e", f"{FORMER}^{{commit}}", cwd=HERE)
+    except RuntimeError:
+        raise RuntimeError("this clone does not have the commit: git fetch --unshallow gets it") from None
+    sh("git", "worktree", "add", "--force", "--detach", FORMER_FILES, FORMER, cwd=HERE)
+
+
+def former(start: Start) -> list[str]:
+    """Return the command of the earlier Penstock: recording on and durable, without the index that came later."""
+    return [sys.executable, "-m", "gateway", *serve(start, PENSTOCK.format(upstream=start.upstream))]
+
+
+PEERS.append(
+    Peer(
+        FORMER_FILES.name,
+        former,
+        path="/rollout/{r}/attempt/a1/v1/chat/completions",
+        environment={"PYTHONPATH": str(FORMER_FILES), "PYTHONSAFEPATH": "1"},
+        installed=(FORMER_FILES / "gateway").is_dir,
+        install=install_former,
+        counter="penstock_commit_spans_total",
+    )
+)
 
 
 def environment(peer: Peer) -> dict[str, str]:

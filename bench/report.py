@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from bench import procfs
 from bench.cases import IDLE, IMPLICIT_RATIO, Case, Target
 from bench.measure import NOISE, Cell, Cells
 
@@ -25,6 +26,16 @@ class Idle:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """A peer's memory after all its cases and a minute later, and its CPU in the second half of that minute."""
+
+    loaded: procfs.Memory
+    later: procfs.Memory
+    cpu_ms: float
+    """Milliseconds in each second."""
+
+
+@dataclass(frozen=True)
 class Results:
     """The cells and notes of a run."""
 
@@ -35,6 +46,7 @@ class Results:
     """Missing peers, size of the tape and the like."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
     """Versions by name of the peer."""
+    rest: dict[str, Rest] = field(default_factory=dict[str, Rest])
 
     def label(self, peer: str) -> str:
         """Return a peer's name in the table."""
@@ -51,6 +63,7 @@ def table(results: Results) -> str:
     """Return the table, and below it the complaints."""
     rows = [row for case in results.cases for row in case_rows(case, results.cells[case.name])]
     rows += [idle_row(peer, idle) for peer, idle in results.idle.items()]
+    rows += [row for peer, rest in results.rest.items() for row in rest_rows(peer, rest)]
     rows = [[case, results.label(peer), *figures] for case, peer, *figures in rows]
     about = [f"{case.name}: {case.about}" for case in results.cases]
     legend = "CPU: gateway, per call or event; x bare: relative to bare's. p50, p99: added to direct's, which has rows."
@@ -84,6 +97,12 @@ def idle_row(peer: str, idle: Idle) -> list[str]:
     return ["idle", peer, "", "", "", "", "", number(idle.rss_mb), number(idle.anon_mb), words]
 
 
+def rest_rows(peer: str, rest: Rest) -> Iterable[list[str]]:
+    """Yield memory after all cases and memory a minute later, with the CPU of a peer that nobody calls."""
+    for name, memory, words in (("loaded", rest.loaded, ""), ("rested", rest.later, f"CPU {rest.cpu_ms:.1f} ms/s")):
+        yield [name, peer, "", "", "", "", "", number(memory.total), number(memory.anonymous), words]
+
+
 def judge(target: Target, ratio: float | None, cpu: float | None, p50: float | None, p99: float | None) -> str:
     """Return the verdicts on a case's targets."""
     found = [("x", target.cpu_ratio, ratio), ("CPU ms", target.cpu_ms, cpu)]
@@ -102,17 +121,17 @@ def number(value: float | None, digits: int = 0) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def markdown(rows: list[list[str]]) -> list[str]:
+def markdown(rows: list[list[str]], columns: list[str] = COLUMNS) -> list[str]:
     """Return an aligned Markdown table: words to the left, figures to the right."""
-    widths = [max(len(row[i]) for row in [COLUMNS, *rows]) for i in range(len(COLUMNS))]
-    words = {0, 1, len(COLUMNS) - 1}
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    words = {i for i, column in enumerate(columns) if column in ("case", "peer", "target")}
     rule = ["-" * width if i in words else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
 
     def line(row: list[str]) -> str:
         padded = [row[i].ljust(width) if i in words else row[i].rjust(width) for i, width in enumerate(widths)]
         return "| " + " | ".join(padded) + " |"
 
-    return [line(COLUMNS), line(rule), *(line(row) for row in rows)]
+    return [line(columns), line(rule), *(line(row) for row in rows)]
 
 
 def complaints(results: Results) -> list[str]:
@@ -147,10 +166,14 @@ def as_json(results: Results) -> dict[str, dict[str, dict[str, float | int | Non
         for peer, cells in peers.items():
             figures = {name: middle(cells, name) for name in names}
             tree.setdefault(case, {})[peer] = {**figures, "errors": sum(cell.errors for cell in cells)}
+    empty: dict[str, float | int | None] = dict.fromkeys(names)
     for peer, idle in results.idle.items():
-        empty = dict.fromkeys(names)
         figures = {**empty, "rss_mb": idle.rss_mb, "anon_mb": idle.anon_mb, "ready_ms": idle.ready_ms}
         tree.setdefault("idle", {})[peer] = figures
+    for peer, rest in results.rest.items():
+        for name, memory in (("loaded", rest.loaded), ("rested", rest.later)):
+            tree.setdefault(name, {})[peer] = {**empty, "rss_mb": memory.total, "anon_mb": memory.anonymous}
+        tree["rested"][peer]["idle_ms"] = rest.cpu_ms
     return tree
 
 
