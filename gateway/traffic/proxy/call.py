@@ -281,7 +281,7 @@ class HttpCall(RecordedCall):
         else:
             if status >= 400 and is_down(status):
                 self._blame(f"http_{status}", retry_after_s(connection.headers))
-            elif self._pools or self._tries is not None:
+            elif (self._pools or self._tries is not None) and not _is_whole_object(connection):
                 # Several upstreams: what this one takes for its first content is learnt.
                 self._watch = AnswerWatch(connection, self.touched)
             self._begin_response(connection, head, raw)
@@ -394,6 +394,8 @@ class HttpCall(RecordedCall):
 
     def _must_hold(self, connection: UpstreamConnection) -> bool:
         """True if the answer may still be replaced, or if only its first bytes tell whether it is a stream."""
+        if connection.status < 300 and _is_whole_object(connection):
+            return False
         streams = self._plan is not None and self._plan.streams
         unlabelled = streams and connection.status < 300 and not connection.events
         return self._has_spare() or unlabelled or (connection.status == 400 and bool(self._parts))
@@ -633,6 +635,11 @@ class HttpCall(RecordedCall):
             self._do("asked elsewhere", lambda: self._try_next(reason))
         else:
             self._fail(refusal)
+
+
+def _is_whole_object(connection: UpstreamConnection) -> bool:
+    """True if the answer is complete and begins as a JSON object: nothing of it is waited for, and it is no stream."""
+    return connection.done and bool(connection.pieces) and connection.pieces[0][:1] == b"{"
 
 
 _REFUSED: Final = (400, 413)

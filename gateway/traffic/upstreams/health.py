@@ -123,6 +123,8 @@ class UpstreamHealth:
 class UpstreamLoad(Protocol):
     """The load of an upstream."""
 
+    maximum: int | None
+
     @property
     def full(self) -> bool:
         """True if one more call would have to wait."""
@@ -153,10 +155,11 @@ def take_next(upstreams: list[T], now: float) -> T:
     first = None
     # A single upstream is used whatever its health.
     for at, one in enumerate(upstreams if len(upstreams) > 1 else ()):
-        if one.health.passed_over(now) or one.keeps_waiting(now):
+        if (one.health.why and one.health.passed_over(now)) or one.keeps_waiting(now):
             continue
         first = at if first is None else first
-        if not one.concurrency_limit.full:
+        limit = one.concurrency_limit
+        if limit.maximum is None or not limit.full:
             first = at
             break
     taken = upstreams.pop(first or 0)

@@ -194,7 +194,7 @@ LOAD_BOUND: Final = 1.25
 
 
 _REMEMBERED: Final = 4096
-"""Scores that are cached: a rollout has many calls."""
+"""Orders that are cached: a rollout has many calls."""
 
 
 class WeightedUpstream(Protocol):
@@ -214,19 +214,33 @@ T = TypeVar("T", bound=WeightedUpstream)
 def rank_upstreams(upstreams: Sequence[T], weights: Mapping[str, float], rollout: str) -> list[T]:
     """Return upstreams in the order in which they are tried for a call of a rollout. Those without a weight are spares
     and come last, in their own order."""
-    sharing = [one for one in upstreams if one.name in weights]
-    sharing.sort(key=lambda one: _score(rollout, one.name, weights[one.name]), reverse=True)
-    after = 1 + sum(one.running for one in sharing)
-    all_weights = sum(weights[one.name] for one in sharing)
-    free, crowded = list[T](), list[T]()
-    for one in sharing:
-        full = one.running >= math.ceil(LOAD_BOUND * after * weights[one.name] / all_weights)
-        (crowded if full else free).append(one)
-    spares = [one for one in upstreams if one.name not in weights] if len(sharing) < len(upstreams) else []
+    names = tuple([(one.name, weights.get(one.name)) for one in upstreams])
+    order, total_weight = _order(rollout, names)
+    running = [one.running for one in upstreams]
+    after = 1 + sum([running[at] for at, weight in order if weight is not None])
+    free, crowded, spares = list[T](), list[T](), list[T]()
+    for at, weight in order:
+        if weight is None:
+            spares.append(upstreams[at])
+        elif running[at] >= math.ceil(LOAD_BOUND * after * weight / total_weight):
+            crowded.append(upstreams[at])
+        else:
+            free.append(upstreams[at])
     return free + crowded + spares
 
 
 @lru_cache(_REMEMBERED)
+def _order(
+    rollout: str, names: tuple[tuple[str, float | None], ...]
+) -> tuple[tuple[tuple[int, float | None], ...], float]:
+    """Return (index and weight of each upstream, in the rollout's own order; the sum of the weights). `names`: names
+    and weights."""
+    sharing = [(at, weight) for at, (_, weight) in enumerate(names) if weight is not None]
+    sharing.sort(key=lambda one: _score(rollout, names[one[0]][0], one[1]), reverse=True)
+    spares = [(at, None) for at, (_, weight) in enumerate(names) if weight is None]
+    return (*sharing, *spares), sum(weight for _, weight in sharing)
+
+
 def _score(rollout: str, upstream: str, weight: float) -> float:
     drawn = int.from_bytes(blake2b(f"{rollout}\0{upstream}".encode(), digest_size=8).digest())
     return -weight / math.log((drawn + 1) / (2**64 + 1))
