@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, Event, FinishAnswer, FinishRequest, Scalar
 from penstock.gateway.model.rollout import Judgement, Outcome
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.times import Backoff
 from penstock.sidecar.agent.environment import TaskTemplateError
 from penstock.sidecar.agent.output import AgentOutput, Stream
 from penstock.sidecar.agent.process import AgentHandle, ExitStatus
@@ -30,10 +31,14 @@ from penstock.sidecar.engines.local import AgentEngine
 from penstock.sidecar.journal import Journal
 from penstock.sidecar.progress import LineProgress
 from penstock.sidecar.result import AttemptResult, find_fault
-from penstock.sidecar.retry import cancel_on, retry_until_answered
 from penstock.sidecar.reward_judge import RewardError, RewardJudge, parse_printed_reward
 from penstock.sidecar.settings import RunnerSettings
 
+PAUSES = Backoff(0.1, 2.0)
+MOST_FAILURES = 8
+"""The number of failures (such as 500) of a reachable gateway after which it is not asked again."""
+AWAY = frozenset({None, 502, 503, 504})
+T = TypeVar("T")
 StopCause = Literal["timeout", "lost", "returned"]
 CONFLICT = 409
 LAST_EVENTS_S = 5.0
@@ -292,3 +297,35 @@ def _exit(ending: ExitStatus) -> dict[str, Scalar]:
     said: dict[str, Scalar] = {"exit_code": ending.exit_code, "signal": ending.signal, "error": ending.error}
     said["duration_s"] = ending.duration_ns / 1e9
     return {name: part for name, part in said.items() if part is not None}
+
+
+async def retry_until_answered(ask: Callable[[], Awaitable[T]], away: Callable[[str], None] = lambda _: None) -> T:
+    """Ask until the gateway answers, however long it is away: its restart must not cost an agent's work. Raise the
+    `ClientError` of a refusal. The request must be safe to send twice. `away` is called with the reason of every
+    failure.
+    """
+    tries = failures = 0
+    while True:
+        try:
+            return await ask()
+        except ClientError as e:
+            failures += e.status not in AWAY
+            if not e.temporary or failures >= MOST_FAILURES:
+                raise
+            away(str(e))
+        tries += 1
+        await asyncio.sleep(PAUSES.after(tries))
+
+
+async def cancel_on(event: asyncio.Event, step: Coroutine[Any, Any, T]) -> T | None:
+    """The step's result; None when the event comes first: then the step is cancelled, or not even begun."""
+    if event.is_set():
+        step.close()
+        return None
+    task, waiting = asyncio.ensure_future(step), asyncio.ensure_future(event.wait())
+    try:
+        _ = await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        _ = waiting.cancel()
+        _ = task.cancel()

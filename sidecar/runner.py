@@ -21,11 +21,10 @@ from functools import partial
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, HeartbeatRequest, HeldAttempt, QueueState
 from penstock.sidecar.agent.usage import Meter
-from penstock.sidecar.attempt import AttemptRun, hand_back
+from penstock.sidecar.attempt import AttemptRun, cancel_on, hand_back, retry_until_answered
 from penstock.sidecar.engines.local import AgentEngine
 from penstock.sidecar.progress import AttemptTally, LineProgress
 from penstock.sidecar.result import MOST, PAUSES, AttemptResult
-from penstock.sidecar.retry import cancel_on, retry_until_answered
 from penstock.sidecar.reward_judge import RewardJudge
 from penstock.sidecar.settings import RunnerSettings
 

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.span import span_id, trace_id
-from penstock.sidecar.agent.keys import KEYS, LOGINS
+from penstock.sidecar.intercept.rules import KEYS, LOGINS
 from penstock.sidecar.settings import AgentSettings
 
 # Templates of arguments and variables: `{question}` is a field of the task. Pure.
