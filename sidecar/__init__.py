@@ -1,4 +1,4 @@
-"""What stands beside an unmodified agent, in three rooms.
+"""Programs that stand beside an unmodified agent, in three rooms.
 
     run        `penstock run` takes rollouts from the queue and runs a command or a function for each
     intercept  `penstock sidecar` stands between an agent and the model hosts that it calls

@@ -22,7 +22,7 @@ from penstock.sidecar.run.agent.output import Stream
 from penstock.sidecar.run.agent.process import ExitStatus
 from penstock.sidecar.run.engines import kubernetes as engine
 from penstock.sidecar.run.engines import kubernetes_job
-from penstock.sidecar.run.engines.kubernetes_api import connect
+from penstock.sidecar.run.engines.kubernetes import connect
 from penstock.sidecar.run.settings import AgentSettings, RunnerSettings, UsageError
 
 CLAIM = Claim(
