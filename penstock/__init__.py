@@ -2,7 +2,7 @@
 
 Importing it loads nothing. An agent that you may change reports how it went with `penstock.reward(0.7)`, what happened
 with `penstock.event("cart", {"items": 3})`, and what it did with `with penstock.span("search")`. Outside a rollout they
-do nothing (`sidecar.agent.helper`).
+do nothing (`sidecar.run.agent.helper`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from penstock.sidecar.agent.helper import Address, Span, address, event, flush, reward, span
+    from penstock.sidecar.run.agent.helper import Address, Span, address, event, flush, reward, span
 
 __all__ = ["Address", "Span", "address", "event", "flush", "reward", "span"]
 
@@ -20,7 +20,7 @@ __all__ = ["Address", "Span", "address", "event", "flush", "reward", "span"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
-    from penstock.sidecar.agent import helper
+    from penstock.sidecar.run.agent import helper
 
     globals().update({known: getattr(helper, known) for known in __all__})
     return globals()[name]

@@ -26,7 +26,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     "serve": CommandEntry("penstock.console.commands.serve:serve", "Run the gateway."),
     "enqueue": CommandEntry("penstock.console.commands.enqueue:enqueue", "Queue the tasks of a file of JSON lines."),
     "run": CommandEntry(
-        "penstock.sidecar.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
+        "penstock.sidecar.run.commands:run", "Take rollouts from the queue and run an unmodified agent on each."
     ),
     "pause": CommandEntry(
         "penstock.console.commands.administration:pause", "Hand out no work until `penstock resume`; what runs goes on."
@@ -179,7 +179,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 "Play the recorded servers of a rollout as one MCP server on stdin and stdout.",
             ),
             "wrap": CommandEntry(
-                "penstock.sidecar.wrapping.command:wrap",
+                "penstock.sidecar.stdio.command:wrap",
                 "Stand before a server of tools on stdin and stdout, and record what passes.",
             ),
         },
@@ -251,7 +251,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             ),
             "watch": CommandEntry("penstock.console.commands.releases:watch", "Follow a release until it ends."),
             "rehearse": CommandEntry(
-                "penstock.sidecar.rehearse:rehearse",
+                "penstock.sidecar.run.rehearse:rehearse",
                 "Run an agent on recorded tasks for a release that rehearses, until it has seen enough.",
             ),
             "promote": CommandEntry(

@@ -267,7 +267,8 @@ def _own_field_docs(cls: type[BaseModel]) -> Iterator[tuple[str, str]]:
                 pass
 
 
-# The control API as one HTML page for people: made from its OpenAPI document, without scripts, nothing fetched.
+# The control API as one HTML page for people: made from its OpenAPI document, without scripts, nothing fetched. Pages
+# by Scalar, Redoc or Swagger UI are scripts: fetched from elsewhere, or megabytes in each installation.
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }

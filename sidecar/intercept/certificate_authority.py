@@ -2,7 +2,7 @@
 
 A client that trusts the authority trusts it for these hosts and no others (name constraints, RFC 5280 section
 4.2.1.10), so a stolen key does little harm. Clients that check the whole chain (OpenSSL, Go, BoringSSL, webpki) enforce
-that.
+that. trustme, which makes certificates for tests, knows no name constraints, and its authorities last a thousand years.
 
     python -m penstock.sidecar.intercept.certificate_authority [--private] HOST...
 

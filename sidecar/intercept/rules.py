@@ -17,6 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
+KEYS: Final = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "HOSTED_VLLM_API_KEY")
+"""Variables from which model clients read their API keys."""
+LOGINS: Final = ("ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
+"""Variables that their clients prefer to a key."""
+
 # Decides the fate of each connection that an agent opens. Pure.
 
 ConnectionAction = Literal["intercept", "tunnel", "deny", "unrecorded", "check"]

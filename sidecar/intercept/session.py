@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
-from penstock.sidecar.agent.keys import KEYS, LOGINS
 from penstock.sidecar.intercept import mitm, namespace
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress_report import AgentIdentity, EgressLedger, report_egress
-from penstock.sidecar.intercept.rules import InterceptPolicy
+from penstock.sidecar.intercept.rules import KEYS, LOGINS, InterceptPolicy
 
 # The variables and files that make an agent's clients use the front and trust its authority.
 #

@@ -19,10 +19,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from penstock.sidecar.intercept.agent_connection import AgentConnection, ConnectionRecord, ProxyState
+from penstock.sidecar.intercept.agent_connection import AgentConnection, ConnectionRecord, ProxyState, http_response
 from penstock.sidecar.intercept.client_hello import LARGEST, SniffResult, sniff
 from penstock.sidecar.intercept.egress import ConnectionRefusal
-from penstock.sidecar.intercept.local_responses import http_response
 from penstock.sidecar.intercept.namespace import BACKLOG, DnsTable
 from penstock.sidecar.intercept.splice import SpliceEnd
 

@@ -1,23 +1,21 @@
-"""Certificates for tests, made here: an authority, and what it signs for servers and clients, good or out of time."""
+"""Certificates for tests, made by trustme: an authority, and what it signs for servers and clients, good or out of
+time.
+"""
 
 from __future__ import annotations
 
 import ssl
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
-    KeySerializationEncryption,
-    NoEncryption,
     PrivateFormat,
+    load_pem_private_key,
 )
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from trustme import CA, KeyType
 
 DAY = timedelta(days=1)
 
@@ -26,15 +24,9 @@ class Authority:
     """Signs; `file` is what its clients must trust."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
-        self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Test authority {name}")])
-        made = (
-            self._begun(self._name, self._key, -3 * DAY, 10 * DAY)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.KeyUsage(False, False, False, False, False, True, True, False, False), critical=True)
-        )
+        self._folder, self._ca = folder, CA(path_length=0, organization_unit_name=f"Test authority {name}")
         self.file = folder / f"{name}.pem"
-        self.file.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        self._ca.cert_pem.write_to_path(self.file)
 
     def issue(
         self,
@@ -46,23 +38,19 @@ class Authority:
         of_rsa: bool = False,
     ) -> Path:
         """A PEM file with a key, then a certificate for these hosts (default: localhost), for a server and a client."""
-        key = rsa.generate_private_key(65537, 2048) if of_rsa else ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        kinds = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        made = (
-            self._begun(subject, key, begins_in, ends_in)
-            .add_extension(x509.ExtendedKeyUsage(kinds), critical=False)
-            .add_extension(
-                x509.SubjectAlternativeName([_host(host) for host in hosts or ("localhost", "127.0.0.1")]),
-                critical=False,
-            )
+        now = datetime.now(UTC)
+        made = self._ca.issue_cert(
+            *(hosts or ("localhost", "127.0.0.1")),
+            common_name=name,
+            not_before=now + begins_in,
+            not_after=now + ends_in,
+            key_type=KeyType.RSA if of_rsa else KeyType.ECDSA,
         )
-        hidden: KeySerializationEncryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
-        path = self._folder / f"{name}.pem"
-        path.write_bytes(
-            key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden)
-            + made.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
-        )
+        key, path = made.private_key_pem.bytes(), self._folder / f"{name}.pem"
+        if passphrase:
+            plain = load_pem_private_key(key, None)
+            key = plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(passphrase))
+        path.write_bytes(key + made.cert_chain_pems[0].bytes())
         return path
 
     def client(self, shown: Path | None = None) -> ssl.SSLContext:
@@ -72,32 +60,8 @@ class Authority:
             made.load_cert_chain(shown)
         return made
 
-    def _begun(
-        self,
-        subject: x509.Name,
-        key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey,
-        begins_in: timedelta,
-        ends_in: timedelta,
-    ) -> x509.CertificateBuilder:
-        now = datetime.now(UTC)
-        return (
-            x509.CertificateBuilder(issuer_name=self._name, subject_name=subject, public_key=key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now + begins_in)
-            .not_valid_after(now + ends_in)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-        )
-
 
 def serial(pem: Path) -> str:
     """The serial number of a certificate, as the module ssl says it."""
     number = x509.load_pem_x509_certificate(pem.read_bytes()).serial_number
     return f"{number:X}".rjust((number.bit_length() + 7) // 8 * 2, "0")
-
-
-def _host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.gateway.model.turn import Transcript
-from penstock.sidecar.preflight import ANSWER
+from penstock.sidecar.run.preflight import ANSWER
 
 
 def right(task: Any, output: Any, transcript: Transcript) -> float:

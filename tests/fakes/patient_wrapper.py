@@ -9,7 +9,7 @@ import sys
 from fakes.process import PATIENCE
 
 from penstock.console.main import main
-from penstock.sidecar.wrapping import command
+from penstock.sidecar.stdio import command
 
 if __name__ == "__main__":
     command.LAST_S = PATIENCE  # pyright: ignore[reportConstantRedefinition]

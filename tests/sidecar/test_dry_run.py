@@ -9,9 +9,9 @@ from fakes.mistakes import tells
 from fakes.runs import AGENTS, PYTHON, StartRun, enqueue
 
 from penstock.gateway.client.client import Client
-from penstock.sidecar.preflight import ANSWER, dry_run_judge, first_task
-from penstock.sidecar.reward_judge import RewardJudge
-from penstock.sidecar.settings import JudgeSettings, UsageError
+from penstock.sidecar.run.preflight import ANSWER, dry_run_judge, first_task
+from penstock.sidecar.run.reward_judge import RewardJudge
+from penstock.sidecar.run.settings import JudgeSettings, UsageError
 
 HERE = "fakes.judges"
 

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from penstock.gateway.model.queue import Claim, Event
 from penstock.gateway.model.rollout import Attempt, Judgement, Rollout
-from penstock.sidecar.agent import usage
-from penstock.sidecar.agent.environment import (
+from penstock.sidecar.run.agent import usage
+from penstock.sidecar.run.agent.environment import (
     LARGEST_VARIABLE,
     TaskTemplateError,
     environment,
@@ -29,13 +29,13 @@ from penstock.sidecar.agent.environment import (
     launch_plan,
     variables,
 )
-from penstock.sidecar.agent.output import LONGEST_LINE, AgentOutput, LineDecoder, parse_json_line
-from penstock.sidecar.agent.usage import gpus
-from penstock.sidecar.journal import LARGEST_BATCH, LARGEST_EVENT, Journal
-from penstock.sidecar.progress import AttemptTally, TerminalProgress
-from penstock.sidecar.result import AttemptResult
-from penstock.sidecar.reward_judge import RewardError, parse_printed_reward
-from penstock.sidecar.settings import AgentSettings, UsageError, seconds, size, variable
+from penstock.sidecar.run.agent.output import LONGEST_LINE, AgentOutput, LineDecoder, parse_json_line
+from penstock.sidecar.run.agent.usage import gpus
+from penstock.sidecar.run.journal import LARGEST_BATCH, LARGEST_EVENT, Journal
+from penstock.sidecar.run.progress import AttemptTally, TerminalProgress
+from penstock.sidecar.run.result import AttemptResult
+from penstock.sidecar.run.reward_judge import RewardError, parse_printed_reward
+from penstock.sidecar.run.settings import AgentSettings, UsageError, seconds, size, variable
 
 ADDRESS = "/rollout/r/attempt/a1/mode/train"
 URL = "http://gateway:4747"

@@ -15,10 +15,10 @@ from fakes.web_site import everywhere, site
 
 from penstock.gateway.client.connection import ApiConnection, ClientError
 from penstock.gateway.model.queue import Event, EventsRequest
-from penstock.sidecar.agent import helper_sender
 from penstock.sidecar.intercept.egress_report import AgentIdentity, report_egress
 from penstock.sidecar.intercept.service import request_admin
-from penstock.sidecar.wrapping.delivery import DeliveryRefusal, Destination, post
+from penstock.sidecar.run.agent import helper_sender
+from penstock.sidecar.stdio.delivery import DeliveryRefusal, Destination, post
 
 KEY = "pst_of-an-attempt"
 STATUSES = (300, 301, 302, 303, 307, 308)

@@ -8,8 +8,8 @@ from fakes.runs import LEASE, PYTHON, StartRun, enqueue, events, when
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Reward, RolloutStatus
-from penstock.sidecar.result import AttemptResult
-from penstock.sidecar.runner import EQUAL, FailureBreaker
+from penstock.sidecar.run.result import AttemptResult
+from penstock.sidecar.run.runner import EQUAL, FailureBreaker
 
 LACKS = (PYTHON, "-c", "import nowhere_to_be_found")
 """What a wrong environment looks like."""

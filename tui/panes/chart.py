@@ -1,7 +1,8 @@
 """Curves in a terminal: raw points in braille dots, smoothed ones as a line of marks, with numbers at the axes. Pure.
 
 A cell has two dots across and four down. Values that are no finite numbers leave a gap. Where curves meet, the later
-one is visible; each has a mark of its own, so colours are never needed.
+one is visible; each has a mark of its own, so colours are never needed. textual-plot is a widget, so `--plain` could
+not print it, and needs numpy; importing plotext takes 0.4 s.
 """
 
 from __future__ import annotations

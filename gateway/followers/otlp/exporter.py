@@ -46,6 +46,10 @@ from penstock.gateway.work.queue.dispatcher import Dispatcher
 # 502, 503, 504 or no answer at all the request is sent again, after `Retry-After` or after pauses that grow and vary.
 # After any other answer that is no success it is dropped and counted. One request is under way at a time: the tape is
 # the buffer.
+#
+# The exporter of opentelemetry-sdk cannot do that. Its result is success or failure: a refusal is not told from a
+# collector that is away, rejected spans count as sent, and so does a redirection. One span that it cannot encode (no
+# kind, half a surrogate pair in its name) loses its whole request.
 
 RETRYABLE = frozenset({429, 502, 503, 504})
 PAUSES: Final = Backoff(0.5, 30.0)

@@ -1,7 +1,8 @@
 """One process of a server: its lines, its stderr, and how it ended.
 
-A warden (`sidecar.agent.supervisor`) stands between the gateway and the server. It kills all processes that the server
-has started and left behind, also when the gateway dies. Lines do not pass through it: the pipes are the server's own.
+A warden (`sidecar.run.agent.supervisor`) stands between the gateway and the server. It kills all processes that the
+server has started and left behind, also when the gateway dies. Lines do not pass through it: the pipes are the server's
+own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.settings import McpServer
-from penstock.sidecar.agent.warden import WardenProcess, read_messages, start
+from penstock.sidecar.run.agent.warden import WardenProcess, read_messages, start
 
 LINE: Final = 64 << 20
 """Largest line in bytes; a process that writes a longer one is killed."""

@@ -2,7 +2,8 @@
 
 Frames pass as they came; `frame` makes the gateway's own. A `WebSocketReader` reads one direction. It tells the end of
 the last frame of every message, so that a request can be held until it is whole. After the first frame that it cannot
-read it sets its `problem` and reads no more.
+read it sets its `problem` and reads no more. wsproto and websockets, which do the same without sockets, tell of no
+message where its frames end, so a message could not be held and passed on as it came.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class WebSocketReader:
             return None
         if len(buffer) < start + length:
             return None
-        first, payload = buffer[0], bytes(buffer[start : start + length])
+        first, payload = buffer[0], bytes(memoryview(buffer)[start : start + length])
         if masked:
             payload = _unmasked(payload, bytes(buffer[at:start]))
         del buffer[: start + length]

@@ -17,7 +17,7 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.base import Id
 from penstock.gateway.model.times import NOTATION, UNITS, nanoseconds, seconds
 from penstock.gateway.model.toml import sentence
-from penstock.sidecar import settings
+from penstock.sidecar.run import settings
 
 
 class Everything(BaseModel):

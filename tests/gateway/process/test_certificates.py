@@ -26,8 +26,8 @@ from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import TlsSettings
 from penstock.gateway.process.listeners import ServerTls
 from penstock.gateway.traffic.upstreams.transport import make_transport
-from penstock.sidecar.agent.helper_sender import EVENTS, _post
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
+from penstock.sidecar.run.agent.helper_sender import EVENTS, _post
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_files_that_cannot_be_used(
     given = tls if key is None else tls | {"key": tmp_path / key}
     with pytest.raises(ConfigError, match=why) as caught:
         _ = Gateway(GatewayConfig.model_validate({"data": tmp_path / "data", "tls": given}))
-    assert "BEGIN PRIVATE" not in str(caught.value)
+    assert "PRIVATE KEY" not in str(caught.value)
     assert not (tmp_path / "data").exists()
     # An upstream's are looked at in the same way.
     shown = {"client_cert": str(tmp_path / certificate)} | ({} if key is None else {"client_key": str(tmp_path / key)})

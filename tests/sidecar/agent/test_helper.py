@@ -26,7 +26,7 @@ from penstock.gateway.model import span_tree
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Reward, RolloutConfig
 from penstock.gateway.model.span import Span
-from penstock.sidecar.agent import helper, helper_sender
+from penstock.sidecar.run.agent import helper, helper_sender
 
 SPEAKS = (PYTHON, str(AGENTS / "speaks.py"))
 TASKS = ("nested", "async", "threads", "child", "end", "abrupt", "odd")

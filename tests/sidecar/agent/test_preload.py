@@ -15,10 +15,10 @@ from fakes.process import alive, gone
 from fakes.runs import PATIENCE
 from fakes.waiting import until
 
-from penstock.sidecar.agent import function_clients
-from penstock.sidecar.agent.environment import UNREACHABLE_URL, import_environment
-from penstock.sidecar.agent.function_clients import ForkServerClient
-from penstock.sidecar.agent.process import ExitStatus, LaunchCommand
+from penstock.sidecar.run.agent import function_clients
+from penstock.sidecar.run.agent.environment import UNREACHABLE_URL, import_environment
+from penstock.sidecar.run.agent.function_clients import ForkServerClient
+from penstock.sidecar.run.agent.process import ExitStatus, LaunchCommand
 
 pytestmark = pytest.mark.slow
 

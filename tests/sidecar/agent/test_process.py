@@ -16,9 +16,9 @@ from fakes.process import alive, gone
 from fakes.runs import AGENTS, PYTHON, spawned_late, written
 from fakes.waiting import until
 
-from penstock.sidecar.agent import supervisor
-from penstock.sidecar.agent.output import output_pipe
-from penstock.sidecar.agent.process import AgentProcess, ExitStatus, LaunchCommand, start
+from penstock.sidecar.run.agent import supervisor
+from penstock.sidecar.run.agent.output import output_pipe
+from penstock.sidecar.run.agent.process import AgentProcess, ExitStatus, LaunchCommand, start
 
 FAMILY = str(AGENTS / "family.py")
 
@@ -62,7 +62,7 @@ async def test_an_agent_may_open_its_streams_by_name() -> None:
 
 async def test_output_that_somebody_else_holds_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is its pipe left open."""
-    monkeypatch.setattr("penstock.sidecar.agent.process.DRAIN_S", 0.01)
+    monkeypatch.setattr("penstock.sidecar.run.agent.process.DRAIN_S", 0.01)
     with ExitStack() as theirs:
         pipe, writing = await output_pipe(theirs)
         held = os.dup(writing)

@@ -15,9 +15,9 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
-from penstock.sidecar.agent.environment import launch_plan
-from penstock.sidecar.engines import local
-from penstock.sidecar.settings import AgentSettings, RunnerSettings
+from penstock.sidecar.run.agent.environment import launch_plan
+from penstock.sidecar.run.engines import local
+from penstock.sidecar.run.settings import AgentSettings, RunnerSettings
 
 CLAIM = Claim(rollout=Rollout(id="r", input={"q": 1}), attempt=Attempt(rollout="r", id="a1"), address="/r", token="t")
 

@@ -17,13 +17,13 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
-from penstock.sidecar.agent.environment import launch_plan
-from penstock.sidecar.agent.output import Stream
-from penstock.sidecar.agent.process import ExitStatus
-from penstock.sidecar.engines import kubernetes as engine
-from penstock.sidecar.engines import kubernetes_job
-from penstock.sidecar.engines.kubernetes_api import connect
-from penstock.sidecar.settings import AgentSettings, RunnerSettings, UsageError
+from penstock.sidecar.run.agent.environment import launch_plan
+from penstock.sidecar.run.agent.output import Stream
+from penstock.sidecar.run.agent.process import ExitStatus
+from penstock.sidecar.run.engines import kubernetes as engine
+from penstock.sidecar.run.engines import kubernetes_job
+from penstock.sidecar.run.engines.kubernetes import connect
+from penstock.sidecar.run.settings import AgentSettings, RunnerSettings, UsageError
 
 CLAIM = Claim(
     rollout=Rollout(id="Task_1.a", mode="train", input={"question": "why?"}),

@@ -15,10 +15,10 @@ from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, only_
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
 from penstock.gateway.model.rollout import AttemptStatus, Outcome, RolloutStatus
-from penstock.sidecar.progress import AttemptTally, LineProgress
-from penstock.sidecar.result import AttemptResult
-from penstock.sidecar.runner import EQUAL, FailureBreaker
-from penstock.sidecar.settings import AgentSettings, RunnerError, RunnerSettings
+from penstock.sidecar.run.progress import AttemptTally, LineProgress
+from penstock.sidecar.run.result import AttemptResult
+from penstock.sidecar.run.runner import EQUAL, FailureBreaker
+from penstock.sidecar.run.settings import AgentSettings, RunnerError, RunnerSettings
 
 # A cluster starts a dozen processes, a machine of two cores that tests elsewhere takes its time.
 pytestmark = pytest.mark.timeout(300)
@@ -91,7 +91,7 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
 
 
 async def test_the_driver_hands_back_what_its_actors_could_not_do(client: Client, gateway: Gateway) -> None:
-    from penstock.sidecar.engines import ray as on_ray
+    from penstock.sidecar.run.engines import ray as on_ray
 
     names = await enqueue(client, *range(EQUAL + 1))
     claims = (await client.claim(ClaimRequest(worker="w-1", limit=len(names)))).claims
@@ -153,7 +153,7 @@ async def test_wrong_options_are_told_in_one_line(
 def test_a_failure_without_words_is_known_by_its_kind() -> None:
     from ray.exceptions import RayTaskError
 
-    from penstock.sidecar.engines import ray as engine
+    from penstock.sidecar.run.engines import ray as engine
 
     failed = RayTaskError("run", "traceback", AssertionError())
     assert engine._cause(failed) == "AssertionError"  # pyright: ignore[reportPrivateUsage]  # the words of a failure
@@ -167,7 +167,7 @@ def test_a_failure_without_words_is_known_by_its_kind() -> None:
     ],
 )
 def test_why_there_is_no_cluster_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, problem: Exception) -> None:
-    from penstock.sidecar.engines import ray as engine
+    from penstock.sidecar.run.engines import ray as engine
 
     def init(**_: object) -> None:
         raise problem

@@ -35,8 +35,8 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Part, Transcript
 from penstock.gateway.wire.dialects.loose_json import loads, obj
-from penstock.sidecar.reward_judge import RewardJudge
-from penstock.sidecar.settings import JudgeSettings, UsageError
+from penstock.sidecar.run.reward_judge import RewardJudge
+from penstock.sidecar.run.settings import JudgeSettings, UsageError
 from penstock.trainer.apo.advice.estimates import Observation
 from penstock.trainer.apo.config import RewardSettings
 from penstock.trainer.apo.protocol import AgentTask, Trial

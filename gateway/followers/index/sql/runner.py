@@ -19,7 +19,7 @@ import msgspec
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.segments import LINKED, NOW
 from penstock.gateway.followers.index.sql.views import READY, Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
-from penstock.sidecar.agent import output
+from penstock.sidecar.run.agent import output
 
 Sandbox = Literal["landlock", "none", "off"]
 MOST_BYTES: Final = 8 << 20

@@ -14,7 +14,7 @@ from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, StdioF
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tools.wrapped import pipe as notes
 from penstock.gateway.tools.wrapped.pipe import Pipe, SessionProgress, WrapperSession
-from penstock.sidecar.wrapping.spool import LineSplitter
+from penstock.sidecar.stdio.spool import LineSplitter
 
 SOURCE = WrapperSession("r1", "a1", "header", "00000000000-0000000000000000", "tools")
 Said = tuple[int, bytes]

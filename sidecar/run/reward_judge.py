@@ -1,0 +1,211 @@
+"""Rewards that the runner collects: the one that the agent printed, and the one that a function or a command of the
+user returns.
+
+All are part of the request that finishes the attempt, in one transaction with its end: a finished attempt has its
+reward. The judge runs before that, when every call of the agent is on the tape, and only for agents that succeeded.
+When a judge fails, the attempt still counts and the event `reward_error` says why its reward is missing.
+
+A reward that the agent printed has the source `runner`, because the user's program printed it. With a judge, the
+judge's reward counts, and the printed one is kept as the agent's own opinion (source `agent`, not trained on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any, cast
+
+from penstock.gateway.model.rollout import Judgement, RewardSource
+from penstock.gateway.model.turn import Transcript
+from penstock.sidecar.run.agent.environment import to_json
+from penstock.sidecar.run.agent.functions import in_thread
+from penstock.sidecar.run.agent.output import AgentOutput, Stream
+from penstock.sidecar.run.agent.process import ExitStatus, LaunchCommand, start
+from penstock.sidecar.run.settings import JudgeSettings, UsageError
+
+PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
+MOST_REASON = 10_000
+GRACE_S = 1.0
+
+
+class RewardError(Exception):
+    """Raised when a judge returned no valid reward."""
+
+
+class RewardJudge:
+    """The function or command that the user has named to judge attempts, if any."""
+
+    def __init__(self, judging: JudgeSettings) -> None:
+        """Raises `UsageError` when there is no such function or command."""
+        self._judging = judging
+        self.function = None if judging.function is None else _load(judging.function)
+        """The judge's function; None for a command, or without a judge."""
+        self.reads_calls = judging.command is not None or (
+            self.function is not None and accepts_arguments(self.function, 3)
+        )
+        """True if the judge gets the transcript."""
+        if judging.command is not None:
+            _look_up(judging.command)
+
+    @property
+    def configured(self) -> bool:
+        """True if there is a judge."""
+        return self.function is not None or self._judging.command is not None
+
+    async def judge(self, task: Any, output: Any, transcript: Transcript | None) -> list[Judgement]:
+        """The judge's reward; raises `RewardError`, and whatever the function raises. `transcript` may be None when the
+        judge does not read calls.
+        """
+        said: list[Judgement] = []
+        try:
+            async with asyncio.timeout(self._judging.timeout_s):
+                if self.function is not None:
+                    value = await _call(self.function, task, output, *([transcript] if self.reads_calls else []))
+                    said += _one(value, "runner", "runner-function")
+                if self._judging.command is not None:
+                    assert transcript is not None, "a command reads calls"
+                    value = await _ask(self._judging.command, task, output, transcript)
+                    said += _one(value, "runner", "runner-command")
+        except TimeoutError:
+            raise RewardError(f"it took longer than {self._judging.timeout_s:g} s") from None
+        return said
+
+
+def accepts_arguments(function: Callable[..., Any], count: int) -> bool:
+    """True if a function can be called with `count` arguments; True also when its signature is unknown, as for some
+    functions that are not written in Python.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        _ = signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def parse_printed_reward(output: Any, judged: bool) -> list[Judgement]:
+    """The reward in an agent's output, in a list; raises `RewardError` for an invalid one."""
+    if not isinstance(output, dict):
+        return []
+    found = {name: part for name, part in cast(dict[str, Any], output).items() if name in ("reward", "rewards")}
+    if not found:
+        return []
+    if isinstance(reason := cast(dict[str, Any], output).get("reason"), str):
+        found["reason"] = reason
+    return _one(found, "agent" if judged else "runner", "runner-output")
+
+
+def _one(value: Any, source: RewardSource, key: str) -> list[Judgement]:
+    if isinstance(value, Judgement):
+        own = {name: part for name, part in (("source", source), ("key", key)) if name not in value.model_fields_set}
+        return [value.model_copy(update=own)]
+    parts = _parts(value)
+    if parts is None:
+        return []
+    number, dimensions, reason = parts
+    return [Judgement(value=number, dimensions=dimensions, reason=reason, source=source, key=key)]
+
+
+def _parts(value: Any) -> tuple[float | None, dict[str, float], str | None] | None:
+    """(value, dimensions, reason) of a judge's answer; None when it returned nothing."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        return _number("the reward", value), {}, None
+    given = cast(dict[str, Any], value)
+    number = given.get("reward", given.get("value"))
+    named: Any = given.get("rewards", given.get("dimensions")) or {}
+    if not isinstance(named, dict):
+        raise RewardError(f"its rewards are {to_json(named)[:100]}: an object of numbers is wanted")
+    loose = {name: part for name, part in given.items() if name not in PARTS}
+    dimensions = {name: _number(name, part) for name, part in (cast(dict[str, Any], named) | loose).items()}
+    if number is None and not dimensions:
+        return None
+    reason = given.get("reason")
+    return (
+        None if number is None else _number("reward", number),
+        dimensions,
+        str(reason)[:MOST_REASON].encode(errors="replace").decode() if reason else None,
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, str) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardError(f"{name} is {str(value)[:100]!r}: a finite number is wanted")
+    return number
+
+
+def _load(name: str) -> Callable[..., Any]:
+    from penstock.sidecar.run.agent.functions import LoadError, load
+
+    try:
+        return load(name)
+    except LoadError as e:
+        raise UsageError(f"--reward: {e}") from None
+    except Exception as e:
+        raise UsageError(f"--reward: {name!r} cannot be imported: {type(e).__name__}: {e}") from None
+
+
+def _look_up(command: str) -> None:
+    """Ask the shell, without running the command, if it can parse it and finds its first word. Raises `UsageError`."""
+    tried = subprocess.run(("/bin/sh", "-n", "-c", command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if tried.returncode != 0:
+        said = tried.stderr.decode(errors="replace").strip().splitlines()
+        raise UsageError(f"--reward-command: {command!r}: {said[-1] if said else 'the shell does not understand it'}")
+    first = re.match(r"\s*([A-Za-z0-9_./+-]+)(?=\s|$)", command)
+    if first is None:
+        return  # a variable, a quote, a substitution: only running it tells
+    known = ("/bin/sh", "-c", 'command -v "$1" >/dev/null', "sh", first[1])
+    if subprocess.run(known, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode != 0:
+        raise UsageError(f"--reward-command: there is no command {first[1]!r}, or it cannot be executed; name its path")
+
+
+async def _call(function: Callable[..., Any], *given: Any) -> Any:
+    """Call an async function directly and any other in a thread, so that heartbeats go on."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*given)
+    result = await in_thread(lambda: _judged(function, given), "penstock-judge")
+    return await result if inspect.isawaitable(result) else result
+
+
+def _judged(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    try:
+        return function(*given)
+    except StopIteration as e:
+        raise RuntimeError(repr(e)) from None
+    except Exception:
+        raise
+    except BaseException as e:
+        # A judge that exits is handled as one that raises any other error.
+        raise RuntimeError(f"it raised {e!r}") from None
+
+
+async def _ask(command: str, task: Any, output: Any, transcript: Transcript) -> Any:
+    """Run the command with a function's arguments as JSON on stdin; return the last line that it prints, as JSON."""
+    given = {"task": task, "output": output, "transcript": transcript.model_dump(mode="json")}
+    outputs = AgentOutput(_unheard)
+    asked = LaunchCommand(("/bin/sh", "-c", command), dict(os.environ), to_json(given).encode())
+    process = await start(asked, GRACE_S, outputs.feed)
+    ending = await process.wait()
+    if ending != ExitStatus(exit_code=0, duration_ns=ending.duration_ns):
+        how = ending.error or ending.signal or f"exit code {ending.exit_code}"
+        raise RewardError(f"{command!r}: {how}: {outputs.last_words}")
+    if outputs.result is None:
+        raise RewardError(f"{command!r} printed no number and no JSON object")
+    return outputs.result
+
+
+def _unheard(stream: Stream, line: str) -> None:
+    """Drop a line that a judge prints."""
