@@ -193,7 +193,7 @@ class Admission:
         return shown
 
     def _verified(self, credential: str | None) -> CallCredential:
-        """What a token or a named key opens; raises `ClientFault` if it is not valid."""
+        """Return what a token or a named key opens; raises `ClientFault` if it is not valid."""
         if credential is None:
             return _NOTHING
         try:

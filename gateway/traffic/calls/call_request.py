@@ -27,7 +27,7 @@ _UNREAD: Final = "\0"
 
 @dataclass(slots=True, eq=False)
 class HeadDecision:
-    """What the head of a request decides of its call, whatever the body."""
+    """The facts of a call that the head of its request decides, whatever the body."""
 
     address: CallAddress | None
     """The address in its path or its headers; None if it has none."""

@@ -138,7 +138,7 @@ class AnswerWatch:
         self._looked = 0
 
     def hold(self, raw: bytes) -> None:
-        """Hold one more read."""
+        """Hold one more read of the answer."""
         if self.pieces is None:
             self.pieces = []
         self.pieces.append(raw)

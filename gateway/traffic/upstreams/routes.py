@@ -37,7 +37,7 @@ def may_serve(
 
 
 class RouteChoice(NamedTuple):
-    """Where calls of a model go."""
+    """The destination of calls of a model."""
 
     pools: Sequence[ConnectionPool]
     """Upstreams to try in turn."""

@@ -236,7 +236,7 @@ class KnownUpstreamHead:
                     self._length = self._places[-1][0]
 
     def compose(self, headers: Headers, length: int | None) -> tuple[bytes, list[bytes], list[bytes]]:
-        """As `RequestHeads.compose`."""
+        """Return the same as `RequestHeads.compose` for another request with this head."""
         parts = self._parts.copy()
         for place, at in self._places:
             parts[place] = headers[at][2]
