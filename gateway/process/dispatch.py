@@ -145,17 +145,17 @@ class Dispatch:
         if self._first is not None and not request.websocket and needs_leader(self._proxy, admitted):
             self._first.forward(client, request, request.target, encode_forwarded_call(client, admitted))
             return
-        call = self._call(client, request, admitted)
+        proxy = self._proxy
+        if request.websocket:
+            call = HandshakeCall(proxy, client, request, admitted)
+        elif admitted.dialect.family is MCP:
+            call = McpCall(proxy, self._mcp, client, request, admitted)
+        elif proxy.pins.catalog.rehearses and is_rehearsal(admitted.address.rollout):
+            call = RehearsedCall(proxy, client, request, admitted)
+        else:
+            call = HttpCall(proxy, client, request, admitted)
         client.served = call
         call.run(began)
-
-    def _call(self, client: ClientConnection, request: HttpRequest, admitted: CallRequest) -> HttpCall:
-        if request.websocket:
-            return HandshakeCall(self._proxy, client, request, admitted)
-        if admitted.dialect.family is MCP:
-            return McpCall(self._proxy, self._mcp, client, request, admitted)
-        rehearses = self._proxy.pins.catalog.rehearses and is_rehearsal(admitted.address.rollout)
-        return (RehearsedCall if rehearses else HttpCall)(self._proxy, client, request, admitted)
 
     def _refuse(self, client: ClientConnection, request: HttpRequest, refusal: Refusal) -> None:
         """Answer a request that does not become a call: it belongs to no rollout, or is no request at all."""
