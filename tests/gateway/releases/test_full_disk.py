@@ -182,7 +182,7 @@ async def test_a_replay_asks_nothing_twice_while_the_disk_is_full(tmp_path: Path
         for number in range(4):
             _ = await traffic.call(f"r{number}")
         provider.held = lambda asked: True
-        how = policy(0.5, replayed="required", replay={"calls": 4, "concurrency": 1})
+        how = policy(0.5, replayed="required", replay={"calls": 4})
         release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
         await provider.until(lambda: provider.running == 1)
         with full_disk(gateway):
