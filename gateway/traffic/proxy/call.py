@@ -365,11 +365,8 @@ class HttpCall(Failover):
     def _late(self, now: float) -> str | None:
         """The upstream's failure in words, with the setting of the time limit; None while it is in time."""
         assert self.record.pool is not None
-        config, setting = self.record.pool.config, "read_timeout"
-        if self.state is CallState.SENT and self._held is None and config.first_byte_timeout is not None:
-            setting = "first_byte_timeout"
-        limit = getattr(config, setting)
-        return f"sent nothing for {limit:g} s (upstream.{setting})" if now - self.touched > limit else None
+        limit = self.record.pool.config.read_timeout
+        return f"sent nothing for {limit:g} s (upstream.read_timeout)" if now - self.touched > limit else None
 
     def _stuck(self) -> bool:
         """True if no event can move the call on any more because one of its steps has failed."""

@@ -41,10 +41,10 @@ class SystemFoldingMiddleware:
 
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Fold at once if the template is known to need it; else add the part that folds after a refusal."""
-        if route is None or send.call.dialect.name != "chat" or not _may_fold(route):
+        if route is None or send.call.dialect.name != "chat" or not (route.train or route.translates):
             return
         key = send.pools[0].name, route.model
-        if route.fold_system or key in self._known:
+        if key in self._known:
             send.body, count = fold_system_messages(send.body)
             send.attributes |= {FOLDED: count} if count else {}
             send.convert = _folding(send.convert)
@@ -75,10 +75,6 @@ class SystemFoldingFilter(CallFilter):
         """Remember that this template needs folded messages."""
         if self._tried:
             self._known.add(self._key)
-
-
-def _may_fold(route: RouteSettings) -> bool:
-    return bool(route.train or route.translates) if route.fold_system is None else route.fold_system
 
 
 def _folding(convert: Callable[[bytes], bytes] | None) -> Callable[[bytes], bytes]:

@@ -156,7 +156,7 @@ class Failover(RecordedCall):
         """Try elsewhere, or fail, if the call has waited too long for a place."""
         pool = self.record.pool
         assert pool is not None
-        limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
+        limit_s = pool.config.read_timeout
         if waited_s > limit_s:
             limit = pool.concurrency_limit
             message = (
