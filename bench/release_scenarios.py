@@ -9,25 +9,25 @@ from bench.release_users import Way
 from penstock.gateway.model.release_policy import (
     SRM_ALPHA,
     CanaryStage,
-    EarlyGuard,
-    Guard,
-    Guards,
     Holdback,
     ReleasePolicy,
+    freeze_policy,
+    thaw_policy,
 )
 
 HORIZON = 6000
 RATE = 0.7
 
-OFF = Guards(early_error=EarlyGuard(alpha=0), error=Guard(alpha=0), violation=Guard(alpha=0), missing=Guard(alpha=0))
 NO_HOLDBACK = Holdback(rollouts=0)
-PLAIN = ReleasePolicy(alpha=0.05, guards=OFF, hold_split=True, horizon=HORIZON)
+PLAIN = ReleasePolicy(hold_split=True, horizon=HORIZON).with_guards([]).model_copy(update={"alpha": 0.05})
 HALF = PLAIN.model_copy(update={"stages": [CanaryStage(split=0.5)]})
 ERRORS = ReleasePolicy(hold_split=True, horizon=HORIZON)
 WHOLE = ReleasePolicy(horizon=HORIZON, holdback=NO_HOLDBACK)
 WORST = WHOLE.model_copy(update={"missing": "worst"})
 HELD_BACK = ReleasePolicy(horizon=HORIZON)
-HELD_BACK_MORE = ReleasePolicy(horizon=HORIZON, holdback=Holdback(share=0.1, rollouts=2000))
+HELD_BACK_MORE = thaw_policy(
+    freeze_policy(HELD_BACK) | {"holdback": {"share": 0.1, "rollouts": 2000}}, ReleasePolicy.model_validate
+)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,6 @@ policy = "{home}/policy.toml"
 [prompts]
 every = 6
 rollouts = 150
-front = 2
 """
 POLICY = """\
 replayed = "skip"

@@ -101,6 +101,9 @@ if TYPE_CHECKING:
     from penstock.gateway.followers.otlp.exporter import Exporter
 
 _log = logging.getLogger("penstock.app")
+CLIENT_S = 120.0
+"""Seconds without a byte after which a client's connection is closed, those that a request's head may take, and those
+in which a client may take nothing of an answer that waits for it."""
 _TICK_SECONDS = 0.1
 """Time between two ticks while something runs."""
 _CHECK_SECONDS = 1.0
@@ -411,7 +414,7 @@ class Gateway:
         if self._tls is not None:
             self._tls.check_files()
         for client in list(self._port.clients):
-            client.expire(now, self.config.limits.client_timeout)
+            client.expire(now, CLIENT_S)
 
     def measured(self) -> Metrics:
         """Return the metrics, with gauges as they are now."""

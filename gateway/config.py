@@ -71,6 +71,8 @@ class KeySettings(Section):
     """SHA-256 of the key, in hex; the key itself is written down nowhere."""
 
 
+OTLP_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+"""Environment variable with the headers for a collector."""
 _KEY_NAME = re.compile("(?i)key|token|secret|password")
 """Names of variables whose values are kept off the tape."""
 
@@ -82,9 +84,6 @@ class LimitSettings(Section):
     """Largest request body; a larger one is refused with 413."""
     recorded_bytes: int = Field(default=64 << 20, gt=0)
     """Largest part of a response body that is kept; the rest passes on and the span is marked truncated."""
-    client_timeout: float = Field(default=120.0, gt=0)
-    """Seconds without a byte after which a client's connection is closed, those that a request's head may take, and
-    those in which a client may take nothing of an answer that waits for it."""
     drain_delay: float = Field(default=0.0, ge=0, le=LONGEST_S)
     """Seconds after SIGTERM in which it still takes connections, while `/readyz` says that it stops: as long as a load
     balancer needs to notice."""
@@ -128,9 +127,8 @@ class OtlpSettings(Section):
     """`[otlp]`: OpenTelemetry, in at `/v1/traces`, `/v1/logs` and `/v1/metrics`, and out to a collector."""
 
     endpoint: str | None = None
-    """Where every finished span is sent, as `OTEL_EXPORTER_OTLP_ENDPOINT` names it: `/v1/traces` is added."""
-    headers_env: str | None = None
-    """Environment variable with headers to send along, such as keys: `name=value,name=value`, percent-encoded."""
+    """Where every finished span is sent: `/v1/traces` is added. Headers to send along, such as keys, are in the
+    environment, in `OTEL_EXPORTER_OTLP_HEADERS`."""
     wait: float = Field(default=10.0, ge=0, le=300)
     """Seconds that a call outside of the queue waits for its agent's spans; 0 sends every span at once, as it came."""
     capture_content: bool = False
@@ -139,27 +137,24 @@ class OtlpSettings(Section):
     @field_validator("endpoint")
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
-        return None if value is None else http_url(value, "headers_env")
+        return None if value is None else http_url(value, OTLP_HEADERS)
 
     def traces_url(self) -> str:
         """The URL that traces are sent to, if there is an endpoint."""
         return f"{(self.endpoint or '').removesuffix('/v1/traces')}/v1/traces"
 
     def headers(self) -> dict[str, str]:
-        """The headers from the environment; raises `ConfigError` if they are named and missing or malformed."""
-        if self.headers_env is None:
-            return {}
-        value = os.environ.get(self.headers_env)
-        if not value:
-            raise ConfigError(f"otlp: headers_env names {self.headers_env}, which is not set in the environment")
+        """The headers from the environment, as every exporter of OpenTelemetry reads them: `name=value,name=value`,
+        percent-encoded. Raises `ConfigError` if they are malformed."""
+        value = os.environ.get(OTLP_HEADERS, "") if self.endpoint is not None else ""
         pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
         if not all(name.strip() and equals for name, equals, _ in pairs):
-            raise ConfigError(f"otlp: {self.headers_env} must hold name=value,name=value")
+            raise ConfigError(f"otlp: {OTLP_HEADERS} must hold name=value,name=value")
         made = {name.strip(): unquote(content.strip()) for name, _, content in pairs}
         for name, content in made.items():
             # The message leaves the value out: it is mostly a secret.
             if not re.fullmatch(f"{TOKEN}+", name) or not content.isprintable():
-                raise ConfigError(f"otlp: {self.headers_env}: {name!r} and its value can be no header")
+                raise ConfigError(f"otlp: {OTLP_HEADERS}: {name!r} and its value can be no header")
         return made
 
 

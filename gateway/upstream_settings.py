@@ -25,13 +25,11 @@ class UpstreamSettings(Section):
     """Whose API it speaks."""
     key_env: str | None = None
     """Environment variable with its API key; it replaces the agent's. Without it an agent's own of this API passes."""
-    first_byte_timeout: float | None = Field(default=None, gt=0)
-    """Seconds until an answer begins. Default: `read_timeout`."""
     read_timeout: float = Field(default=600.0, gt=0)
-    """Seconds without a byte from the upstream after which a call fails."""
+    """Seconds without a byte from the upstream, before its answer and within it, after which a call fails."""
     max_concurrent: int | None = Field(default=None, gt=0)
     """Calls that it is given at a time; others go to another upstream of their route, or wait in their order, at most
-    `first_byte_timeout` seconds."""
+    `read_timeout` seconds."""
     health_path: str | None = Field(default=None, pattern=r"^/[!-~]*$")
     """Path of its host that answers 2xx while it can serve, as `/health` of vLLM; asked every 5 seconds."""
     session_header: str | None = Field(default=None, pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$")
@@ -106,9 +104,6 @@ class RouteSettings(Section):
     conversation also goes on from the very tokens that the engine made, not from a rendering of its text."""
     translate: bool | None = None
     """Whether calls of messages and responses are translated to chat completions. Default: where `train` is set."""
-    fold_system: bool | None = None
-    """Whether all system messages become one at the beginning. Default: of calls that are translated or trained, when
-    the engine refuses them otherwise."""
 
     @field_validator("upstream", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ groups centred and not scaled, clip-higher, truncated importance sampling at 2.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -22,13 +23,26 @@ class SuiteSettings(Section):
     """`[[evaluate.suite]]`: tasks that are never trained on, and are reported together."""
 
     tasks: Path = Field(strict=False)
-    """JSONL file of the tasks, one rollout input a line."""
-    name: str = Field(default="held-out", pattern=r"^[A-Za-z0-9_-]{1,32}$")
-    """What the suite is called in figures: `evaluation/NAME/reward`."""
+    """JSONL file of the tasks, one rollout input a line. Figures are called by its name, without its ending:
+    `evaluation/NAME/reward`."""
     samples: int = Field(default=1, ge=1, le=1000)
     """Rollouts of each task."""
     passed: float = Field(default=1.0, allow_inf_nan=False)
     """Least reward of a rollout that counts as passed, for `pass@k`."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _names_figures(cls, value: Path) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", value.stem):
+            raise ValueError(
+                f"figures are called {value.stem!r} then: name the file with 1 to 32 letters, digits, _ and -"
+            )
+        return value
+
+    @property
+    def name(self) -> str:
+        """The name of the suite in figures."""
+        return self.tasks.stem
 
 
 class EvaluateSettings(Section):
@@ -45,7 +59,7 @@ class EvaluateSettings(Section):
         names = [suite.name for suite in value]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two suites are called {name!r}; give each a name of its own")
+                raise ValueError(f"two suites are called {name!r}; give each file a name of its own")
         return value
 
 
@@ -61,7 +75,9 @@ CLIPS: dict[Surrogate, tuple[float, float]] = {
     "cispo": (1.0, 4.0),
     "pg": (1.0, 0.0),
 }
-"""Default bounds of a ratio below and above 1: DAPO, GSPO and ScaleRL; `pg` has no ratio."""
+"""How far a ratio may fall below 1 and rise above: DAPO, GSPO and ScaleRL; `pg` has no ratio."""
+MAX_NORM = 1.0
+"""Norm that gradients are clipped to."""
 
 
 class RunSettings(Section):
@@ -153,8 +169,6 @@ class LossSettings(Section):
 
     kind: Surrogate = "ppo"
     """`ppo` (clipped), `gspo` (clipped by sequence), `cispo` (clipped weights) or `pg` (plain policy gradient)."""
-    clip: tuple[float, float] | None = Field(default=None, strict=False)
-    """How far a ratio may fall below 1 and rise above. Default: ppo 0.2, 0.28; gspo 0.0003, 0.0004; cispo 1.0, 4.0."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference: the model without adapter, or as it was at the start (full)."""
     correction: Correction | None = None
@@ -163,13 +177,6 @@ class LossSettings(Section):
     aggregate: Aggregate = "rollout-mean"
     """How tokens become one number: mean over rollouts of their mean, `token-mean` (DAPO), or a number of tokens, such
     as 1024, that each rollout's sum is divided by (Dr. GRPO)."""
-
-    @field_validator("clip")
-    @classmethod
-    def _around_one(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-        if value is not None and not (0 <= value[0] <= 1 and value[1] >= 0):
-            raise ValueError(f"{list(value)} is not how far below 1 (0 to 1) and how far above it (from 0)")
-        return value
 
     @model_validator(mode="after")
     def _gspo_goes_by_sequences(self) -> Self:
@@ -185,11 +192,6 @@ class LossSettings(Section):
         """The correction in effect between engine and trainer."""
         return self.correction or ("sequence" if self.kind == "gspo" else "token")
 
-    @property
-    def clip_bounds(self) -> tuple[float, float]:
-        """(below, above): how far a ratio may differ from 1."""
-        return CLIPS[self.kind] if self.clip is None else self.clip
-
 
 class OptimiserSettings(Section):
     """`[optimiser]`: settings of AdamW and of its learning rate."""
@@ -200,8 +202,6 @@ class OptimiserSettings(Section):
     """Steps in which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rate does after the warm-up: it stays, or falls to 0 at the last step."""
-    max_norm: float = Field(default=1.0, gt=0)
-    """Norm that gradients are clipped to."""
     updates: int = Field(default=1, ge=1)
     """Optimiser updates in one step: its rollouts are split evenly. Beyond 1, ratios are against the step's start."""
 
@@ -333,8 +333,6 @@ class OnlineSettings(Section):
     """Rollouts with a reward that one step takes."""
     quiet_seconds: float = Field(default=60.0, ge=0)
     """Seconds without a call or a reward of a rollout before it is learnt from; what comes later is not."""
-    grouped: bool = False
-    """Whether rollouts are compared within their group, of `rollouts.group_size` or more; others are then left out."""
     max_drop: float = Field(default=0.05, ge=0)
     """How far below its best so far an evaluation counts as low, in units of reward; two in a row stop the run."""
 
@@ -346,8 +344,6 @@ class PromptSettings(Section):
     """Steps from one round to the next; the first round is before the first step."""
     rollouts: int = Field(default=160, ge=20)
     """Rollouts of one round, beside those of the steps."""
-    front: int = Field(default=3, ge=2)
-    """Most prompts that the rollouts of a group are spread over, the one that the run began with included."""
 
 
 class TrainConfig(Section):
@@ -371,7 +367,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _groups_are_comparable(self) -> Self:
-        if self.rollouts.group_size == 1 and self.advantage.estimator != "reinforce++":
+        if self.rollouts.group_size == 1 and self.compares_groups:
             raise ValueError(
                 f"rollouts.group_size: in a group of 1 {self.advantage.estimator} has nothing to compare with; "
                 'raise it, or set advantage.estimator = "reinforce++"'
@@ -386,6 +382,11 @@ class TrainConfig(Section):
                 'model.weights to "lora"'
             )
         return self
+
+    @property
+    def compares_groups(self) -> bool:
+        """True if rollouts are compared within their group, and one of no group teaches nothing."""
+        return self.advantage.estimator != "reinforce++"
 
     @property
     def learning_rate(self) -> float:
@@ -434,11 +435,7 @@ def check_prompts(config: TrainConfig) -> None:
 
 def check_online(config: TrainConfig) -> None:
     """Raise `ConfigError` for settings that cannot learn from production."""
-    grouped, batch = config.online.grouped, config.advantage.estimator == "reinforce++"
     wrong = [
-        (not grouped and not batch, "advantage.estimator", f"{config.advantage.estimator!r} compares rollouts of one "
-         'task, and production has many: set "reinforce++", or online.grouped = true where it is queued in groups'),
-        (grouped and batch, "online.grouped", '"reinforce++" compares all rollouts of a step: leave it out'),
         (config.publish.release == "none", "publish.release", '"none" shows production nothing, and rollouts of '
          'weights older than rollouts.staleness are not learnt from: set "auto" or "canary"'),
         (config.rollouts.ahead, "rollouts.ahead", "production's rollouts are not queued: leave it out"),

@@ -81,7 +81,7 @@ def _patience(view: ReleaseView) -> float | None:
         return LONGEST_S
     policy = view.release.policy
     due = view.oldest_ns / 1e9 + policy.outcome_deadline_s - time.time()
-    longest = policy.guards.early_error.deadline_s if view.waiting_early else LONGEST_S
+    longest = policy.early_deadline_s if view.waiting_early else LONGEST_S
     return min(max(due, PREPARING_S), max(longest, PREPARING_S), LONGEST_S)
 
 

@@ -245,7 +245,7 @@ def _outcomes(view: ReleaseView) -> Iterator[str]:
         yield f"{view.waiting:,} {outcomes}, each for {longest} at most{oldest}"
     if view.waiting_early:
         looks = "early look" if view.waiting_early == 1 else "early looks"
-        longest = duration(int(policy.guards.early_error.deadline_s * 1e9))
+        longest = duration(int(policy.early_deadline_s * 1e9))
         yield f"{view.waiting_early:,} {looks} for errors, each for {longest} at most"
     if release.waits is None and stage.name == HOLDBACK:
         there = f"{view.rewarded:,} of {stage.rollouts:,} {policy.observation_noun} in the {HOLDBACK}"

@@ -43,9 +43,7 @@ async def releases(made: Showcase) -> None:
     and does well."""
     client = made.client
     stages = [CanaryStage(split=0.5, rollouts=60)]
-    how = ReleasePolicy.model_validate(
-        {"stages": stages, "margin_absolute": 0.1, "horizon": 400, "alpha_promote": 0.001} | SKIP
-    )
+    how = ReleasePolicy.model_validate({"stages": stages, "margin_absolute": 0.1, "horizon": 400} | SKIP)
     fun = await client.start_release("greeting", NewRelease(candidate="v2", policy=how, author="ben", why="more fun"))
     await wait_for_release(client, fun.id, lambda view: view.release.stage == "canary")
     await client.decide(fun.id, "rollback", ActionRequest(who="anna", why="two customers found it rude"))

@@ -12,7 +12,6 @@ from penstock.gateway.model.toml import Section
 
 BudgetScope = Literal["all", "key", "agent", "rollout", "run", "arm"]
 BudgetUnit = Literal["calls", "tokens", "usd"]
-UnreadAction = Literal["refuse", "call", "allow"]
 MOST_USD: Final = 10**9
 """Most US dollars of a budget: sums are counted in billionths of a dollar."""
 MONTH, TOTAL = "month", "total"
@@ -38,13 +37,9 @@ class Budget(Section):
     """How many of them may be used up in a window."""
     window: str = "1d"
     """For how long: a time such as `1h`, a calendar `month`, or `total`, which never begins anew."""
-    answer_tokens: int = Field(default=8192, gt=0, le=10**9)
-    """Tokens that are reserved for an answer to which its request sets no limit."""
-    unpriced: Literal["refuse", "free"] = "refuse"
-    """What happens to a call whose model has no price, where `unit` is `usd`: it is refused, or counts nothing."""
-    unread: UnreadAction | None = None
-    """What happens to a call of which nobody can say what it uses: it is refused, it passes and counts as one call, or
-    it passes and counts nowhere. Default: `"call"` where `unit` is `calls`, else `"refuse"`."""
+    unknown: Literal["refuse", "pass"] = "refuse"
+    """What happens to a call of which nobody can say how many tokens it uses, or whose model has no price: it is
+    refused, or passes and counts only what its answer tells. Where `unit` is `calls`, it passes and counts as one."""
 
     @field_validator("window")
     @classmethod
@@ -54,9 +49,9 @@ class Budget(Section):
         return value
 
     @property
-    def unread_action(self) -> UnreadAction:
-        """The fate of a call whose use cannot be told: `unread`, or its default for the unit."""
-        return self.unread or ("call" if self.unit == "calls" else "refuse")
+    def refuses_unknown(self) -> bool:
+        """True if a call whose use cannot be told is refused."""
+        return self.unit != "calls" and self.unknown == "refuse"
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Budget:

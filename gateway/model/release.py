@@ -13,7 +13,7 @@ import hmac
 import json
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import Field, PlainSerializer, WrapValidator
 
 from penstock.gateway.model.audit import AuthenticatedRequest
 from penstock.gateway.model.base import Id, Noun
@@ -199,7 +199,7 @@ class AuditTrailEntry(Noun):
         return digest(self.previous, self.model_dump(mode="json", exclude={"hash", "signature"}))
 
 
-FrozenPolicy = Annotated[ReleasePolicy, BeforeValidator(thaw_policy), PlainSerializer(freeze_policy)]
+FrozenPolicy = Annotated[ReleasePolicy, WrapValidator(thaw_policy), PlainSerializer(freeze_policy)]
 """A policy as it was when a release began, with the values that were fixed then."""
 
 

@@ -1,20 +1,20 @@
 """The policy of a release: what it may do by itself. A strict TOML file, all keys with defaults, frozen with the
 release.
 
-The error probabilities of the reward, of all guards that are on and of the holdback add up to 0.05 at most
-(Bonferroni). So a candidate that is no worse in anything is rolled back with at most that probability.
+The error probabilities of the reward, of all guards and of the holdback add up to 0.05 (Bonferroni). So a candidate
+that is no worse in anything is rolled back with at most that probability.
 """
 
 from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from penstock.gateway.model.base import LONGEST_S
 from penstock.gateway.model.span import BAGGAGE_NAME
@@ -27,16 +27,15 @@ EARLY = "early_error"
 ROLLOUT = "rollout"
 """The unit of a release that assigns each rollout by itself."""
 
-MOST_ALPHA = 0.05
-"""Largest sum of the error probabilities of reward and guards."""
+_ALWAYS_ON = {"alpha": 0.005}
+"""Probability of a false rollback by a guard that is always on."""
 HOLDBACK_ALPHA = 0.005
 """Probability of a false rollback in the holdback, shared by reward and guards in the proportions of the stages
 before."""
 HOLDBACK = "holdback"
 """Name of the last stage."""
 QUARTER = 0.0025
-"""Error probability of the guards of latency and costs: with both on, and defaults otherwise, `MOST_ALPHA` is used
-up."""
+"""Error probability of the guards of latency and costs: with both on, all add up to 0.05."""
 ODDS_BELOW = 0.6
 """Below this mean reward a share of it is so small beside the noise of single rollouts that few releases would be
 decided: there the margin keeps its odds ratio. 10 % is 0.60 to 0.54, and then 0.36 to 0.306, and 0.10 to 0.080."""
@@ -82,27 +81,8 @@ class Holdback(Section):
     """`[holdback]`: the last stage, after a loss is excluded: nearly all new rollouts get the candidate, and harm still
     takes it back."""
 
-    share: float = Field(default=0.05, gt=0, lt=1)
-    """Share of new rollouts that still get the stable version, above 0 and below 1."""
     rollouts: int = Field(default=4000, ge=0, le=10_000_000)
     """Rollouts that are assigned in it and counted before the promotion is final, 0 to 10,000,000; 0 is no holdback."""
-
-
-class Guard(Section):
-    """`[guards.error]`, `[guards.violation]`, `[guards.missing]`: something that may not become more frequent."""
-
-    alpha: float = Field(default=0.005, ge=0, le=MOST_ALPHA)
-    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
-
-
-class EarlyGuard(Section):
-    """`[guards.early_error]`: errors that show soon, so that nobody waits for a reward to see them."""
-
-    alpha: float = Field(default=0.005, ge=0, le=MOST_ALPHA)
-    """Probability of a false rollback by this guard, 0 to 0.05; 0 turns it off."""
-    deadline_s: float = Field(default=30.0, gt=0, le=LONGEST_S)
-    """Seconds from its assignment after which a rollout counts as free of early errors, above 0. It counts sooner when
-    a call has failed, when it has ended or when its reward has come. Later errors are left to `[guards.error]`."""
 
 
 class LatencyGuard(Section):
@@ -131,20 +111,16 @@ class CostGuard(Section):
 
 
 class Guards(Section):
-    """`[guards]`: goodness besides the reward; each is tested for harm, and before a promotion for no loss."""
+    """`[guards]`: goodness besides the reward; each is tested for harm, and before a promotion for no loss.
+
+    Always on are `early_error` (failed rollouts and calls soon after the assignment, without waiting for rewards),
+    `error` (the same up to the outcome), `violation` (of a rule on tool calls) and `missing` (no reward at the
+    deadline)."""
 
     margin: float | None = Field(default=None, gt=0, lt=1)
     """How much worse a candidate may be in each guard and still be promoted, as a difference of shares, above 0 to
     below 1. Unless given it is 0.02, or more for a guard that varied much before the start: 0.15 of the standard
     deviation that the stable version had."""
-    early_error: EarlyGuard = EarlyGuard()
-    """Rollouts that failed or had a failed call soon after they were assigned; it does not wait for rewards."""
-    error: Guard = Guard()
-    """Rollouts that failed or had a failed call, up to their outcome."""
-    violation: Guard = Guard()
-    """Rollouts with a policy violation."""
-    missing: Guard = Guard()
-    """Rollouts without a reward at their deadline."""
     latency: LatencyGuard | None = None
     """Slow rollouts."""
     cost: CostGuard | None = None
@@ -154,35 +130,48 @@ class Guards(Section):
 class Replay(Section):
     """`[replay]`: recorded calls asked again, of the candidate and of the incumbent."""
 
+    requests: ClassVar[int] = 2
+    """Requests to models for each call: one of both legs. A judge that is a model takes from those of later calls."""
+    concurrency: ClassVar[int] = 8
+    """Requests at the same time."""
+    margin: ClassVar[float] = 0.1
+    """How much lower than the incumbent's own the candidate's agreement may be."""
+    steps: ClassVar[int] = 100
+    """Requests to models in one rehearsed run at most."""
     calls: int = Field(default=200, ge=1, le=100_000)
     """Recorded calls to take, 1 to 100,000."""
-    budget: int = Field(default=400, ge=2, le=1_000_000)
-    """Requests to models at most, both legs and the judge counted, 2 to 1,000,000."""
-    concurrency: int = Field(default=8, ge=1, le=1000)
-    """Requests at the same time, 1 to 1,000."""
-    margin: float = Field(default=0.1, ge=0, lt=1)
-    """How much lower than the incumbent's own the candidate's agreement may be, 0 to below 1."""
     closed_loop: int = Field(default=0, ge=0, le=10_000)
     """Recorded rollouts to rehearse with the agent itself and recorded tool results, 0 to 10,000; 0 is none."""
-    steps: int = Field(default=100, ge=1, le=100_000)
-    """Requests to models in one rehearsed run at most, 1 to 100,000."""
+
+    @property
+    def budget(self) -> int:
+        """Requests to models at most, both legs and the judge counted."""
+        return self.requests * self.calls
 
 
 class Shadow(Section):
     """`[shadow]`: live calls sent to the candidate too, after the answer went out."""
 
+    requests: ClassVar[int] = 5
+    """Requests to models for each call that is to be mirrored, the judge's and those that failed counted."""
+    concurrency: ClassVar[int] = 2
+    """Requests at the same time; a call that finds none free is not mirrored."""
     share: float = Field(default=0.05, gt=0, le=1)
     """Share of calls that are mirrored, above 0 to 1."""
-    budget: int = Field(default=500, ge=1, le=1_000_000)
-    """Requests to models at most, the judge's counted, 1 to 1,000,000."""
     calls: int = Field(default=100, ge=1, le=100_000)
     """Mirrored calls after which the stage is done, 1 to 100,000."""
-    concurrency: int = Field(default=2, ge=1, le=1000)
-    """Requests at the same time, 1 to 1,000; a call that finds none free is not mirrored."""
+
+    @property
+    def budget(self) -> int:
+        """Requests to models at most, the judge's counted."""
+        return self.requests * self.calls
 
 
 class ReleasePolicy(Section):
-    """The rules of one release: its stages, its gates, its tests and their error rates; a whole policy file."""
+    """The rules of one release: its stages, its gates and its tests; a whole policy file."""
+
+    _earlier: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+    """Values that a release on the tape began with when they could be set, where they are not those of `CONSTANTS`."""
 
     stages: list[CanaryStage] = Field(
         default=[CanaryStage(split=0.05, rollouts=20), CanaryStage(split=0.2, rollouts=80), CanaryStage(split=0.5)],
@@ -208,10 +197,6 @@ class ReleasePolicy(Section):
     0 to below 1. Where that mean is below 0.6, the loss with the same odds ratio as this share of 0.6."""
     margin_absolute: float | None = Field(default=None, ge=0)
     """The same as a difference of rewards, at least 0 and less than the range; it replaces `margin`."""
-    alpha: float = Field(default=0.02, gt=0, le=MOST_ALPHA)
-    """Probability of rolling back by the reward a candidate that is not worse, above 0 to 0.05."""
-    alpha_promote: float = Field(default=0.05, gt=0, le=0.2)
-    """Probability of promoting a candidate that is worse by the margin, above 0 to 0.2."""
     guards: Guards = Guards()
     """What is watched besides the reward."""
     holdback: Holdback = Holdback()
@@ -240,8 +225,8 @@ class ReleasePolicy(Section):
         splits = [stage.split for stage in self.stages]
         if self.has_holdback and splits[-1] >= self.ramp[-1].split:
             raise ValueError(
-                f"holdback.share: {self.holdback.share:g} must be below {1 - splits[-1]:g}, what the last stage leaves "
-                "to the stable version; lower it, or turn the holdback off with holdback.rollouts = 0"
+                f"stages: the last split, {splits[-1]:g}, must be below {self.ramp[-1].split:g}, that of the holdback; "
+                "lower it, or turn the holdback off with holdback.rollouts = 0"
             )
         if any(later <= earlier for earlier, later in pairwise(splits)):
             raise ValueError(f"stages: splits must rise, since no rollout may change its arm; found {_listed(splits)}")
@@ -250,19 +235,6 @@ class ReleasePolicy(Section):
             raise ValueError(
                 f"horizon: {self.horizon} rollouts, but the stages take about {needed:.0f} (their rollouts divided by "
                 "their splits); raise horizon or lower stages.rollouts"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _errors_add_up(self) -> Self:
-        alphas = {"alpha": self.alpha} | {f"guards.{name}.alpha": alpha for name, alpha in self.guard_alphas.items()}
-        alphas |= {"holdback": HOLDBACK_ALPHA} if self.has_holdback else {}
-        total = sum(alphas.values())
-        if total > MOST_ALPHA + 1e-9:
-            found = " + ".join(f"{name} {alpha:g}" for name, alpha in alphas.items())
-            raise ValueError(
-                f"alpha: {found} = {total:g} is more than {MOST_ALPHA:g}, the most that a good candidate may be rolled "
-                "back with; lower one, or turn a guard off with alpha = 0 or the holdback with holdback.rollouts = 0"
             )
         return self
 
@@ -298,12 +270,42 @@ class ReleasePolicy(Section):
             ) from None
 
     @cached_property
+    def alpha(self) -> float:
+        """Probability of rolling back by the reward a candidate that is not worse."""
+        return self._constant("alpha")
+
+    @cached_property
+    def alpha_promote(self) -> float:
+        """Probability of promoting a candidate that is worse by the margin."""
+        return self._constant("alpha_promote")
+
+    @property
+    def early_deadline_s(self) -> float:
+        """Seconds from its assignment after which a rollout counts as free of early errors. It counts sooner when a
+        call has failed, when it has ended or when its reward has come. Later errors are left to the guard `error`."""
+        return self._constant("guards", EARLY, "deadline_s")
+
+    @cached_property
     def guard_alphas(self) -> dict[str, float]:
         """Error probability of every guard that is on."""
-        found = (
-            (name, getattr(self.guards, name)) for name in (EARLY, "error", "violation", "latency", "cost", MISSING)
-        )
-        return {name: guard.alpha for name, guard in found if guard is not None and guard.alpha > 0}
+        given = {"latency": self.guards.latency, "cost": self.guards.cost}
+        found = {name: self._constant("guards", name, "alpha") for name in (EARLY, "error", "violation")}
+        found |= {name: one.alpha for name, one in given.items() if one is not None}
+        found[MISSING] = self._constant("guards", MISSING, "alpha")
+        return {name: alpha for name, alpha in found.items() if alpha}
+
+    def _constant(self, *path: str) -> float:
+        """The value of `CONSTANTS` at this path, or the one that the release began with."""
+        value: Any = CONSTANTS
+        earlier: Any = self._earlier
+        for name in path:
+            value, earlier = value[name], earlier.get(name, {})
+        return value if earlier == {} else earlier
+
+    def with_guards(self, names: Collection[str]) -> Self:
+        """The policy with no guards but these, to be played without a tape."""
+        kept = {name: alpha for name, alpha in self.guard_alphas.items() if name in names}
+        return self.model_copy(update={"guard_alphas": kept})
 
     @property
     def has_holdback(self) -> bool:
@@ -324,7 +326,7 @@ class ReleasePolicy(Section):
         """All splits in their order: those of the stages, then that of the holdback. They rise, so that a rollout's
         probability tells the split in which it was assigned."""
         stages = tuple(RampStep(one.name, one.split, one.rollouts) for one in self.stages)
-        last = RampStep(HOLDBACK, 1.0 - self.holdback.share, self.holdback.rollouts)
+        last = RampStep(HOLDBACK, 1.0 - self._constant("holdback", "share"), self.holdback.rollouts)
         return (*stages, last) if self.has_holdback else stages
 
     def guard_margins(self, spreads: Mapping[str, float]) -> dict[str, float]:
@@ -354,8 +356,7 @@ class ReleasePolicy(Section):
     @property
     def needs_baseline(self) -> bool:
         """True if one of its margins depends on the stable version's results before the start."""
-        by_guards = self.guards.margin is None and any(name != EARLY for name in self.guard_alphas)
-        return not self.hold_split and (self.margin_absolute is None or by_guards)
+        return not self.hold_split and (self.margin_absolute is None or self.guards.margin is None)
 
     def goodness(self, reward: float) -> float:
         """A reward scaled to [0, 1]."""
@@ -397,6 +398,22 @@ def _listed(values: list[Any]) -> str:
 
 # -- the policy's form on the tape ------------------------------------------------------------------------------------
 
+CONSTANTS: dict[str, Any] = {
+    "alpha": 0.02,
+    "alpha_promote": 0.05,
+    "guards": {
+        EARLY: _ALWAYS_ON | {"deadline_s": 30.0},
+        "error": _ALWAYS_ON,
+        "violation": _ALWAYS_ON,
+        MISSING: _ALWAYS_ON,
+    },
+    "holdback": {"share": 0.05},
+    "replay": {"margin": Replay.margin, "concurrency": Replay.concurrency, "steps": Replay.steps},
+    "shadow": {"concurrency": Shadow.concurrency},
+}
+"""The values that the tape's policy has and nobody can set any more: a release goes by those that it began with. The
+probabilities of the reward, of all guards and of the holdback add up to 0.05; the holdback leaves its share of new
+rollouts to the stable version."""
 FIXED: dict[str, Any] = {
     "failed": 0.0,
     "hard_violations": 0,
@@ -410,9 +427,13 @@ on."""
 
 
 def freeze_policy(policy: ReleasePolicy) -> dict[str, Any]:
-    """A policy as the tape has it, with the values of `FIXED`."""
+    """A policy as the tape has it, with the values of `FIXED` and `CONSTANTS`."""
     made = policy.model_dump(mode="json")
     _add(made, FIXED)
+    _add(made, CONSTANTS)
+    made["replay"]["budget"], made["shadow"]["budget"] = policy.replay.budget, policy.shadow.budget
+    for name, value in policy._earlier.items():  # pyright: ignore[reportPrivateUsage]
+        made[name] = _merged(made[name], value)
     made["replay"]["judge"] = made["shadow"]["judge"] = made.pop("judge")
     made["reward_low"], made["reward_high"] = made.pop("reward_range")
     for stage, own in zip(made["stages"], policy.stages, strict=True):
@@ -420,13 +441,15 @@ def freeze_policy(policy: ReleasePolicy) -> dict[str, Any]:
     return made
 
 
-def thaw_policy(value: Any) -> Any:
-    """The values of a policy on the tape that can be set; any value that is no object is returned unchanged."""
+def thaw_policy(value: Any, validate: Callable[[Any], ReleasePolicy]) -> ReleasePolicy:
+    """A policy from the tape; a value that is no object is only validated."""
     if not isinstance(value, dict):
-        return value
+        return validate(value)
     made = copy.deepcopy(cast(dict[str, Any], value))
-    _take(made, FIXED)
+    _ = _take(made, FIXED)
     replay, shadow = made.get("replay", {}), made.get("shadow", {})
+    budgets = {"replay": Replay.requests * replay.get("calls", 0), "shadow": Shadow.requests * shadow.get("calls", 0)}
+    earlier = _take(made, _merged(CONSTANTS, {name: {"budget": budget} for name, budget in budgets.items()}), True)
     if "judge" in replay and replay["judge"] == shadow.get("judge"):
         made["judge"] = replay.pop("judge")
         del shadow["judge"]
@@ -435,21 +458,39 @@ def thaw_policy(value: Any) -> Any:
     for stage in made.get("stages", ()):
         if stage.get("name") == f"{stage['split'] * 100:g}%":
             del stage["name"]
-    return made
+    policy = validate(made)
+    policy._earlier = earlier  # pyright: ignore[reportPrivateUsage]
+    return policy
 
 
 def _add(made: dict[str, Any], fixed: dict[str, Any]) -> None:
     for name, value in fixed.items():
-        if not isinstance(value, dict):
-            made[name] = value
+        if not isinstance(value, dict) or name not in made:
+            made[name] = copy.deepcopy(fixed[name])
         elif made.get(name) is not None:
             _add(made[name], cast(dict[str, Any], value))
 
 
-def _take(made: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """Remove the values that equal the fixed ones; others stay, and are refused by validation."""
+def _merged(one: Any, other: Any) -> Any:
+    """One tree with the values of another in place of its own."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other
+    left, right = cast(dict[str, Any], one), cast(dict[str, Any], other)
+    return left | {name: _merged(left.get(name), value) for name, value in right.items()}
+
+
+def _take(made: dict[str, Any], fixed: dict[str, Any], others_too: bool = False) -> dict[str, Any]:
+    """Remove the values that equal the fixed ones. Others stay, and are refused by validation; or they are removed and
+    returned."""
+    found = dict[str, Any]()
     for name, value in fixed.items():
-        if isinstance(value, dict) and made.get(name) is not None:
-            _take(made[name], cast(dict[str, Any], value))
+        if isinstance(value, dict) and isinstance(made.get(name), dict):
+            if others := _take(made[name], cast(dict[str, Any], value), others_too):
+                found[name] = others
+            if not made[name]:
+                del made[name]
         elif made.get(name) == value:
             made.pop(name, None)
+        elif others_too and name in made:
+            found[name] = made.pop(name)
+    return found

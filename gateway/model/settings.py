@@ -27,9 +27,7 @@ READ_KEY = "PENSTOCK_READ_KEY"
 AUDIT_KEY = "PENSTOCK_AUDIT_KEY"
 """Environment variable with the key that signs the audit chains of releases; it is needed to verify them too."""
 OWN_KEYS = (ADMIN_KEY, READ_KEY, AUDIT_KEY)
-_HOSTED = (
-    "env", "env_keys", "cwd", "processes", "idle_timeout", "memory_bytes",
-)  # fmt: skip
+_HOSTED = ("env", "env_keys", "cwd", "processes")
 """Settings that only servers have that the gateway hosts."""
 
 
@@ -77,10 +75,6 @@ class McpServer(Section):
     """Directory that it starts in. Default: the gateway's own."""
     processes: int = Field(default=100, gt=0)
     """How many of its processes may run at a time: each session has one."""
-    idle_timeout: float = Field(default=1800.0, gt=0)
-    """Seconds without a request or a stream after which a session ends, and its process."""
-    memory_bytes: int | None = Field(default=None, gt=0)
-    """Largest address space of each of its processes. Node.js reserves far more than it uses."""
     key_env: str | None = None
     """Environment variable with its key, sent as a bearer token in place of the agent's. Without it the agent's own
     passes through."""

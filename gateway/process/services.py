@@ -219,7 +219,7 @@ def warn(config: GatewayConfig, prices: Prices) -> None:
 def _unpriced(config: GatewayConfig, prices: Prices) -> Iterator[str]:
     """Yield models of routes that a budget in money refuses, because they have no price."""
     now = time.time_ns()
-    money = [Limit(one) for one in config.budget if one.unit == "usd" and one.unpriced == "refuse"]
+    money = [Limit(one) for one in config.budget if one.unit == "usd" and one.refuses_unknown]
     # A pattern names no model.
     routes = [route for route in config.route if "*" not in route.model and "?" not in route.model]
     for route in routes if money else ():
@@ -229,7 +229,7 @@ def _unpriced(config: GatewayConfig, prices: Prices) -> Iterator[str]:
                 if limit.is_about(route.model):
                     yield (
                         f"budget {limit.budget.name!r} refuses calls for model {route.model!r} of [[route]], which has "
-                        'no price: add one to the file that `prices` names, or set unpriced = "free"'
+                        'no price: add one to the file that `prices` names, or set unknown = "pass"'
                     )
 
 

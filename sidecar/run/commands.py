@@ -7,7 +7,6 @@ here; 3 stopped because agents failed in the same way, at once and one after ano
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,14 +72,6 @@ def check(settings: RunnerSettings, on: str) -> None:
             raise UsageError(f"{option}: {value} is not a number from 1")
     if not 1 <= settings.lease_s <= 3600:
         raise UsageError(f"--lease: {settings.lease_s:g} s is not between 1s and 1h")
-    # When the runner is killed, its agents have this long to end, and the lease may be a third gone.
-    if settings.agents.grace_s > settings.lease_s / 2:
-        message = f"--grace: {settings.agents.grace_s:g} s is more than half of --lease ({settings.lease_s:g} s)"
-        raise UsageError(f"{message}: an agent could outlive its lease and run beside the next attempt")
-    if agents.cwd is not None and not agents.image and on == "here" and not agents.cwd.is_dir():
-        raise UsageError(f"--cwd: {agents.cwd} is not a directory")
-    if settings.reward_on_failure is not None and not math.isfinite(settings.reward_on_failure):
-        raise UsageError(f"--reward-on-failure: {settings.reward_on_failure} is not a finite number, such as 0 or -1")
 
 
 def _check_shared(agents: AgentSettings, on: str) -> None:

@@ -54,27 +54,16 @@ class RunOptions:
     image_arg: Words = None
     """One more option of `docker run`; may be repeated."""
     reward: str | None = None
-    """module:function that gets task, output and, if it takes a third argument, transcript; it returns the reward."""
-    reward_command: str | None = None
-    """Shell command that gets the same as JSON on stdin and prints the reward as its last line."""
-    reward_timeout: str = "5m"
-    """Longest time that one reward may take, such as 90s, 10m or 1.5h."""
-    reward_on_failure: Annotated[float | None, Parameter(allow_leading_hyphen=True)] = None
-    """Reward of an attempt with which its rollout fails, such as 0; a rollout's own configuration is first."""
+    """module:function that gets task, output and, if it takes a third argument, transcript, and returns the reward; or
+    a shell command that gets the same as JSON on stdin and prints the reward as its last line."""
     keep_going: Annotated[bool, Parameter(negative="")] = False
     """Take more work however many agents fail at once and in the same way."""
     env: Words = None
     """NAME=VALUE, one more variable of agents; its value may use what --arg may; may be repeated."""
-    cwd: Path | None = None
-    """Directory that agents start in."""
-    keep_output: str = "1MiB"
-    """How much of an attempt's output is kept as events."""
     echo: Annotated[bool, Parameter(negative="")] = False
     """Show what agents print."""
     lease: str = "30s"
     """How long an attempt stays this runner's when nothing is heard of it; a third of it is the heartbeat."""
-    grace: str | None = None
-    """Time between TERM and KILL, at most half of the lease; 5s, or half of a shorter lease, if not given."""
     sidecar: Annotated[bool, Parameter(negative="")] = False
     """Leave base URLs alone: a front of its own takes each agent's calls to the gateway, as `penstock sidecar` does."""
     intercept: Words = None
@@ -98,7 +87,6 @@ class RunOptions:
             RunnerSettings,
             UsageError,
             seconds,
-            size,
             variable,
         )
 
@@ -115,9 +103,9 @@ class RunOptions:
             args=tuple(self.arg or ()),
             stdin=self.stdin,
             env=tuple(map(variable, self.env or ())),
-            cwd=None if self.cwd is None else self.cwd.absolute(),
             timeout_s=None if self.timeout is None else seconds("--timeout", self.timeout),
-            grace_s=min(5.0, lease_s / 2) if self.grace is None else seconds("--grace", self.grace),
+            # When the runner is killed, its agents have this long to end, and the lease may be a third gone.
+            grace_s=min(5.0, lease_s / 2),
             policy=self._policy(),
         )
         return RunnerSettings(
@@ -125,15 +113,13 @@ class RunOptions:
             name=_worker_name(self.name),
             key=control_key(),
             agents=agents,
-            judging=JudgeSettings(self.reward, self.reward_command, seconds("--reward-timeout", self.reward_timeout)),
+            judging=JudgeSettings(self.reward),
             workers=self.workers * self.concurrency,
             most=self.max,
             watch=self.watch,
             modes=_modes(self.mode),
             lease_s=lease_s,
-            keep_output=size("--keep-output", self.keep_output),
             echo=self.echo,
-            reward_on_failure=self.reward_on_failure,
             keep_going=self.keep_going,
         )
 

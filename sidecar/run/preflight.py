@@ -46,7 +46,7 @@ async def check(settings: RunnerSettings, tool: str | None) -> None:
     elif agents.callable is not None:
         await _function(agents.callable, settings)
     elif agents.command:
-        _command(agents.command[0], agents.cwd)
+        _command(agents.command[0])
 
 
 def without_templates(agents: AgentSettings) -> AgentSettings:
@@ -55,13 +55,13 @@ def without_templates(agents: AgentSettings) -> AgentSettings:
     return replace(agents, args=(), env=env)
 
 
-def _command(command: str, cwd: Path | None) -> None:
-    path = (cwd or Path()) / command if "/" in command else None
+def _command(command: str) -> None:
+    path = Path(command) if "/" in command else None
     if shutil.which(command if path is None else str(path)) is not None:
         return
     if path is not None and path.is_file():
         raise UsageError(f"{command!r} cannot be executed: chmod +x {path}, or name its interpreter before it")
-    where = f"in {cwd or Path.cwd()}" if path is not None else "on the PATH"
+    where = f"in {Path.cwd()}" if path is not None else "on the PATH"
     raise UsageError(
         f"there is no command {command!r} {where}: after -- comes what is to be run, with its path if need be"
     )
@@ -74,7 +74,7 @@ async def _function(name: str, settings: RunnerSettings) -> None:
     made = launch_plan(PLACEHOLDER_CLAIM, settings.gateway, without_templates(settings.agents), Path("input.json"))
     env = environment(os.environ, made.own, settings.key) | UNREACHABLE_URLS
     argv = (sys.executable, "-m", "penstock.sidecar.run.agent.callables", "--check", name)
-    code, said = await _ask(argv, IMPORT_S, env, settings.agents.cwd)
+    code, said = await _ask(argv, IMPORT_S, env)
     if code == 1:
         raise UsageError(f"--callable: {said or 'it cannot be imported'}")
 
@@ -109,7 +109,7 @@ async def _image(tool: str, agents: AgentSettings) -> None:
 
 
 async def _ask(
-    argv: tuple[str, ...], limit_s: float | None, env: dict[str, str] | None = None, cwd: Path | None = None
+    argv: tuple[str, ...], limit_s: float | None, env: dict[str, str] | None = None
 ) -> tuple[int | None, str]:
     """(exit code, last line of stderr); the code is None when the command took too long."""
     process = await asyncio.create_subprocess_exec(
@@ -118,7 +118,6 @@ async def _ask(
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env=env,
-        cwd=cwd,
     )
     try:
         _, said = await ChildProcess(process).output(limit_s)
@@ -152,13 +151,11 @@ def first_task(path: Path) -> Any:
 async def dry_run_judge(judging: JudgeSettings, task: Any) -> str | None:
     """A warning for the user, None when there is none. Raises `UsageError` for a judge that cannot work."""
     judge = RewardJudge(judging)
-    if judging.function is None or judge.function is None:
+    if judging.judge is None or judge.function is None:
         return None
-    _check_parameters(judging.function, judge.function)
+    _check_parameters(judging.judge, judge.function)
     try:
-        said = await RewardJudge(JudgeSettings(judging.function, None, judging.timeout_s)).judge(
-            task, {}, stand_in(task)
-        )
+        said = await judge.judge(task, {}, stand_in(task))
     except OF_THE_STAND_IN:
         return None
     except RewardError as error:
@@ -171,7 +168,7 @@ async def dry_run_judge(judging: JudgeSettings, task: Any) -> str | None:
             return None
         what = "it returned nothing"
     return (
-        f"--reward: {judging.function} gave no reward when it was tried on a task with {ANSWER}: {what}; if it does so "
+        f"--reward: {judging.judge} gave no reward when it was tried on a task with {ANSWER}: {what}; if it does so "
         "with real answers, too, no rollout has a reward: mend it, or name another function"
     )
 

@@ -31,6 +31,8 @@ from penstock.sidecar.run.settings import JudgeSettings, UsageError
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
 MOST_REASON = 10_000
 GRACE_S = 1.0
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""A judge that is a function of Python; any other is a command of the shell."""
 
 
 class RewardError(Exception):
@@ -42,38 +44,34 @@ class RewardJudge:
 
     def __init__(self, judging: JudgeSettings) -> None:
         """Raises `UsageError` when there is no such function or command."""
-        self._judging = judging
-        self.function = None if judging.function is None else _load(judging.function)
+        judge, self._timeout_s = judging.judge, judging.timeout_s
+        self.configured = judge is not None
+        self.function = _load(judge) if judge is not None and _FUNCTION.fullmatch(judge) else None
         """The judge's function; None for a command, or without a judge."""
-        self.reads_calls = judging.command is not None or (
+        self._command = judge if self.function is None else None
+        self.reads_calls = self._command is not None or (
             self.function is not None and accepts_arguments(self.function, 3)
         )
         """True if the judge gets the transcript."""
-        if judging.command is not None:
-            _look_up(judging.command)
-
-    @property
-    def configured(self) -> bool:
-        """True if there is a judge."""
-        return self.function is not None or self._judging.command is not None
+        if self._command is not None:
+            _look_up(self._command)
 
     async def judge(self, task: Any, output: Any, transcript: Transcript | None) -> list[Judgement]:
         """The judge's reward; raises `RewardError`, and whatever the function raises. `transcript` may be None when the
         judge does not read calls.
         """
-        said: list[Judgement] = []
         try:
-            async with asyncio.timeout(self._judging.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 if self.function is not None:
                     value = await _call(self.function, task, output, *([transcript] if self.reads_calls else []))
-                    said += _one(value, "runner", "runner-function")
-                if self._judging.command is not None:
+                    return _one(value, "runner", "runner-function")
+                if self._command is not None:
                     assert transcript is not None, "a command reads calls"
-                    value = await _ask(self._judging.command, task, output, transcript)
-                    said += _one(value, "runner", "runner-command")
+                    value = await _ask(self._command, task, output, transcript)
+                    return _one(value, "runner", "runner-command")
         except TimeoutError:
-            raise RewardError(f"it took longer than {self._judging.timeout_s:g} s") from None
-        return said
+            raise RewardError(f"it took longer than {self._timeout_s:g} s") from None
+        return []
 
 
 def accepts_arguments(function: Callable[..., Any], count: int) -> bool:
@@ -163,13 +161,13 @@ def _look_up(command: str) -> None:
     tried = subprocess.run(("/bin/sh", "-n", "-c", command), stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if tried.returncode != 0:
         said = tried.stderr.decode(errors="replace").strip().splitlines()
-        raise UsageError(f"--reward-command: {command!r}: {said[-1] if said else 'the shell does not understand it'}")
+        raise UsageError(f"--reward: {command!r}: {said[-1] if said else 'the shell does not understand it'}")
     first = re.match(r"\s*([A-Za-z0-9_./+-]+)(?=\s|$)", command)
     if first is None:
         return  # a variable, a quote, a substitution: only running it tells
     known = ("/bin/sh", "-c", 'command -v "$1" >/dev/null', "sh", first[1])
     if subprocess.run(known, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode != 0:
-        raise UsageError(f"--reward-command: there is no command {first[1]!r}, or it cannot be executed; name its path")
+        raise UsageError(f"--reward: there is no command {first[1]!r}, or it cannot be executed; name its path")
 
 
 async def _call(function: Callable[..., Any], *given: Any) -> Any:

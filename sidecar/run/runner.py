@@ -270,7 +270,6 @@ class Runner:
             wait_s=WATCH_S if self._settings.watch else LAST_S if self._works else 0.0,
             lease_s=self._settings.lease_s,
             modes=None if self._settings.modes is None else list(self._settings.modes),
-            reward_on_failure=self._settings.reward_on_failure,
         )
         release = self._settings.release
         ask = client.claim if release is None else partial(client.claim_rehearsals, release)

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock.gateway.model import times
 from penstock.gateway.model.base import Mode
 from penstock.sidecar.intercept.rules import InterceptPolicy
-
-SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 class RunnerError(Exception):
@@ -53,8 +50,6 @@ class AgentSettings:
     """Give the task on stdin."""
     env: tuple[tuple[str, str], ...] = ()
     """More variables; their values are templates too."""
-    cwd: Path | None = None
-    """Directory that agents start in; None is the runner's own."""
     timeout_s: float | None = None
     """Longest run of an agent; s. A rollout's own `timeout_s` counts too."""
     grace_s: float = 5.0
@@ -65,12 +60,10 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """The judge that gives rewards besides the agent itself; without function and command there is none."""
+    """The judge that gives rewards besides the agent itself."""
 
-    function: str | None = None
-    """module:function, called in the runner."""
-    command: str | None = None
-    """A shell command."""
+    judge: str | None = None
+    """module:function, called in the runner, or a shell command; None is no judge."""
     timeout_s: float = 300.0
     """Longest time that one reward may take; s."""
 
@@ -105,8 +98,6 @@ class RunnerSettings:
     """Bytes of output to keep of each attempt."""
     echo: bool = False
     """Show what agents print."""
-    reward_on_failure: float | None = None
-    """Reward of the attempt with which a rollout fails; None is no reward."""
     keep_going: bool = False
     """Take more work even if agents fail alike and at once."""
 
@@ -117,14 +108,6 @@ def seconds(option: str, text: str) -> float:
         return times.seconds(option, text)
     except ValueError as e:
         raise UsageError(str(e)) from None
-
-
-def size(option: str, text: str) -> int:
-    """The bytes of a size such as `64KiB`, `1MiB` or `0`; raises `UsageError`."""
-    match = re.fullmatch(r"([0-9]{1,12})\s*(|kib|mib|gib)", text.lower())
-    if match is None:
-        raise UsageError(f"{option}: {text!r} is not a size: a whole number and KiB, MiB or GiB, such as 1MiB")
-    return int(match[1]) * SIZES[match[2]]
 
 
 def variable(text: str) -> tuple[str, str]:

@@ -27,8 +27,6 @@ from penstock.gateway.model.metrics import METRICS
 from penstock.gateway.model.release_policy import (
     CanaryStage,
     CostGuard,
-    EarlyGuard,
-    Guard,
     Guards,
     Holdback,
     LatencyGuard,
@@ -46,8 +44,6 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "Top level": ReleasePolicy,
     "`[[stages]]`": CanaryStage,
     "`[guards]`": Guards,
-    "`[guards.error]`, `[guards.violation]`, `[guards.missing]`": Guard,
-    "`[guards.early_error]`": EarlyGuard,
     "`[guards.latency]`": LatencyGuard,
     "`[guards.cost]`": CostGuard,
     "`[holdback]`": Holdback,
@@ -219,8 +215,6 @@ def default(name: str, field: FieldInfo) -> str:
         return f"see `[[{name}]]`" if name == "stages" else f"see `[{name}]`"
     if value is None or value == "":
         return "none"
-    if isinstance(value, Guard | EarlyGuard):
-        return f"`{{ alpha = {value.alpha:g} }}`"
     if name == "reward_range":
         return f"`{list(value)}`"
     shown = str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else f"{value!r}"

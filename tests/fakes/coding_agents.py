@@ -90,7 +90,7 @@ async def run(gateway: Gateway, agent: Agent, home: Path, rollouts: int) -> list
     shell.patience = _PATIENCE
     await _penstock(shell, "enqueue", str(home / "tasks.jsonl"), "--repeat", str(rollouts))
     env = [f"--env={variable}" for variable in (f"HOME={home / 'home'}", *agent.env)]
-    words = [*env, *agent.options, "--reward-command", "echo '{\"reward\": 1}'", "--", agent.program, *agent.words]
+    words = [*env, *agent.options, "--reward", "echo '{\"reward\": 1}'", "--", agent.program, *agent.words]
     told = await _penstock(shell, "run", "--no-stdin", "--echo", "--max", str(rollouts), *words)
     async with Client(gateway.url) as client:
         found = [rollout async for rollout in client.rollouts()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from penstock.gateway.model.turn import Transcript
@@ -32,6 +33,11 @@ def broken(task: Any, output: Any, transcript: Transcript) -> float:
 
 def infinite(*given: Any) -> float:
     return float("inf")
+
+
+def slow(task: Any, output: Any) -> float:
+    time.sleep(2)
+    return 1.0
 
 
 def of_two(task: Any, output: Any) -> float:

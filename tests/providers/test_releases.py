@@ -19,7 +19,7 @@ from penstock.gateway.model.release import NewRelease
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-WAITS: Any = {"shadowed": "required", "shadow": {"share": 1.0, "calls": 2, "concurrency": 1}}
+WAITS: Any = {"shadowed": "required", "shadow": {"share": 1.0, "calls": 2}}
 AGENTS: list[tuple[str, Json]] = [
     ("messages", {"system": OLD, "max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}),
     ("responses", {"instructions": OLD, "input": "Hello"}),

@@ -9,8 +9,8 @@ from fakes.mistakes import tells
 from fakes.runs import AGENTS, PYTHON, StartRun, enqueue
 
 from penstock.gateway.client.client import Client
-from penstock.sidecar.run.preflight import ANSWER, dry_run_judge, first_task
-from penstock.sidecar.run.reward_judge import RewardJudge
+from penstock.sidecar.run.preflight import ANSWER, dry_run_judge, first_task, stand_in
+from penstock.sidecar.run.reward_judge import RewardError, RewardJudge
 from penstock.sidecar.run.settings import JudgeSettings, UsageError
 
 HERE = "fakes.judges"
@@ -49,6 +49,11 @@ async def test_a_judge_of_two_arguments_works() -> None:
     judge, task = RewardJudge(JudgeSettings(f"{HERE}:of_two")), {"city": "Ulm"}
     assert [one.value for one in await judge.judge(task, task, None)] == [1.0]
     assert await dry_run_judge(JudgeSettings(f"{HERE}:of_two"), task) is None
+
+
+async def test_a_judge_that_takes_too_long_gives_no_reward() -> None:
+    with pytest.raises(RewardError, match=r"it took longer than 0\.1 s"):
+        _ = await RewardJudge(JudgeSettings(f"{HERE}:slow", timeout_s=0.1)).judge(None, None, stand_in(None))
 
 
 def test_the_first_task_is_tried(tmp_path: Path) -> None:

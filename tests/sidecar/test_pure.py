@@ -35,7 +35,7 @@ from penstock.sidecar.run.journal import LARGEST_BATCH, LARGEST_EVENT, Journal
 from penstock.sidecar.run.progress import AttemptTally, TerminalProgress
 from penstock.sidecar.run.result import AttemptResult
 from penstock.sidecar.run.reward_judge import RewardError, parse_printed_reward
-from penstock.sidecar.run.settings import AgentSettings, UsageError, seconds, size, variable
+from penstock.sidecar.run.settings import AgentSettings, UsageError, seconds, variable
 
 ADDRESS = "/rollout/r/attempt/a1/mode/train"
 URL = "http://gateway:4747"
@@ -284,9 +284,8 @@ def test_what_is_no_reward_is_refused(output: Any) -> None:
 
 def test_options() -> None:
     assert [seconds("--timeout", text) for text in ("90s", "1.5h", "250ms")] == [90, 5400, 0.25]
-    assert [size("--keep-output", text) for text in ("0", "64KiB", "1MiB")] == [0, 65536, 1 << 20]
     assert variable("A=b=c") == ("A", "b=c")
-    for wrong in (lambda: seconds("-t", "0s"), lambda: size("-k", "1 MB"), lambda: variable("1A=b")):
+    for wrong in (lambda: seconds("-t", "0s"), lambda: variable("1A=b")):
         with pytest.raises(UsageError):
             _ = wrong()
 

@@ -26,7 +26,7 @@ async def test_grandchildren_do_not_survive_an_agent_that_ends(
     client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
     _ = await enqueue(client, None)
-    run = await start_run("--grace", "100ms", agent=family(tmp_path / "pids", 0))
+    run = await start_run(agent=family(tmp_path / "pids", 0))
     assert await run.ended() == 0, run.stderr
     pids = await written(tmp_path / "pids")
     assert len(pids) == 3
@@ -38,7 +38,7 @@ async def test_grandchildren_do_not_survive_an_agent_that_ends(
 async def test_a_timeout_kills_the_whole_tree(client: Client, start_run: StartRun, tmp_path: Path, whose: str) -> None:
     _ = await enqueue(client, None, **({"timeout_s": float(OVERRUNS[:-1])} if whose == "rollout" else {}))
     words = ("--timeout", OVERRUNS) if whose == "runner" else ()
-    run = await start_run(*words, "--grace", "100ms", agent=family(tmp_path / "pids", 600))
+    run = await start_run(*words, agent=family(tmp_path / "pids", 600))
     assert await run.ended() == 1
     assert not [pid for pid in await written(tmp_path / "pids") if alive(pid)]
     assert (await only_attempt(client)).status == AttemptStatus.TIMEOUT
@@ -47,7 +47,7 @@ async def test_a_timeout_kills_the_whole_tree(client: Client, start_run: StartRu
 
 async def test_a_cancelled_rollout_kills_its_agent(client: Client, start_run: StartRun, tmp_path: Path) -> None:
     _ = await enqueue(client, None)
-    run = await start_run(*LEASE, "--grace", "100ms", agent=family(tmp_path / "pids", 600))
+    run = await start_run(*LEASE, agent=family(tmp_path / "pids", 600))
     pids = await written(tmp_path / "pids")
     _ = await client.cancel("r1")
     assert await run.ended() == 1
@@ -60,7 +60,7 @@ async def test_nothing_survives_a_runner_that_is_killed_and_its_rollout_is_done_
     client: Client, start_run: StartRun, tmp_path: Path
 ) -> None:
     _ = await enqueue(client, None)
-    run = await start_run(*LEASE, "--grace", "100ms", agent=family(tmp_path / "pids", 600))
+    run = await start_run(*LEASE, agent=family(tmp_path / "pids", 600))
     pids = await written(tmp_path / "pids")
     run.process.kill()
     _ = await run.ended()

@@ -50,7 +50,7 @@ async def test_a_thread_that_overruns_is_left_behind_and_its_process_replaced(
 ) -> None:
     place = tmp_path / "pid"
     _ = await enqueue(client, str(place), None, None, max_attempts=1)
-    run = await start_run("--concurrency", "2", "--timeout", OVERRUNS, "--grace", "100ms", "--callable", "shares:stuck")
+    run = await start_run("--concurrency", "2", "--timeout", OVERRUNS, "--callable", "shares:stuck")
     assert await run.ended() == 0, run.stderr
     (pid,) = await written(place)
     await gone(pid)
@@ -63,7 +63,7 @@ async def test_a_task_is_stopped_when_its_rollout_is_cancelled(
 ) -> None:
     place = tmp_path / "pid"
     _ = await enqueue(client, str(place))
-    words = (*LEASE, "--grace", "100ms", "--concurrency", "2", "--callable", "shares:waits")
+    words = (*LEASE, "--concurrency", "2", "--callable", "shares:waits")
     run = await start_run(*words)
     (pid,) = await written(place)
     _ = await client.cancel("r1")
@@ -77,7 +77,7 @@ async def test_nothing_is_lost_with_a_runner_that_is_killed(
 ) -> None:
     place = tmp_path / "pid"
     _ = await enqueue(client, str(place))
-    words = (*LEASE, "--grace", "100ms", "--concurrency", "4", "--callable", "shares:waits")
+    words = (*LEASE, "--concurrency", "4", "--callable", "shares:waits")
     run = await start_run(*words)
     (pid,) = await written(place)
     run.process.kill()

@@ -55,16 +55,16 @@ async def test_a_wrong_environment_does_not_burn_the_queue(client: Client, start
 
 
 async def test_what_counts_as_the_environment_is_not_what_an_agent_does(client: Client, start_run: StartRun) -> None:
-    names = await enqueue(client, *range(EQUAL + 1))
-    run = await start_run("--workers", "3", "--reward-on-failure", "-0.5", agent=ASKS_AND_FAILS)
+    names = await enqueue(client, *range(EQUAL + 1), reward_on_failure=-0.5)
+    run = await start_run("--workers", "3", agent=ASKS_AND_FAILS)
     assert await run.ended() == 1
     assert f"0 succeeded, {len(names)} failed, mean reward -0.500 of {len(names)}" in run.stdout
     assert {(await client.rollout(name)).status for name in names} == {RolloutStatus.FAILED}
 
 
 async def test_who_wants_to_goes_on(client: Client, start_run: StartRun) -> None:
-    names = await enqueue(client, *range(EQUAL + 2))
-    run = await start_run("--keep-going", "--reward-on-failure", "0", agent=("false",))
+    names = await enqueue(client, *range(EQUAL + 2), reward_on_failure=0.0)
+    run = await start_run("--keep-going", agent=("false",))
     assert await run.ended() == 1
     assert run.stdout == f"0 succeeded, {len(names)} failed, mean reward 0.000 of {len(names)}\n"
     (said,) = [Reward.of(span) for span in await events(client) if span.kind == "reward"]
@@ -73,8 +73,8 @@ async def test_who_wants_to_goes_on(client: Client, start_run: StartRun) -> None
 
 
 async def test_the_rule_holds_when_the_runner_is_dead(client: Client, start_run: StartRun) -> None:
-    _ = await enqueue(client, None, max_attempts=1)
-    run = await start_run(*LEASE, "--reward-on-failure", "-1", agent=("sleep", "600"))
+    _ = await enqueue(client, None, max_attempts=1, reward_on_failure=-1.0)
+    run = await start_run(*LEASE, agent=("sleep", "600"))
     _ = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.RUNNING)
     run.process.kill()
     found = await when(client, "r1", lambda rollout: rollout.status == RolloutStatus.FAILED)

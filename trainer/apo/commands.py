@@ -88,12 +88,12 @@ def optimise(
     placebo
         Show the search feedback that says nothing: how much comes of searching alone? Releases nothing.
     """
-    loaded = _loaded(config, tasks, release, seeds, placebo)
+    loaded = _loaded(config, tasks, release)
     from penstock.trainer.apo import session
     from penstock.trainer.apo.report import pages
 
     with _ends():
-        found = session.optimise(loaded, gateway, control_key(), agent)
+        found = session.optimise(loaded, gateway, control_key(), agent, seeds, placebo)
     _print(pages.report(found))
 
 
@@ -151,15 +151,12 @@ def custom(
         custom_run.train(custom_run.parse_arguments(name, function, config, tasks, agent), gateway, control_key())
 
 
-def _loaded(
-    path: Path, tasks: Path | None, release: Literal["auto", "canary", "none"] | None, seeds: int | None = None,
-    placebo: bool = False,
-) -> ApoConfig:  # fmt: skip
+def _loaded(path: Path, tasks: Path | None, release: Literal["auto", "canary", "none"] | None) -> ApoConfig:
     """Return the configuration with the options of the command line; then check what is installed."""
     from penstock.trainer.apo.config import load, with_overrides
 
     with _ends(wrong=2):
-        found = with_overrides(load(path), tasks, release, seeds, placebo)
+        found = with_overrides(load(path), tasks, release)
     _check_extra()
     return found
 

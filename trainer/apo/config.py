@@ -13,7 +13,6 @@ from pydantic import Field, field_validator, model_validator
 from penstock.gateway.model.base import LONGEST_S, Id
 from penstock.gateway.model.release import MOST_COMPANIONS
 from penstock.gateway.model.toml import ConfigError, Section, read, validated
-from penstock.trainer.apo import MOST_SEEDS
 
 ENGINES = ("ours", "beam", "gepa", "edits")
 FUNCTION: Final = re.compile(r"[\w.]+:\w+")
@@ -35,11 +34,6 @@ class ApoRunSettings(Section):
     """Directory of its splits and its report; a run that finds its splits there goes on with them."""
     seed: int = Field(default=0, ge=0)
     """Seed of everything that is drawn: splits, minibatches, order of tasks."""
-    seeds: int | None = Field(default=None, ge=1, le=MOST_SEEDS)
-    """Runs that are done one after the other, each with a seed and a directory of its own, to measure the method; they
-    release nothing. Default: one run."""
-    placebo: bool = False
-    """Whether the search is shown feedback that says nothing, while race and test are real. It releases nothing."""
 
 
 class TextSettings(Section):
@@ -128,9 +122,13 @@ class ApoRolloutSettings(Section):
     """Arguments of `penstock run`, which is then started beside; `--agent` adds the command. Default: runners run
     elsewhere."""
     attempt_timeout: float = Field(default=600.0, gt=0, le=LONGEST_S)
-    """Seconds after which an attempt at a task ends."""
-    timeout: float = Field(default=3600.0, gt=0)
-    """Seconds after which a batch goes on without the rollouts that have not ended; they get the worst reward."""
+    """Seconds after which an attempt at a task ends. After six times as many a batch goes on without the rollouts that
+    have not ended; they get the worst reward."""
+
+    @property
+    def batch_timeout(self) -> float:
+        """Seconds after which a batch goes on without the rollouts that have not ended; they get the worst reward."""
+        return 6 * self.attempt_timeout
 
 
 class FinalTestSettings(Section):
@@ -176,13 +174,12 @@ def load(path: Path) -> ApoConfig:
 
 
 def with_overrides(
-    config: ApoConfig, tasks: Path | None, release: Literal["auto", "canary", "none"] | None, seeds: int | None = None,
-    placebo: bool = False,
-) -> ApoConfig:  # fmt: skip
+    config: ApoConfig, tasks: Path | None, release: Literal["auto", "canary", "none"] | None
+) -> ApoConfig:
     """Return the configuration with the options of the command line. Raises `ConfigError` if no tasks are named."""
-    given = {"run": {"seeds": seeds, "placebo": placebo}, "tasks": {"file": tasks}, "publish": {"release": release}}
-    changed = {name: {key: value for key, value in one.items() if value} for name, one in given.items()}
-    found = config.model_copy(update={name: getattr(config, name).model_copy(update=changed[name]) for name in given})
+    inputs = config.tasks if tasks is None else config.tasks.model_copy(update={"file": tasks})
+    publish = config.publish if release is None else config.publish.model_copy(update={"release": release})
+    found = config.model_copy(update={"tasks": inputs, "publish": publish})
     _ = tasks_file(found)
     return found
 

@@ -106,8 +106,8 @@ def common_problem(seen: Sequence[RolloutFacts], wanted: Collection[str]) -> str
         )
     if not any(one.rewarded for one in seen):
         return (
-            f"none of the first {count} rollouts has a reward. Give `penstock run` a judge (--reward, "
-            f"--reward-command), or let the agent or your application give one. {RESTART_HINT}"
+            f"none of the first {count} rollouts has a reward. Give `penstock run` a judge "
+            f"(--reward), or let the agent or your application give one. {RESTART_HINT}"
         )
     return ""
 
@@ -184,8 +184,8 @@ class GatewayLaboratory:
         specs = [self._spec(order, versions[order.candidate], mode) for order in orders]
         if not specs:
             return []
-        timeout = self._config.rollouts.timeout
-        names = await run_rollouts(self.awaited, specs, timeout, "train,val,test", " (rollouts.timeout)")
+        timeout = self._config.rollouts.batch_timeout
+        names = await run_rollouts(self.awaited, specs, timeout, "train,val,test", " (rollouts.attempt_timeout)")
         found = await map_concurrently(lambda pair: self._trial(*pair, mode), list(zip(orders, names, strict=True)))
         if len(self._first) < FIRST_ROLLOUTS:
             self._first += [seen for _, seen in found]

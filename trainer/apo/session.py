@@ -67,28 +67,30 @@ QUIET: Final = 2
 SEEN_NS: Final = 15_000_000_000
 
 
-def runs_of(config: ApoConfig) -> list[ApoConfig]:
+def runs_of(config: ApoConfig, seeds: int | None = None, placebo: bool = False) -> list[ApoConfig]:
     run = config.run
-    if run.placebo:
+    if placebo:
         run = run.model_copy(update={"name": f"{run.name}.placebo", "directory": run.directory / "placebo"})
     runs = [run]
-    if run.seeds is not None:
+    if seeds is not None:
         updates = [
-            {"name": f"{run.name}.s{at}", "directory": run.directory / f"s{at}", "seed": run.seed + at, "seeds": None}
-            for at in range(run.seeds)
+            {"name": f"{run.name}.s{at}", "directory": run.directory / f"s{at}", "seed": run.seed + at}
+            for at in range(seeds)
         ]
         runs = [run.model_copy(update=update) for update in updates]
-    measures = run.placebo or run.seeds is not None
+    measures = placebo or seeds is not None
     publish = config.publish.model_copy(update={"release": "none"}) if measures else config.publish
     return [config.model_copy(update={"run": one, "publish": publish}) for one in runs]
 
 
-def optimise(config: ApoConfig, gateway: str, key: str | None, agent: str | None) -> list[RunResult]:
+def optimise(
+    config: ApoConfig, gateway: str, key: str | None, agent: str | None, seeds: int | None, placebo: bool
+) -> list[RunResult]:
     """Do a whole run, or several. `agent`: command of a runner beside. Raises `RunError` when a run ended early."""
-    runs = runs_of(config)
+    runs = runs_of(config, seeds, placebo)
     for one in runs:
         with display(one.budget.rollouts) as shown:
-            run_blocking(_optimise(one, gateway, key, agent, shown))
+            run_blocking(_optimise(one, gateway, key, agent, shown, placebo))
     found = [read_result(one.run.directory / NAME) for one in runs]
     if len(found) > 1:
         RunDirectory(runs[0].run.directory.parent).write(PAGE, page(found))
@@ -139,7 +141,9 @@ def splits_of(config: ApoConfig) -> Splits:
     return split(agent_tasks(inputs, config.tasks.key), config.run.seed)
 
 
-async def _optimise(config: ApoConfig, gateway: str, key: str | None, agent: str | None, shown: RunDisplay) -> None:
+async def _optimise(
+    config: ApoConfig, gateway: str, key: str | None, agent: str | None, shown: RunDisplay, placebo: bool
+) -> None:
     # An error in the release must show before the search, not after.
     check_publish(config)
     engine, splits, run = make_engine(config.engine), splits_of(config), config.run
@@ -154,7 +158,7 @@ async def _optimise(config: ApoConfig, gateway: str, key: str | None, agent: str
         client = laboratory.client
         directory.seal_splits(splits, config)
         budget = search_budget(config, config.budget.rollouts)
-        tried = PlaceboLaboratory(laboratory, run.seed) if run.placebo else laboratory
+        tried = PlaceboLaboratory(laboratory, run.seed) if placebo else laboratory
         search = PromptSearch(tried, engine, laboratory.seed, splits.train, splits.validation, budget, run.seed)
         reporter = RunReporter(client, run.name, shown)
         progress = SearchProgress(reporter, search.result)
@@ -163,7 +167,7 @@ async def _optimise(config: ApoConfig, gateway: str, key: str | None, agent: str
         async def search_and_finish() -> None:
             result = await search.run()
             await progress.report_decision()
-            await _finish(config, result, laboratory, splits, directory, progress)
+            await _finish(config, result, laboratory, splits, directory, progress, placebo)
             for text in search_warnings(result, run.name):
                 await progress.tell(text, "warning")
 
@@ -179,7 +183,7 @@ async def _optimise(config: ApoConfig, gateway: str, key: str | None, agent: str
 
 async def _finish(
     config: ApoConfig, result: SearchResult, laboratory: GatewayLaboratory, splits: Splits, directory: RunDirectory,
-    progress: SearchProgress,
+    progress: SearchProgress, placebo: bool,
 ) -> None:  # fmt: skip
     """Do test, leak test and release; write the result. It is written after the release, because a run with a result is
     over. The test is run with the seed and with the winner; without a winner it stays sealed."""
@@ -190,7 +194,8 @@ async def _finish(
         orders = [result.pool.next_trial(one.id, task) for task in tasks for one in runners]
         tests = await laboratory.run(runners, orders, "test")
     await progress.report_test(tests)
-    kept = build_result(config, result, tests, splits, {one.id: await laboratory.versions(one) for one in runners})
+    versions = {one.id: await laboratory.versions(one) for one in runners}
+    kept = build_result(config, result, tests, splits, versions, placebo)
     for one in kept.leaks:
         await progress.tell(f"leak test: {one.resource}: {leak(one)}, in {one.line!r}", "warning")
     for text, level in await publish_winner(laboratory.client, config, kept):

@@ -151,9 +151,8 @@ class ProductionRollouts:
         names = self._taken.rollouts_of(step)
         if names is None:
             self._drop_stale(version)
-            wanted = self._config.online
-            least = self._config.rollouts.group_size if wanted.grouped else None
-            chosen = pick(self._ready.values(), wanted.batch_rollouts, least)
+            least = self._config.rollouts.group_size if self._config.compares_groups else None
+            chosen = pick(self._ready.values(), self._config.online.batch_rollouts, least)
             if not chosen:
                 return None
             names = self._taken.take(step, chosen)

@@ -27,7 +27,7 @@ SILENT: Final = frozenset({"mode", "model", "filter"})
 """Reasons that need no message, because such a rollout was never meant to be used."""
 WHY: Final = {
     "other_version": "it was served by weights that this run has neither made nor begun from",
-    "no_group": "it is of no group, and online.grouped is set",
+    "no_group": 'it is of no group, and advantage.estimator compares groups: set "reinforce++", or queue in groups',
     "gone": "it is not on the tape any more",
 }
 """Sentences for reasons that `penstock doctor` does not know."""
@@ -88,7 +88,7 @@ class RolloutInspector:
         step = self.versions.oldest(served)
         if step is None:
             return "other_version" if served else "model"
-        if self._config.online.grouped and rollout.group is None:
+        if self._config.compares_groups and rollout.group is None:
             return "no_group"
         return await self._trouble(rollout.id) or trainable_rollout(rollout, step)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import OptimiserSettings, TrainConfig
+from penstock.trainer.config import MAX_NORM, OptimiserSettings, TrainConfig
 from penstock.trainer.engines import policy
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import EngineError
@@ -116,7 +116,7 @@ class TrainingEngine:
     def _update(self) -> dict[str, float]:
         wanted = self.config.optimiser
         rate = self.config.learning_rate * schedule(wanted, self.done, self.updates)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.trained.values(), wanted.max_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.trained.values(), MAX_NORM))
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         if math.isfinite(norm):

@@ -31,7 +31,7 @@ from verl.trainer.config import CheckpointConfig
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import TrainConfig
+from penstock.trainer.config import MAX_NORM, TrainConfig
 from penstock.trainer.engines import policy
 from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.errors import EngineError
@@ -171,7 +171,7 @@ def _built(config: TrainConfig) -> Any:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     engine: Any = FSDPEngineWithLMHead
-    model, wanted, optimiser = config.model, config.engine, config.optimiser
+    model, wanted = config.model, config.engine
     settings = HFModelConfig(
         path=str(model.path),
         load_tokenizer=False,
@@ -195,7 +195,7 @@ def _built(config: TrainConfig) -> Any:
         lr=config.learning_rate,
         betas=(0.9, 0.999),
         weight_decay=0.0,
-        clip_grad=optimiser.max_norm,
+        clip_grad=MAX_NORM,
         total_training_steps=1,  # of its own schedule, which is not used
     )
     made = engine(settings, spread, steps, CheckpointConfig())

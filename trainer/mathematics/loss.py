@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from penstock.trainer.config import LossSettings
+from penstock.trainer.config import CLIPS, LossSettings
 
 T = TypeVar("T")
 LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
@@ -175,7 +175,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, config: LossSettings) -> Surroga
 
 
 def _bounded(ratio: Tensor, config: LossSettings) -> Tensor:
-    low, high = config.clip_bounds
+    low, high = CLIPS[config.kind]
     return ratio.clamp(1 - low, 1 + high)
 
 

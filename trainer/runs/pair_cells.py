@@ -132,7 +132,7 @@ def settings_of(prompts: Prompts, config: TrainConfig) -> Prompts:
     if config.model.name in (*prompts.texts.prompts, *prompts.texts.tools):
         raise ConfigError(f"model.name: {config.model.name!r} is the name of a text too; give one of them another name")
     run = ApoRunSettings(name=config.run.name, directory=config.run.directory, seed=config.run.seed)
-    rollouts = ApoRolloutSettings(attempt_timeout=config.rollouts.timeout, timeout=config.rollouts.timeout)
+    rollouts = ApoRolloutSettings(attempt_timeout=config.rollouts.timeout)
     return prompts.model_copy(update={"run": run, "rollouts": rollouts})
 
 

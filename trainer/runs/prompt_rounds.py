@@ -35,6 +35,8 @@ from penstock.trainer.config import PromptSettings
 from penstock.trainer.runs.pair_cells import PinnedLaboratory
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront, choose_front
 
+FRONT: Final = 3
+"""Most prompts that the rollouts of a group are spread over, the one that the run began with included."""
 CHOICE: Final = 0.4
 LaboratoryFactory = Callable[[str], PinnedLaboratory]
 """Returns the laboratory with the newest weights, for rollouts of a label."""
@@ -110,7 +112,7 @@ class PromptRounds:
             FrontMember(one, await laboratory.versions(one), _mean([it for it in trials if it.candidate == one.id]))
             for one in candidates
         ]
-        return choose_front(self.front.seed, found, self._prompts.front)
+        return choose_front(self.front.seed, found, FRONT)
 
 
 def _mean(trials: Sequence[Trial]) -> float | None:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.model.facts import is_release_call
 from penstock.gateway.model.release import AssignmentEvidence, Forecast, Release
-from penstock.gateway.model.release_policy import EARLY, MISSING, ReleasePolicy
+from penstock.gateway.model.release_policy import EARLY, MISSING, Holdback, ReleasePolicy
 from penstock.gateway.model.rollout import Rollout, RolloutStatus
 from penstock.gateway.releases.canary.decision import Canary
 from penstock.gateway.releases.canary.evidence import CanaryObservation
@@ -112,9 +112,7 @@ class BaselineReader(NamedTuple):
         overdue = self.now_ns >= rollout.created_ns + int(self.policy.outcome_deadline_s * 1e9)
         if seen.reward is None and not overdue:
             return None
-        guards = (
-            seen.guards if EARLY not in self.policy.guard_alphas else seen.guards | {EARLY: seen.guards.get("error")}
-        )
+        guards = seen.guards | {EARLY: seen.guards.get("error")}
         return BaselineRollout(rollout.created_ns, seen.reward, guards)
 
 
@@ -146,14 +144,10 @@ def played_policy(policy: ReleasePolicy, past: Baseline) -> ReleasePolicy:
     """The policy without the parts that take time and change nothing: people approve at once, stages last as long as
     their rollouts, there is no holdback, and guards that were never anything but good are taken to pass before the
     reward does."""
-    made, spreads = policy.model_dump(mode="json"), past.spreads()
-    made["holdback"]["rollouts"] = 0
-    for stage in made["stages"]:
-        stage |= {"approval": False, "seconds": 0.0}
-    for name in policy.guard_alphas:
-        if not spreads.get(name):
-            made["guards"][name] = None if name in ("latency", "cost") else made["guards"][name] | {"alpha": 0.0}
-    return ReleasePolicy.model_validate(made)
+    spreads = past.spreads()
+    stages = [one.model_copy(update={"approval": False, "seconds": 0.0}) for one in policy.stages]
+    made = policy.model_copy(update={"stages": stages, "holdback": Holdback(rollouts=0)})
+    return made.with_guards([name for name in policy.guard_alphas if spreads.get(name)])
 
 
 def play(canary: Canary, past: Baseline, rng: Random) -> int:

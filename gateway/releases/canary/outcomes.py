@@ -176,7 +176,7 @@ def has_early_guard(release: Release) -> bool:
 
 def early_deadline(release: Release, assignment: Assignment) -> int:
     """The time at which an assignment is judged by what is known by then; ns since the epoch."""
-    own = assignment.assigned_ns + int(release.policy.guards.early_error.deadline_s * 1e9)
+    own = assignment.assigned_ns + int(release.policy.early_deadline_s * 1e9)
     return min(own, deadline(release, assignment))
 
 

@@ -28,10 +28,9 @@ only open request; if several are open, to the stream that listens, and without 
 else (`list_changed`, resources that were updated) goes to the stream that listens, or waits for one: 1,000 messages at
 most, of which the oldest are dropped first. A client that reads slowly slows its process down.
 
-**How it ends.** With DELETE, after `idle_timeout`, and with the gateway: stdin is closed, then comes TERM, then KILL.
-If the gateway is killed, wardens notice and do the same. The open requests of a process that ends by itself are
-answered with an error that holds the way it ended and its last lines on stderr; its session is unknown from then on
-(404), so that clients begin a new one. A process is started only for a client's request. If processes of a server end
-before they have answered anything, the next may start after 1 s, then 2 s, up to 60 s; a process that fails later
-delays no other.
-"""
+**How it ends.** With DELETE, after half an hour without a request or a stream, and with the gateway: stdin is closed,
+then comes TERM, then KILL. If the gateway is killed, wardens notice and do the same. The open requests of a process
+that ends by itself are answered with an error that holds the way it ended and its last lines on stderr; its session is
+unknown from then on (404), so that clients begin a new one. A process is started only for a client's request. If
+processes of a server end before they have answered anything, the next may start after 1 s, then 2 s, up to 60 s; a
+process that fails later delays no other."""

@@ -96,9 +96,7 @@ class ServerProcess:
 
     async def _spawn(self) -> WardenProcess:
         config = self._config
-        limits = {"NOFILE": OPEN_FILES, "AS": config.memory_bytes}
-        told: dict[str, Any] = {"grace_s": GRACE_S, "after": []}
-        told["limits"] = {name: limit for name, limit in limits.items() if limit is not None}
+        told: dict[str, Any] = {"grace_s": GRACE_S, "after": [], "limits": {"NOFILE": OPEN_FILES}}
         env = environment(self.name, config)
         return await start(config.command or (), told, asyncio.subprocess.PIPE, env, config.cwd)
 

@@ -22,6 +22,8 @@ from penstock.gateway.work.queue.dispatcher import Dispatcher
 
 _PAUSES: Final = Backoff(1.0, 60.0)
 """Longest wait between two starts of a server that ends before it has answered anything."""
+IDLE_S: Final = 1800.0
+"""Time without a request or a stream after which a session ends, and its process."""
 _LOOK_S: Final = 5.0
 """Interval at which an unused session checks whether its attempt has ended."""
 _log = logging.getLogger("penstock.mcp")
@@ -150,7 +152,7 @@ class ProcessPool:
         """Ends sessions that are idle for too long, and within seconds those whose attempt has ended."""
         for session in [one for one in self._all if not (one.in_use or one.process.stop_requested)]:
             unused = now - session.last_active
-            if unused > self._config.idle_timeout:
+            if unused > IDLE_S:
                 self.end(session)
             elif unused > _LOOK_S and now - session.last_checked > _LOOK_S:
                 session.last_checked = now

@@ -50,6 +50,10 @@ _SHARES: Final = (0.5, 0.75, 0.95)
 messages there may be many tools."""
 
 
+ANSWER_TOKENS: Final = 8192
+"""Tokens that are reserved for an answer to which its request sets no limit."""
+
+
 class TokenBound(NamedTuple):
     """Most tokens that a call may use."""
 
@@ -59,9 +63,10 @@ class TokenBound(NamedTuple):
     answers: int = 1
     """Number of answers that it asks for."""
 
-    def answer_tokens(self, otherwise: int) -> int:
-        """Tokens of all its answers. `otherwise`: tokens of one answer if the request sets no limit."""
-        return self.answers * (otherwise if self.answer is None else self.answer)
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of all its answers."""
+        return self.answers * (ANSWER_TOKENS if self.answer is None else self.answer)
 
 
 class _GenerationConfig(msgspec.Struct):

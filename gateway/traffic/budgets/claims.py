@@ -47,20 +47,19 @@ def claims_of(
     for limit, of in found:
         budget = limit.budget
         if isinstance(asked, UnreadCall):
-            if budget.unread_action == "refuse":
+            if budget.refuses_unknown:
                 raise uncountable(budget, asked)
-            if budget.unread_action == "call":
-                yield BudgetClaim(limit, of, int(budget.unit == "calls"), unread=True)
+            yield BudgetClaim(limit, of, int(budget.unit == "calls"), unread=True)
         elif budget.unit == "calls":
             yield BudgetClaim(limit, of, 1)
         elif budget.unit == "tokens":
-            yield BudgetClaim(limit, of, min(MOST, asked.prompt + asked.answer_tokens(budget.answer_tokens)))
+            yield BudgetClaim(limit, of, min(MOST, asked.prompt + asked.answer_tokens))
         elif prices:
-            answer = min(MOST, asked.answer_tokens(budget.answer_tokens))
+            answer = min(MOST, asked.answer_tokens)
             yield BudgetClaim(
                 limit, of, min(MOST, nanodollars(max(price.most(asked.prompt, answer, body) for price in prices)))
             )
-        elif budget.unpriced == "refuse":
+        elif budget.refuses_unknown:
             raise unpriced(budget, model)
 
 

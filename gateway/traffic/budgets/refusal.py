@@ -57,7 +57,7 @@ def unpriced(budget: Budget, model: str | None) -> Refusal:
     what = f"model {model!r} has no price" if model else "this request names no model, so it has no price"
     message = (
         f"budget {budget.name!r} is in US dollars and {what}: the owner of this gateway can add one to the file that "
-        '`prices` of penstock.toml names (`penstock prices --builtin`), or set unpriced = "free" for the budget'
+        '`prices` of penstock.toml names (`penstock prices --builtin`), or set unknown = "pass" for the budget'
     )
     return ClientFault(403, UNPRICED, message, "model")
 
@@ -66,8 +66,8 @@ def uncountable(budget: Budget, call: UnreadCall) -> Refusal:
     """The refusal of a call whose use cannot be counted. It is no 429, because a retry is always in vain."""
     message = (
         f"budget {budget.name!r} counts {budget.unit}, and {call.what}, so {call.path} cannot be counted. Use an API "
-        f"that Penstock reads, or the owner of this gateway can set unread of [[budget]] {budget.name!r}: "
-        '"call" lets such calls pass and counts them, "allow" lets them pass'
+        f"that Penstock reads, or the owner of this gateway can set unknown of [[budget]] {budget.name!r}: "
+        '"pass" lets such calls pass and counts what their answers tell'
     )
     made = ClientFault(403, UNCOUNTABLE, message)
     made.headers = [(b"x-should-retry", b"false")]
@@ -101,7 +101,7 @@ def _message(short: BudgetShortfall, now: int, asked: TokenBound) -> str:
 
 def _tokens(budget: Budget, asked: TokenBound) -> str:
     """The most that it may use, in tokens."""
-    answer = f"{asked.answer_tokens(budget.answer_tokens):,} for the answer"
+    answer = f"{asked.answer_tokens:,} for the answer"
     if asked.answer is None:
         answer += ", to which it sets no limit (such as max_tokens)"
     return f"{asked.prompt:,} tokens for its prompt, {answer}"

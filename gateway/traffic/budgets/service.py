@@ -246,8 +246,9 @@ class Budgets:
         unread = unread_of(call, record)
         if unread is not None:
             for limit, _ in found:
-                self._metrics.budget_unread[(limit.budget.name, limit.budget.unread_action)] += 1
-                if limit.budget.unread_action == "refuse":
+                refused = limit.budget.refuses_unknown
+                self._metrics.budget_unread[(limit.budget.name, "refuse" if refused else "pass")] += 1
+                if refused:
                     self._metrics.budget_refusals[(limit.budget.name,)] += 1
                     break
         units, began = {limit.budget.unit for limit, _ in found}, record.request.started_ns

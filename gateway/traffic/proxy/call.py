@@ -575,7 +575,7 @@ class HttpCall(RecordedCall):
         """Try elsewhere, or fail, if the call has waited too long for a place."""
         pool = self.record.pool
         assert pool is not None
-        limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
+        limit_s = pool.config.read_timeout
         if waited_s > limit_s:
             limit = pool.concurrency_limit
             message = (
@@ -610,12 +610,8 @@ class HttpCall(RecordedCall):
     def _late(self, now: float) -> str | None:
         """The upstream's failure in words, with the setting of the time limit; None while it is in time."""
         assert self.record.pool is not None
-        config, setting = self.record.pool.config, "read_timeout"
-        held = self._watch is not None and self._watch.pieces is not None
-        if self.state is CallState.SENT and not held and config.first_byte_timeout is not None:
-            setting = "first_byte_timeout"
-        limit = getattr(config, setting)
-        return f"sent nothing for {limit:g} s (upstream.{setting})" if now - self.touched > limit else None
+        limit = self.record.pool.config.read_timeout
+        return f"sent nothing for {limit:g} s (upstream.read_timeout)" if now - self.touched > limit else None
 
     def _stuck(self) -> bool:
         """True if no event can move the call on any more because one of its steps has failed."""

@@ -40,17 +40,15 @@ class SystemFoldingMiddleware:
         self._known: FoldedModels = set()
 
     def serves(self, route: RouteSettings | None, given: bool) -> bool:
-        """True if the route says so, or is one of a model of ours and says nothing."""
-        if route is None or route.fold_system is not None:
-            return route is not None and bool(route.fold_system)
-        return bool(route.train or route.translates)
+        """True if the route's model is one of ours: trained, or translated to."""
+        return route is not None and bool(route.train or route.translates)
 
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Fold at once if the template is known to need it; else add the part that folds after a refusal."""
         if route is None or send.call.dialect.name != "chat":
             return
         key = send.pools[0].name, route.model
-        if route.fold_system or key in self._known:
+        if key in self._known:
             send.body, count = fold_system_messages(send.body)
             send.attributes |= {FOLDED: count} if count else {}
             send.convert = _folding(send.convert)

@@ -5,10 +5,9 @@ process.
 
 The runner (`sidecar.run.agent.function_clients`) has the other end of the socket FD. For each attempt it sends a length
 (4 bytes, big endian) with five descriptors: stdin, stdout, stderr, the warden's control socket, and one that stays open
-until no process of the attempt is left. Then it sends JSON: `{"env": {...}, "cwd": path or null, "grace_s": 5}`. The
-answer is the pid (4 bytes) of a fork, which becomes a warden (`sidecar.run.agent.supervisor`); its agent calls the
-function. So an attempt has its own process, variables, output and end, like one that was started by a command, but
-needs no imports.
+until no process of the attempt is left. Then it sends JSON: `{"env": {...}, "grace_s": 5}`. The answer is the pid (4
+bytes) of a fork, which becomes a warden (`sidecar.run.agent.supervisor`); its agent calls the function. So an attempt
+has its own process, variables, output and end, like one that was started by a command, but needs no imports.
 
 Objects that the function's module makes on import are made once, before any attempt has its variables. A client among
 them would go past the gateway, so its base URL (`environment.imported`) names a port where nothing answers.
@@ -74,12 +73,6 @@ class ForkServer:
         os.close(life)
         os.environ.clear()
         os.environ.update(told["env"])
-        try:
-            if told["cwd"]:
-                os.chdir(told["cwd"])
-        except OSError as e:
-            _ = os.write(failure, f"cannot start in {told['cwd']!r}: {e.strerror}".encode())
-            os._exit(127)
         os.close(failure)
         sys.argv = [sys.argv[0], self._function]
         raise _StackUnwind

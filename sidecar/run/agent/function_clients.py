@@ -31,9 +31,9 @@ ENDS_S = 5.0
 class ForkServerClient:
     """Starts attempts of one function through a fork server."""
 
-    def __init__(self, function: str, env: Mapping[str, str], cwd: Path | None) -> None:
-        """`env` and `cwd`: variables and directory in which the function's module is imported."""
-        self._function, self._env, self._cwd = function, env, cwd
+    def __init__(self, function: str, env: Mapping[str, str]) -> None:
+        """`env`: variables with which the function's module is imported."""
+        self._function, self._env = function, env
         self._orders: socket.socket | None = None
         self._process: ChildProcess | None = None
         self._turn = asyncio.Lock()
@@ -42,7 +42,7 @@ class ForkServerClient:
         """Start an attempt with the variables, directory and stdin of `command`. Raises OSError when it cannot be
         started.
         """
-        told = {"env": dict(command.env), "cwd": None if command.cwd is None else str(command.cwd), "grace_s": grace_s}
+        told = {"env": dict(command.env), "grace_s": grace_s}
         with ExitStack() as theirs:
             stdin = await output.input_pipe(theirs, command.stdin or b"")
             (out, stdout), (err, stderr), (lives, life) = [await output.output_pipe(theirs) for _ in range(3)]
@@ -87,7 +87,6 @@ class ForkServerClient:
                 *(sys.executable, "-m", "penstock.sidecar.run.agent.fork_server", str(theirs.fileno()), self._function),
                 stdin=asyncio.subprocess.DEVNULL,
                 env=self._env,
-                cwd=self._cwd,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
@@ -189,14 +188,14 @@ class _HostProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def begin(self, function: str, env: Mapping[str, str], cwd: Path | None) -> None:
+    async def begin(self, function: str, env: Mapping[str, str]) -> None:
         """Start the process; raises OSError when it cannot be started."""
         with socket_folder("penstock-", _NAME) as home:
             path = str(Path(home, _NAME))
             server = await asyncio.start_unix_server(self._serve, path, limit=LONGEST_LINE)
             try:
                 argv = (sys.executable, "-m", "penstock.sidecar.run.agent.host", path, function)
-                self._process = await start(LaunchCommand(argv, env, None, cwd), GRACE_S, self._print)
+                self._process = await start(LaunchCommand(argv, env), GRACE_S, self._print)
                 self._ended = asyncio.ensure_future(self._wait(self._process))
                 connected = asyncio.ensure_future(self._connected.wait())
                 _ = await asyncio.wait({connected, self._ended}, timeout=STARTS_S, return_when=asyncio.FIRST_COMPLETED)
@@ -272,9 +271,9 @@ class _HostProcess:
 class HostPool:
     """Starts attempts of one function in as few processes as their size allows."""
 
-    def __init__(self, function: str, size: int, env: Mapping[str, str], cwd: Path | None) -> None:
-        """`size`: attempts of one process at a time. `env`, `cwd`: variables and directory of the processes."""
-        self._function, self._size, self._env, self._cwd = function, size, env, cwd
+    def __init__(self, function: str, size: int, env: Mapping[str, str]) -> None:
+        """`size`: attempts of one process at a time. `env`: variables of the processes."""
+        self._function, self._size, self._env = function, size, env
         self._hosts: list[_HostProcess] = []
         self._number = 0
         self._turn = asyncio.Lock()
@@ -294,7 +293,7 @@ class HostPool:
             if not host.retired and len(host.agents) < self._size:
                 return host
         host = _HostProcess()
-        await host.begin(self._function, self._env, self._cwd)
+        await host.begin(self._function, self._env)
         self._hosts.append(host)
         return host
 

@@ -13,7 +13,6 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.sidecar.run.agent import warden
@@ -36,8 +35,6 @@ class LaunchCommand:
     """All variables of the command."""
     stdin: bytes | None = None
     """The bytes on its stdin; None is no stdin."""
-    cwd: Path | None = None
-    """Its working directory; None is the runner's own."""
     after: tuple[str, ...] = ()
     """A command that cleans up at the end, however that comes."""
 
@@ -135,7 +132,7 @@ async def start(command: LaunchCommand, grace_s: float, sink: Sink) -> AgentProc
     """Start a command below a warden. Raises OSError or ValueError when it cannot be started."""
     told = {"grace_s": grace_s, "after": command.after}
     stdin = asyncio.subprocess.DEVNULL if command.stdin is None else command.stdin
-    made = await warden.start(command.argv, told, stdin, command.env, command.cwd)
+    made = await warden.start(command.argv, told, stdin, command.env)
     return AgentProcess(
         made.process.pid, {"stdout": made.stdout, "stderr": made.stderr}, made.process.wait, made.control, sink
     )

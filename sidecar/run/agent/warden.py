@@ -32,7 +32,7 @@ async def start(
     told: Mapping[str, Any],
     stdin: bytes | int,
     env: Mapping[str, str],
-    cwd: Path | None,
+    cwd: Path | None = None,
 ) -> WardenProcess:
     """Start a command below a warden. Raises OSError or ValueError when it cannot be started. `told`: more settings for
     the warden, besides its socket. `stdin`: bytes for the command, or a constant of `asyncio.subprocess`.

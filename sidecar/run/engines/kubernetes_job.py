@@ -112,8 +112,6 @@ def _fill(container: Json, settings: RunnerSettings, plan: LaunchPlan) -> None:
         _ = container.pop("args", None)
     elif plan.argv:
         container["args"] = list(plan.argv)
-    if agents.cwd is not None:
-        container["workingDir"] = str(agents.cwd)
     kept = [variable for variable in container.get("env", []) if variable["name"] not in plan.own]
     container["env"] = kept + [{"name": name, "value": value} for name, value in plan.own.items()]
 

@@ -52,10 +52,8 @@ def command(
     options += [f"--env={variable}" for variable in sorted(plan.own)]
     if plan.file is not None:
         options += [f"--volume={plan.file}:{plan.file}:ro"]
-    if agents.cwd is not None:
-        options += [f"--workdir={agents.cwd}"]
     argv = (*options, *agents.image_args, agents.image or "", *plan.argv)
-    return LaunchCommand(argv, env, plan.stdin, None, after=(tool, "rm", "--force", name))
+    return LaunchCommand(argv, env, plan.stdin, after=(tool, "rm", "--force", name))
 
 
 def container(worker: str, claim: Claim) -> str:
@@ -93,13 +91,11 @@ class LocalEngine:
         self._tool = tool() if agents.image else None
         self._preloaded: ForkServerClient | None = None
         if agents.preload and agents.callable is not None:
-            self._preloaded = ForkServerClient(
-                agents.callable, import_environment(os.environ, settings.key), agents.cwd
-            )
+            self._preloaded = ForkServerClient(agents.callable, import_environment(os.environ, settings.key))
         self._shared: HostPool | None = None
         if agents.concurrency > 1 and agents.callable is not None:
             env = import_environment(os.environ, settings.key)
-            self._shared = HostPool(agents.callable, agents.concurrency, env, agents.cwd)
+            self._shared = HostPool(agents.callable, agents.concurrency, env)
 
     async def __aenter__(self) -> LocalEngine:
         """Raises `UsageError` when agents certainly cannot work here."""
@@ -159,4 +155,4 @@ class LocalEngine:
         env = environment(os.environ, made.own, self._settings.key)
         if self._tool is not None:
             return command(self._tool, self._settings, claim, made, env)
-        return LaunchCommand(made.argv, env, made.stdin, self._settings.agents.cwd)
+        return LaunchCommand(made.argv, env, made.stdin)

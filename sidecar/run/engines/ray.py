@@ -106,7 +106,7 @@ class ActorGroup:
     def __init__(self, settings: RunnerSettings, actor: Any, options: dict[str, Any]) -> None:
         """`actor`: the class that Ray makes of `RunnerActor` with these options."""
         # Actors must stay in a working directory that Ray itself brings to the nodes.
-        home = None if "working_dir" in options.get("runtime_env", {}) else str(settings.agents.cwd or Path.cwd())
+        home = None if "working_dir" in options.get("runtime_env", {}) else str(Path.cwd())
         shares = _shares(settings)
         self.slots: list[Any] = [actor.remote(share, home) for share in shares]
         self.runs: dict[Any, Any] = {slot.run.remote(): slot for slot in self.slots}

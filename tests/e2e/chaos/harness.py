@@ -31,7 +31,6 @@ AGENT = Path(__file__).with_name("agent.py")
 CONFIG = '[tape]\nrecord = "strict"\n\n'
 LOOK_S = 0.05
 """Between two looks at how far it is."""
-GRACE_S = 1
 
 
 @dataclass
@@ -169,7 +168,7 @@ class Chaos:
         self._started += 1
         options = [
             *("--gateway", self._gateway.url, "--name", f"runner-{self._started}", "--watch"),
-            *("--workers", str(self._plan.workers), "--lease", f"{self._plan.lease_s}s", "--grace", f"{GRACE_S}s"),
+            *("--workers", str(self._plan.workers), "--lease", f"{self._plan.lease_s}s"),
             *("--env", f"CHAOS_DIR={self._home}", "--env", "CHAOS_KIND={kind}"),
             *("--env", "CHAOS_CALLS={calls}", "--env", "CHAOS_REWARD={reward}", "--no-stdin"),
         ]

@@ -36,7 +36,7 @@ url = "{url}"
 
 [mcp.servers.hosted]
 command = {command}
-idle_timeout = 3
+processes = 1000
 """
 DISK = 64 << 20
 """Bytes of the disk of a tape, where one can be mounted."""

@@ -15,6 +15,7 @@ from fakes.process import upstreams
 from fakes.raw import chunk, connect, events_head, frame, post, reply
 from fakes.rig import GOOD, Rig, Within
 
+from penstock.gateway import app
 from penstock.gateway.wire.http.websocket import TEXT, WebSocketReader
 
 MEGABYTE = 1 << 20
@@ -84,12 +85,13 @@ async def test_chunks_of_an_answer_do_not_multiply(rig: Rig) -> None:
         assert await rig.tape.raw(await rig.span(), "response") == body
 
 
-async def test_a_head_that_drips_has_its_time(within: Within) -> None:
+async def test_a_head_that_drips_has_its_time(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a byte of it comes. A body may take as long as its bytes keep coming: more often than a machine
     that is busy keeps a process waiting."""
     start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    monkeypatch.setattr(app, "CLIENT_S", 4.0)
     async with (
-        within(limits={"client_timeout": 4}) as rig,
+        within() as rig,
         rig.client() as byte,
         rig.client() as line,
         rig.client() as large,
@@ -105,11 +107,12 @@ async def test_a_head_that_drips_has_its_time(within: Within) -> None:
         assert (large.end, large.received) == ("open", b"")
 
 
-async def test_who_takes_nothing_of_an_answer_leaves_its_place(within: Within) -> None:
+async def test_who_takes_nothing_of_an_answer_leaves_its_place(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     """The upstream takes one call at a time; the next caller waits for that, and for no client that sleeps."""
     endless = [request(), send(events_head() + chunk(b"v" * (MUCH * MEGABYTE)))]
+    monkeypatch.setattr(app, "CLIENT_S", 1.0)
     async with (
-        within(first={"max_concurrent": 1}, limits={"client_timeout": 1}) as rig,
+        within(first={"max_concurrent": 1}) as rig,
         rig.upstream(endless, [request(), send(GOOD)]) as upstream,
         rig.client() as sleeping,
         rig.client() as client,

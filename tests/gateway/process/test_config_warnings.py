@@ -82,7 +82,7 @@ upstream = "openai"
     [
         ("", "", 1),
         ('model = "gpt-*"', "", 0),
-        ('unpriced = "free"', "", 0),
+        ('unknown = "pass"', "", 0),
         ("", 'alias = "gpt-4o"', 0),
     ],
 )

@@ -26,7 +26,7 @@ from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import Event
 from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, ReleaseView
-from penstock.gateway.model.release_policy import CanaryStage
+from penstock.gateway.model.release_policy import CONSTANTS, EARLY, CanaryStage
 from penstock.gateway.model.resource import Audience, NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.releases.canary.assignment import share
@@ -52,9 +52,12 @@ def worse(arm: str | None) -> float:
     return 0.0 if arm == "candidate" else 1.0
 
 
-async def test_a_better_candidate_is_promoted(traffic: Traffic, provider: Provider, client: Client, tape: Tape) -> None:
+async def test_a_better_candidate_is_promoted(
+    traffic: Traffic, provider: Provider, client: Client, tape: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It climbs the ramp, stays good in the holdback, and every call of a rollout is of one version."""
-    how, splits = policy(0.3, 0.5, holdback={"share": 0.3, "rollouts": 20}), set[float]()
+    monkeypatch.setitem(CONSTANTS["holdback"], "share", 0.3)
+    how, splits = policy(0.3, 0.5, holdback={"rollouts": 20}), set[float]()
 
     def over(view: ReleaseView) -> bool:
         splits.add(view.release.split)
@@ -106,10 +109,11 @@ async def test_a_worse_candidate_is_rolled_back_and_its_rollouts_fall_back(
 
 
 async def test_a_candidate_that_turns_bad_in_the_holdback_is_taken_back(
-    traffic: Traffic, provider: Provider, client: Client, gateway: Gateway
+    traffic: Traffic, provider: Provider, client: Client, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was good on the ramp; then nearly everybody gets it, and it fails."""
-    release = await traffic.start("travel", "v2", policy(0.5, holdback={"share": 0.3, "rollouts": 300}))
+    monkeypatch.setitem(CONSTANTS["holdback"], "share", 0.3)
+    release = await traffic.start("travel", "v2", policy(0.5, holdback={"rollouts": 300}))
     view = await traffic.waves(release.id, better, lambda view: view.release.split != 0.5)
     assert (view.release.stage, view.release.step, view.release.split) == ("canary", 1, 0.7)
     assert (await client.resource("travel")).stable.version == "v1"
@@ -206,7 +210,7 @@ async def test_a_hard_violation_on_the_candidate_ends_it_at_once(traffic: Traffi
 
 
 async def test_a_candidate_whose_every_call_fails_is_rolled_back_while_no_reward_ever_comes(
-    traffic: Traffic, provider: Provider, client: Client
+    traffic: Traffic, provider: Provider, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outcomes are awaited for ten minutes here; errors are seen within the early guard's seconds. There are some of
     these: a call of the candidate must have failed by then, also where the machine stands still meanwhile."""
@@ -216,8 +220,8 @@ async def test_a_candidate_whose_every_call_fails_is_rolled_back_while_no_reward
         return Failure(500, "out of order") if careful else decide(request)
 
     provider.script = fails_candidates
-    early = {"early_error": {"deadline_s": 8.0}}
-    release = await traffic.start("travel", "v2", policy(0.2, guards=early))
+    monkeypatch.setitem(CONSTANTS["guards"], EARLY, {"alpha": 0.005, "deadline_s": 8.0})
+    release = await traffic.start("travel", "v2", policy(0.2))
     _ = await traffic.waves(release.id, lambda arm: None, lambda view: not view.release.live or traffic.waved == 5)
     view = await traffic.when(release.id, lambda view: not view.release.live)
     assert view.release.stage == "rolled_back"
@@ -429,7 +433,7 @@ async def test_missing_rewards_are_warned_of_and_count_as_the_worst_where_the_po
 ) -> None:
     """Only successes are told, and the candidate never succeeds. They are told before a rollout takes part, so that
     none comes after its deadline."""
-    how = policy(0.5, missing="worst", missing_limit=1.0, outcome_deadline_s=1.0, guards={"missing": {"alpha": 0}})
+    how = policy(0.5, missing="worst", missing_limit=1.0, outcome_deadline_s=1.0)
     release = await traffic.start("travel", "v2", how)
     for at in range(0, 400, 40):
         every = names(f"r{at}", 40)

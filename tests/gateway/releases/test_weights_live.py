@@ -397,7 +397,7 @@ async def test_recorded_calls_are_asked_again_with_both(traffic: Traffic, client
     for name in NAMES[:8]:
         await traffic.call(name)
     before = len(vllm.asked)
-    release = await start_both(client, replayed="required", replay={"calls": 8, "budget": 40})
+    release = await start_both(client, replayed="required", replay={"calls": 8})
     view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
     asked = [body for path, body in vllm.asked[before:] if path == CHAT]
     found = {(one["model"], one["messages"][0]["content"].replace("Tuesday", "{date}")) for one in asked}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import uvloop
 from conftest import StartGateway
 from fakes import waiting
+from fakes.local import locally
 from fakes.mcp_hosted import Habits, Hosted, config, error, hosting, processes, text, until_left
 from fakes.mcp_wire import INITIALIZE, call
 from fakes.process import PATIENCE
@@ -26,6 +28,7 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.tape.store.directory import DamagedRecordError
+from penstock.gateway.tools.hosted import process_pool
 from penstock.gateway.tools.hosted.process import OPEN_FILES
 from penstock.gateway.tools.hosted.process_pool import ProcessExit, ProcessPool
 from penstock.gateway.tools.hosted.session import LineQueue, Owner, ProcessSession
@@ -41,7 +44,6 @@ SERVERS: dict[str, Habits] = {
     "talking": ('env = { TALK_KEY = "sk-of-this-server-12345678" }',),
     "two": ("processes = 2",),
     "stubborn": ("", "stubborn"),
-    "forgetting": ("idle_timeout = 1.5",),
 }
 
 
@@ -151,9 +153,9 @@ def environments_of(mark: str) -> list[str]:
 async def test_nothing_of_the_gateway_is_in_its_environment(alone: Alone, tmp_path: Path) -> None:
     more = f'env = {{ LITERAL = "x" }}\nenv_keys = ["ITS_KEY"]\ncwd = "{tmp_path}"\n'
     own = {"PENSTOCK_ADMIN_KEY": "k" * 20, "OPENAI_API_KEY": "sk-upstream-1234567890", "ITS_KEY": "its-own-key-12345"}
-    hosted = await alone(more + "memory_bytes = 4000000000\n", env=own)
+    hosted = await alone(more, env=own)
     found = json.loads(await text(await hosted.opened(), "surroundings"))
-    assert (found["cwd"], found["limits"]) == (str(tmp_path), [OPEN_FILES, 4_000_000_000])
+    assert (found["cwd"], found["limits"]) == (str(tmp_path), [OPEN_FILES, resource.RLIM_INFINITY])
     allowed = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ"}
     assert found["env"].keys() - allowed == {"LITERAL", "ITS_KEY"}
     assert (found["env"]["LITERAL"], found["env"]["ITS_KEY"]) == ("x", own["ITS_KEY"])
@@ -297,10 +299,15 @@ async def test_nothing_is_left_of_a_stubborn_server(take: Take, alone: Alone, ho
     await hosted.gone()
 
 
-async def test_sessions_that_are_forgotten_end(take: Take) -> None:
+@pytest.mark.slow
+async def test_sessions_that_are_forgotten_end(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clients open sessions and vanish; one listens, and stays."""
-    hosted = take("forgetting")
-    async with AsyncExitStack() as stack:
+    monkeypatch.setattr(process_pool, "IDLE_S", 1.5)
+    mark = uuid4().hex
+    async with locally(tmp_path, config(mark)) as gateway, AsyncExitStack() as stack:
+        hosted = Hosted(gateway, http, mark)
         listening, status = hosted.client(), 0
         while status != 200:  # on a busy machine one may be forgotten before it listens
             listening = await hosted.opened()

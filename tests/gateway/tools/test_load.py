@@ -10,6 +10,7 @@ from random import Random
 from time import monotonic
 
 import aiohttp
+import pytest
 from conftest import StartGateway
 from fakes.mcp_busy import Busy, Player, Told, busy_server
 from fakes.mcp_wire import Client, McpServer, call
@@ -19,6 +20,7 @@ from fakes.tape import Tape
 from fakes.waiting import until
 
 from bench.procfs import children, memory
+from penstock.gateway import app
 from penstock.gateway.model.span import Span
 from penstock.gateway.tools.call import McpCall
 
@@ -167,11 +169,12 @@ MOST = 32 << 10
 
 
 async def test_no_clock_ends_a_stream_that_listens(
-    tmp_path: Path, http: aiohttp.ClientSession, server: McpServer
+    tmp_path: Path, http: aiohttp.ClientSession, server: McpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the sweep for calls, nor those for sessions, for clients and for connections, a day later."""
     servers = {"tools": {"url": server.url, "first_byte_timeout": LATE}}
-    async with inside(tmp_path, http, mcp={"servers": servers}, limits={"client_timeout": LATE}) as made:
+    monkeypatch.setattr(app, "CLIENT_S", LATE)
+    async with inside(tmp_path, http, mcp={"servers": servers}) as made:
         client = Client(f"{made.base.url}/rollout/r1/attempt/a1/mcp/tools", http, {})
         await client.open()
         async with client.listen() as stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # Most of these are agents, which would wait for the import.
@@ -50,9 +49,3 @@ async def judged(task: Any, output: Any, transcript: Transcript) -> Judgement:
 def nobody(task: Any, output: Any, transcript: Transcript) -> float:
     """A judge that fails."""
     raise KeyError("answer")
-
-
-def endless(task: Any, output: Any) -> float:
-    """A judge that never comes to its end."""
-    time.sleep(600)
-    return 1.0

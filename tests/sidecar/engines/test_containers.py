@@ -56,7 +56,7 @@ async def test_an_agent_in_a_container(gateway: Gateway, client: Client, start_r
 
 async def test_a_container_goes_when_its_runner_is_killed(client: Client, start_run: StartRun, tmp_path: Path) -> None:
     _ = await enqueue(client, None)
-    words = ("--image", "stubborn", *LEASE, "--grace", "100ms")
+    words = ("--image", "stubborn", *LEASE)
     run = await start_run(*words, agent=("sleep", "600"), env=fake(tmp_path))
     await until(lambda: len(asked(tmp_path)) == 1)
     run.process.kill()
@@ -112,7 +112,7 @@ async def test_an_image_is_pulled_once_before_all_attempts(client: Client, start
     [("http://127.0.0.1:1", True), ("http://localhost:1", True), ("http://[::1]:1", True), ("https://g:1", False)],
 )
 def test_the_machines_network_is_for_a_gateway_on_it(gateway: str, host: bool) -> None:
-    agents = AgentSettings(image="x", cwd=Path("/app"))
+    agents = AgentSettings(image="x", image_args=("--workdir=/app",))
     settings = RunnerSettings(gateway=gateway, name="w", agents=agents)
     made = local.command("docker", settings, CLAIM, launch_plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
     assert ("--network=host" in made.argv) == host

@@ -66,9 +66,7 @@ def made(agents: AgentSettings, template: kubernetes_job.Json = kubernetes_job.T
 
 
 def test_a_job_is_what_the_schema_says() -> None:
-    agents = AgentSettings(
-        command=("python", "agent.py"), args=("{question}",), image="example/agent:2", cwd=Path("/app")
-    )
+    agents = AgentSettings(command=("python", "agent.py"), args=("{question}",), image="example/agent:2")
     job = made(agents)
     validate.validate(job, SCHEMA, strict=True)
     (container,) = job["spec"]["template"]["spec"]["containers"]

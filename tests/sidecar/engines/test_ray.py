@@ -63,7 +63,7 @@ async def test_a_cluster_works_the_queue_and_loses_nothing_with_a_node(
     meet = f"import os, pathlib, time; pathlib.Path({str(tmp_path)!r}, os.environ['PENSTOCK_ROLLOUT_ID']).touch()\n"
     meet += f"while len(list(pathlib.Path({str(tmp_path)!r}).glob('r?'))) < 2: time.sleep(0.01)\n"
     meet += "print('{\"reward\": 1}')"
-    ray = ("--on", "ray", "--workers", "2", *LEASE, "--grace", "100ms")
+    ray = ("--on", "ray", "--workers", "2", *LEASE)
     at = {"RAY_ADDRESS": nodes.address}
     _ = await enqueue(client, None, None)
     run = await start_run(*ray, agent=(PYTHON, "-c", meet), env=at)

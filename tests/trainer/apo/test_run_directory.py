@@ -65,7 +65,7 @@ def test_every_section_that_decides_is_tried() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"rollouts": {"run": ["--workers=9"], "timeout": 60.0}},
+        {"rollouts": {"run": ["--workers=9"], "attempt_timeout": 60.0}},
         {"publish": {"release": "auto"}},
         {"test": {"repeats": 5}},
         {"run": {"directory": "elsewhere"}},

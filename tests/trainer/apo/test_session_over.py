@@ -11,10 +11,12 @@ from fakes.process import PATHS
 ENGINE = "async def propose(pool, evidence):\n    return []\n"
 
 
-async def searched(here: Optimising, config: Path) -> Ended:
+async def searched(here: Optimising, config: Path, *words: str) -> Ended:
     """A run of an engine that knows nothing, to its end."""
     (here.home / "idle_engine.py").write_text(ENGINE)
-    return await here.ended(await here.start("train", "apo", config, env={"PYTHONPATH": f"{PATHS}:{here.home}"}))
+    return await here.ended(
+        await here.start("train", "apo", config, *words, env={"PYTHONPATH": f"{PATHS}:{here.home}"})
+    )
 
 
 async def test_a_run_that_ended_with_a_result_and_without_a_report_is_ended_by_the_same_command(
@@ -37,10 +39,10 @@ async def test_a_run_that_ended_with_a_result_and_without_a_report_is_ended_by_t
 
 
 async def test_a_common_report_that_cannot_be_written_is_a_sentence(here: Optimising) -> None:
-    config = here.config(engine="idle_engine:propose", run={"seeds": 2})
+    config = here.config(engine="idle_engine:propose")
     report = here.home / "run-shop" / "report.html"
     report.mkdir(parents=True)
-    ended = await searched(here, config)
+    ended = await searched(here, config, "--seeds", "2")
     assert (ended.code, "Traceback" in ended.output) == (1, False), ended.output
     assert f"{report} cannot be written: Is a directory" in ended.output
 

@@ -52,7 +52,8 @@ class Learner:
     """A run without its learning."""
 
     def __init__(self, shop: Shop, home: Path, **sections: dict[str, Any]) -> None:
-        own = {"run": {"name": "run"}, "online": {"batch_rollouts": 4, "quiet_seconds": 0.0}}
+        own: dict[str, Any] = {"run": {"name": "run"}, "online": {"batch_rollouts": 4, "quiet_seconds": 0.0}}
+        own["advantage"] = {"estimator": "reinforce++"}
         self.directory = home / "taken"
         settings = config(home, **merged(own, sections))
         self.traffic = ProductionRollouts(shop.client, settings, ConsumedLog(self.directory))
@@ -226,7 +227,7 @@ async def test_groups_of_the_queue_are_compared_where_it_is_told_so(shop: Shop, 
         await finish(shop.client, await begun(name, group), value)
 
     async with learner(
-        shop, tmp_path, online={"grouped": True, "batch_rollouts": 2}, rollouts={"group_size": 2}
+        shop, tmp_path, online={"batch_rollouts": 2}, advantage={"estimator": "dr_grpo"}, rollouts={"group_size": 2}
     ) as run:
         first = asyncio.ensure_future(run.step(1))
         await shop.busy("alone-1", "alone-2")
@@ -238,7 +239,7 @@ async def test_groups_of_the_queue_are_compared_where_it_is_told_so(shop: Shop, 
         found = await first
         assert run.of(1) == ["q3", "q5"]
         assert found.rewards == {"good": [0.0, 1.0]}
-        assert any(tells(text, "no group", "online.grouped") for text in run.told)
+        assert any(tells(text, "no group", "advantage.estimator") for text in run.told)
         await done("q6", 0.9, "good")
         await finish(shop.client, running)
         found = await run.step(2)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from penstock.adapters.samples import Sample
-from penstock.trainer.config import AdvantageSettings, Aggregate, LossSettings
+from penstock.trainer.config import CLIPS, AdvantageSettings, Aggregate, LossSettings
 from penstock.trainer.mathematics.advantage import credit
 from penstock.trainer.mathematics.batch import Layout, MicroBatch, TokenExample, micro_batches
 from penstock.trainer.mathematics.loss import LossInputs, StepMetrics, policy_loss
@@ -96,12 +96,13 @@ def test_a_constant_does_not_reward_long_failures() -> None:
     assert weights == {"rollout-mean": {0.5, round(1 / 18, 6)}, "token-mean": {0.1}, 10: {0.05}}
 
 
-def test_gspo_is_the_mean_of_clipped_ratios_of_calls() -> None:
+def test_gspo_is_the_mean_of_clipped_ratios_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its equation 5 and 7: s = (pi / old)^(1/|y|), and mean over calls of min(s A, clip(s) A); times the engine's."""
     random = np.random.default_rng(0)
     calls = [example(f"r{n}", [1], [2] * size, [1] * size, behaviour=-1 - random.random(size),
              advantages=np.full(size, random.normal())) for n, size in enumerate((3, 7, 2))]  # fmt: skip
-    config = LossSettings(kind="gspo", clip=(0.05, 0.1))
+    monkeypatch.setitem(CLIPS, "gspo", (0.05, 0.1))
+    config = LossSettings(kind="gspo")
     (batch,) = micro_batches(calls, 100, "padded")
     _, tokens = known(batch)
     old, now = (torch.tensor(-1 - random.random(12)) for _ in range(2))

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 import torch
 from torch import Tensor
 
-from penstock.trainer.config import Correction, LossSettings, Surrogate
+from penstock.trainer.config import CLIPS, Correction, LossSettings, Surrogate
 from penstock.trainer.mathematics.loss import (
     CORRECTIONS,
     SURROGATES,
@@ -110,11 +110,12 @@ def test_an_unknown_name_is_an_error_and_never_another_loss(unknown: dict[str, A
         result(config, reference=tensor(OLD))
 
 
-def test_gspo_clips_whole_calls() -> None:
+def test_gspo_clips_whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Geometric means: sqrt(1.5 x 1) for the first two tokens, 1.5 for the third."""
-    wide = LossSettings(kind="gspo", clip=(0.9, 9.0))
     mean = math.sqrt(1.5)
-    loss, gradient, _ = result(wide)
+    with monkeypatch.context() as wide:
+        wide.setitem(CLIPS, "gspo", (0.9, 9.0))
+        loss, gradient, _ = result(LossSettings(kind="gspo"))
     assert loss == pytest.approx(-0.25 * mean + 0.5 * mean + 0.5 * 1.5)
     assert gradient == pytest.approx([-0.25 * mean, 0.5 * mean, 0.75])
     # Its own clip is narrow: nothing that gained stays, what should have fallen does.
@@ -124,16 +125,18 @@ def test_gspo_clips_whole_calls() -> None:
     assert metrics["clip_fraction"] == 0.5
 
 
-def test_gspo_has_the_gradient_of_the_sequence_form() -> None:
+def test_gspo_has_the_gradient_of_the_sequence_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIPS, "gspo", (1, 9))
     now = tensor(LOG).requires_grad_()
     sequence = ((now - tensor(OLD))[:2].mean()).exp() * 0.5
     (expected,) = torch.autograd.grad(sequence, now)
-    _, gradient, _ = result(LossSettings(kind="gspo", clip=(1, 9)), advantages=tensor([-1.0, -1.0, 0.0]))
+    _, gradient, _ = result(LossSettings(kind="gspo"), advantages=tensor([-1.0, -1.0, 0.0]))
     assert gradient == pytest.approx(expected.tolist())
 
 
-def test_cispo_cuts_weights_and_keeps_gradients() -> None:
-    loss, gradient, metrics = result(LossSettings(kind="cispo", clip=(1, 0.2)))
+def test_cispo_cuts_weights_and_keeps_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLIPS, "cispo", (1, 0.2))
+    loss, gradient, metrics = result(LossSettings(kind="cispo"))
     assert loss == pytest.approx(-0.25 * 1.2 * LOG[0] + 0.5 * LOG[1] + 0.5 * 1.2 * LOG[2])
     assert gradient == pytest.approx([-0.25 * 1.2, 0.5, 0.5 * 1.2])
     assert metrics["clip_fraction"] == 0.75

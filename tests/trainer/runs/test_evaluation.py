@@ -20,7 +20,7 @@ from penstock.trainer.runs.evaluation import EvaluationSuite, figures, pass_at, 
 
 
 def suite(tasks: int, **given: object) -> EvaluationSuite:
-    settings = Settings.model_validate({"name": "hard", "tasks": Path("tasks.jsonl"), **given})
+    settings = Settings.model_validate({"tasks": Path("hard.jsonl"), **given})
     return EvaluationSuite(settings, [RolloutTask(number, {}) for number in range(tasks)])
 
 

@@ -371,8 +371,10 @@ async def test_a_run_that_waits_says_that_it_lives(gateway: Gateway) -> None:
 
 def test_what_cannot_work_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
-    path.write_text(f"[model]\npath = {json.dumps(str(tmp_path))}\n")
+    path.write_text(
+        f"[model]\npath = {json.dumps(str(tmp_path))}\n[rollouts]\nahead = true\n[publish]\nrelease = 'auto'\n"
+    )
     command = [sys.executable, "-m", "penstock", "train", "grpo", str(path), "--online"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert found.returncode == 2
-    assert "advantage.estimator: 'dr_grpo' compares rollouts of one task" in found.stderr
+    assert "rollouts.ahead: production's rollouts are not queued" in found.stderr

@@ -151,10 +151,8 @@ def test_the_documented_file_can_learn_from_production(tmp_path: Path) -> None:
 
 def test_it_is_refused_by_the_key_that_cannot_work() -> None:
     check_online(TrainConfig.model_validate(GOOD))
-    check_online(TrainConfig.model_validate(GOOD | {"advantage": {"estimator": "rloo"}, "online": {"grouped": True}}))
+    check_online(TrainConfig.model_validate(GOOD | {"advantage": {"estimator": "rloo"}}))
     for key, more in {
-        "advantage.estimator: 'grpo' compares rollouts of one task": {"advantage": {"estimator": "grpo"}},
-        "online.grouped: .* leave it out": {"online": {"grouped": True}},
         'publish.release: "none" shows production nothing': {"publish": {}},
         "rollouts.ahead: .*not queued": {"rollouts": {"ahead": True}},
         "rollouts.curriculum: .*not drawn": {"rollouts": {"curriculum": True}},

@@ -61,7 +61,7 @@ def rounds(**budget: Any) -> PromptRounds:
         {"engine": ENGINE, "texts": {"prompts": ["shop"]}, "reflection": {"model": "m"}, "budget": budget}
     )
     front = PromptFront(SEED.id, [FrontMember(SEED, {"shop": "v1"})])
-    return PromptRounds(PromptSettings(rollouts=60, front=3), settings, TASKS, front)
+    return PromptRounds(PromptSettings(rollouts=60), settings, TASKS, front)
 
 
 def texts(front: PromptFront) -> list[str]:

@@ -26,13 +26,13 @@ def sections(home: Path) -> Sections:
     """Two suites, the second with three rollouts of each of its tasks, and a curriculum."""
     for name, count in (("many", TASKS), ("easy", 2), ("hard", 3)):
         write_tasks(home, *(f"{name}{number}" for number in range(count)), name=name)
-    hard = {"name": "hard", "tasks": home / "hard.jsonl", "samples": 3, "passed": 0.5}
+    hard = {"tasks": home / "hard.jsonl", "samples": 3, "passed": 0.5}
     return {
         "run": {"checkpoint_every": 1},
         "model": {"rank": 4},
         "rollouts": {"run": RUNNER, "curriculum": True, "ahead": False, "tasks": home / "many.jsonl"},
         "engine": {"batch_tokens": 512},
-        "evaluate": {"every": 1, "suite": [{"name": "easy", "tasks": home / "easy.jsonl"}, hard]},
+        "evaluate": {"every": 1, "suite": [{"tasks": home / "easy.jsonl"}, hard]},
     }
 
 

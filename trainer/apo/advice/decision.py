@@ -122,7 +122,7 @@ def why(found: ProbeFindings, budget: int) -> list[str]:
     """Return the reasons, the deciding one first. `budget`: rollouts of the planned run."""
     rewards, split = found.rewards, found.split
     if not rewards:
-        return ["No rollout has a reward, so nothing can be said. Let the runner judge: --reward, or --reward-command."]
+        return ["No rollout has a reward, so nothing can be said. Let the runner judge: --reward."]
     if len(set(rewards)) < 2:
         said = f"All {len(rewards)} rollouts have the reward {rewards[0]:.2f}"
         hint = "whatever a prompt says, such rewards tell nothing apart. Look at the grader and at the tasks."

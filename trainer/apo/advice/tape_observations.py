@@ -10,7 +10,7 @@ such as by a timeout, which no text fixes; errors that fit neither count as this
 reports its failure. Of a tool inside the agent only the result is known, so a result counts as a failure when it begins
 like one.
 
-The grader that `rollouts.run` names for the runner, `--reward` or `--reward-command`, is asked once more about a
+The grader that `rollouts.run` names for the runner, `--reward`, is asked once more about a
 rollout by the runner's own code: a difference is the grader's own noise. The second judgement is kept in memory: a
 second reward on the tape would replace the first.
 """
@@ -30,7 +30,6 @@ from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import Reward, RolloutSummary
 from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.model.times import seconds
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Part, Transcript
@@ -58,9 +57,7 @@ _MISUSED: Final = re.compile(
     re.IGNORECASE,
 )
 Blame = Literal["misused", "broken"]
-OPTIONS: Final = ("--reward", "--reward-command", "--reward-timeout")
-PATIENCE: Final = "5m"
-"""Default of `penstock run`."""
+OPTION: Final = "--reward"
 EARLIER: Final = 200
 
 
@@ -93,20 +90,16 @@ def complains_of_tools(reason: str) -> bool:
 
 def reward_judge(words: Sequence[str]) -> RewardJudge | None:
     """Return the grader that arguments of `penstock run` name; None if they name none. Raises `ConfigError`."""
-    given: dict[str, str] = {}
     for word, after in zip(words, [*words, ""][1:], strict=True):
         if word == "--":
             break
         name, equals, value = word.partition("=")
-        if name in OPTIONS and (equals or after):
-            given.setdefault(name, value if equals else after)
-    reward, command, patience = map(given.get, OPTIONS)
-    if not (reward or command):
-        return None
-    try:
-        return RewardJudge(JudgeSettings(reward, command, seconds("--reward-timeout", patience or PATIENCE)))
-    except (UsageError, ValueError) as error:
-        raise ConfigError(f"rollouts.run: {error}") from None
+        if name == OPTION and (judge := value if equals else after):
+            try:
+                return RewardJudge(JudgeSettings(judge))
+            except UsageError as error:
+                raise ConfigError(f"rollouts.run: {error}") from None
+    return None
 
 
 class TapeObservationReader:

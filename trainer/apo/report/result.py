@@ -198,7 +198,7 @@ def candidate_tree(result: SearchResult) -> CandidateTree:
 
 def build_result(
     config: ApoConfig, result: SearchResult, tests: Sequence[Trial], splits: Splits,
-    versions: Mapping[str, Mapping[str, str]],
+    versions: Mapping[str, Mapping[str, str]], placebo: bool,
 ) -> RunResult:  # fmt: skip
     """Return the result of a run. `tests`: trials of the test; `versions`: on the tape, by candidate and resource. The
     winner is compared with the tasks of all splits, and with the reasons of the search."""
@@ -218,7 +218,7 @@ def build_result(
 
     found = RunResult(
         run=config.run.name, engine=config.engine, settings=digest(config), draw=config.run.seed,
-        placebo=config.run.placebo, ended_ns=time.time_ns(), why=result.why, seed=texts(seed), winner=None,
+        placebo=placebo, ended_ns=time.time_ns(), why=result.why, seed=texts(seed), winner=None,
         line_causes={}, candidates=candidate_records(result),
         race=[FinalistRecord.model_validate(racer, from_attributes=True) for racer in result.racers],
         validation=trials(result.validation), tests=trials(tests),

@@ -232,7 +232,7 @@ class WebSocketCall(CallLifecycle):
 
     def _check_queue(self, pool: ConnectionPool, now: float) -> None:
         """Fail the call if it has waited too long for a place."""
-        limit_s = pool.config.first_byte_timeout or pool.config.read_timeout
+        limit_s = pool.config.read_timeout
         if self._queued_at is not None and now - self._queued_at > limit_s:
             limit = pool.concurrency_limit
             message = (

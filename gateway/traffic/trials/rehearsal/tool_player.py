@@ -172,7 +172,7 @@ class ToolPlayer:
     async def _ask(self, question: OutboundRequest) -> tuple[Reply, Turn | None]:
         if not self._left:
             steps = self._role.release.policy.replay.steps
-            self._end(SPENT, f"this rehearsal has made {steps} requests to the model (replay.steps); it ends here")
+            self._end(SPENT, f"this rehearsal has made {steps} requests to the model; it ends here")
         self._left -= 1
         answer = await self._asking.ask(question)
         reply = answer.reply

@@ -186,7 +186,7 @@ class CallReplay(ArmComparison):
 
     def _silence(self, unknown: int, calls: int) -> str:
         if not unknown:
-            return "no call was asked: the budget of this stage is used up; raise replay.budget"
+            return "no call was asked: the budget of this stage is used up; raise replay.calls"
         reason = self._unknown.most_common(1)[0][0]
         why = f"nothing is known of {unknown} of {unknown + calls} calls: {reason}"
         if self._keyless and ("HTTP 401" in reason or "HTTP 403" in reason):

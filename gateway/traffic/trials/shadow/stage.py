@@ -243,7 +243,7 @@ class Mirror:
     def _report(self) -> JobReport:
         figures = self.evidence()
         if not self._done:
-            return JobReport(False, "no call was mirrored: the budget is used up; raise shadow.budget", figures)
+            return JobReport(False, "no call was mirrored: the budget is used up; raise shadow.calls", figures)
         worse = self._test.harm >= 1 / ALPHA
         why = (
             f"of {len(self._done)} mirrored calls {figures['candidate_errors']:.1%} failed on the candidate and "

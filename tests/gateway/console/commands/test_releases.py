@@ -217,7 +217,7 @@ async def test_what_a_release_has_written_is_not_discovered(
     assert (first, tells(reason, "20 rollouts", "3 rollouts")) == ("0 prompts in 3 calls.", True), reason
     await client.add_version("travel", prompt(STABLE, sent=True))
     await client.add_version("travel", prompt(CANDIDATE))
-    how = policy(0.5, replayed="report", shadowed="report", shadow={"share": 1.0, "calls": 25, "concurrency": 25})
+    how = policy(0.5, replayed="report", shadowed="report", shadow={"share": 1.0, "calls": 25})
     release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
     await traffic.when(release.id, lambda view: view.doing == "shadow" and view.total == 25)
     for number in count():

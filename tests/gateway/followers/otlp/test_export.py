@@ -17,6 +17,7 @@ from fakes.ports import steady_ports
 from fakes.waiting import until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from penstock.gateway.config import OTLP_HEADERS
 from penstock.gateway.followers.otlp import exporter, request_builder
 from penstock.gateway.followers.otlp.exporter import NOTE
 from penstock.gateway.model.metrics import Metrics
@@ -418,8 +419,8 @@ async def test_the_first_time_it_begins_with_what_comes(inlet: Inlet, collector:
 async def test_headers_come_from_the_environment(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLLECTOR_HEADERS", "api-key=a%20b, x-scope = s")
-    await exported(inlet, collector, call(), headers_env="COLLECTOR_HEADERS")
+    monkeypatch.setenv(OTLP_HEADERS, "api-key=a%20b, x-scope = s")
+    await exported(inlet, collector, call())
     headers = {name.lower(): value for name, value in collector.requests[0].items()}
     assert (headers["api-key"], headers["x-scope"]) == ("a b", "s")
 

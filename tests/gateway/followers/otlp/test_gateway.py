@@ -22,6 +22,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
+from penstock.gateway.config import OTLP_HEADERS
 from penstock.gateway.followers.otlp.signals import JSON, PROTOBUF
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.span import span_id, trace_id
@@ -176,19 +177,17 @@ async def test_without_spans_nothing_of_it_is_loaded(gateway: Gateway, http: aio
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (None, "headers_env names COLLECTOR_HEADERS"),
-        ("api-key=a%0Ab", "COLLECTOR_HEADERS: 'api-key' and its value can be no header"),
-        ("api key=ab", "COLLECTOR_HEADERS: 'api key' and its value can be no header"),
-        ("api-key=a%00", "COLLECTOR_HEADERS: 'api-key' and its value can be no header"),
+        ("api-key=a%0Ab", "OTEL_EXPORTER_OTLP_HEADERS: 'api-key' and its value can be no header"),
+        ("api key=ab", "OTEL_EXPORTER_OTLP_HEADERS: 'api key' and its value can be no header"),
+        ("api-key=a%00", "OTEL_EXPORTER_OTLP_HEADERS: 'api-key' and its value can be no header"),
     ],
 )
-async def test_headers_that_are_missing_or_can_be_none_are_told_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, said: str
+async def test_headers_that_can_be_none_are_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: str
 ) -> None:
-    if value is not None:
-        monkeypatch.setenv("COLLECTOR_HEADERS", value)
+    monkeypatch.setenv(OTLP_HEADERS, value)
     with pytest.raises(ConfigError, match=said):
-        async with locally(tmp_path, '[otlp]\nendpoint = "http://h"\nheaders_env = "COLLECTOR_HEADERS"\n'):
+        async with locally(tmp_path, '[otlp]\nendpoint = "http://h"\n'):
             raise RuntimeError("it started")
 
 

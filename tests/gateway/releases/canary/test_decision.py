@@ -9,14 +9,12 @@ from itertools import islice
 import pytest
 from fakes.mistakes import tells
 
-from penstock.gateway.model.release_policy import CanaryStage, Holdback, ReleasePolicy
+from penstock.gateway.model.release_policy import CanaryStage, Guards, Holdback, ReleasePolicy
 from penstock.gateway.releases.canary.decision import Canary, Verdict, decide, figures, hard_stop
 from penstock.gateway.releases.canary.evidence import CanaryEvidence, CanaryObservation
 
 NO_HOLDBACK = Holdback(rollouts=0)
-WATCHED = ReleasePolicy.load(
-    "guards = {early_error.alpha = 0, error.alpha = 0, violation.alpha = 0, missing.alpha = 0}"
-)
+WATCHED = ReleasePolicy().with_guards([])
 PLAIN = WATCHED.model_copy(update={"holdback": NO_HOLDBACK})
 HALF = PLAIN.model_copy(update={"stages": [CanaryStage(split=0.5, rollouts=10)]})
 
@@ -90,7 +88,8 @@ def test_whoever_replays_the_rollouts_gets_the_same_verdicts() -> None:
 
     verdicts = played(canary, noted())
     assert list(run(PLAIN, 0.07, taken)) == verdicts
-    assert list(run(ReleasePolicy.model_validate_json(PLAIN.model_dump_json()), 0.07, taken)) == verdicts
+    again = ReleasePolicy.model_validate_json(PLAIN.model_dump_json()).with_guards([])
+    assert list(run(again, 0.07, taken)) == verdicts
 
 
 def test_it_stops_at_the_first_rollout_that_decides() -> None:
@@ -248,13 +247,17 @@ def silent_failures(canary: Canary, rates: tuple[float, float], seed: int) -> It
 
 def test_failures_that_are_silent_in_both_arms_are_seen_where_missing_is_the_worst() -> None:
     """Whoever gets a reward has succeeded: left out, the arms look equal however much one fails."""
-    guards = {"missing": {"alpha": 0}, "margin": 0.3}
-    policy = {"stages": [{"split": 0.5, "rollouts": 10}], "missing_limit": 1.0, "guards": guards, "horizon": 3000}
-    policy["holdback"] = {"rollouts": 0}
+    policy = ReleasePolicy(
+        stages=[CanaryStage(split=0.5, rollouts=10)],
+        missing_limit=1.0,
+        guards=Guards(margin=0.3),
+        horizon=3000,
+        holdback=NO_HOLDBACK,
+    ).with_guards(["early_error", "error", "violation"])
     ends: dict[str, list[str]] = {"leave_out": [], "worst": []}
     for missing, found in ends.items():
         for seed in range(10):
-            canary = Canary(ReleasePolicy.model_validate(policy | {"missing": missing}), 0.1, srm_alpha=1e-9)
+            canary = Canary(policy.model_copy(update={"missing": missing}), 0.1, srm_alpha=1e-9)
             found.append(played(canary, silent_failures(canary, (0.7, 0.55), seed))[-1].action)
     assert ends["leave_out"].count("promote") == 10
     assert ends["worst"].count("roll_back") >= 9

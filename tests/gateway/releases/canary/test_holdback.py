@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 from fakes.trials import Trial, steady
 
-from penstock.gateway.model.release_policy import HOLDBACK_ALPHA, CanaryStage, Guards, Holdback, ReleasePolicy
+from penstock.gateway.model.release_policy import (
+    CONSTANTS,
+    HOLDBACK_ALPHA,
+    CanaryStage,
+    Guards,
+    Holdback,
+    ReleasePolicy,
+)
 from penstock.gateway.releases.canary.decision import Canary, Verdict, figures
 from penstock.gateway.releases.canary.evidence import CanaryObservation
 from penstock.gateway.releases.canary.verification import verify
@@ -18,11 +25,17 @@ ROLLOUTS = 600
 POLICY = ReleasePolicy(
     stages=[CanaryStage(split=0.5, rollouts=10)],
     guards=Guards(margin=0.3),
-    holdback=Holdback(share=0.2, rollouts=ROLLOUTS),
+    holdback=Holdback(rollouts=ROLLOUTS),
 )
 GUARDED: dict[str, float | None] = {"error": 1.0, "violation": 1.0}
 Rates = Callable[[bool], tuple[float, float]]
 """Success rates of (stable, candidate), in the holdback or before it."""
+
+
+@pytest.fixture(autouse=True)
+def a_large_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rollouts are needed to see harm."""
+    monkeypatch.setitem(CONSTANTS["holdback"], "share", 0.2)
 
 
 def rollouts(canary: Canary, rates: Rates, seed: int = 1) -> Iterator[CanaryObservation]:

@@ -3,6 +3,7 @@ its outcome, whenever one looks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.facts import POLICY_HARD
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, EarlyEvidence, Pin, Release
-from penstock.gateway.model.release_policy import ReleasePolicy
+from penstock.gateway.model.release_policy import CONSTANTS, EARLY, ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus, Totals
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.releases.canary.outcomes import deadline, early_deadline, early_outcome, rollout_outcome
@@ -177,6 +178,13 @@ def test_violations_and_hard_ones_are_told_apart(tape: FakeTape) -> None:
 DUE = BEGAN + 5 * S
 
 
+@pytest.fixture(scope="module", autouse=True)
+def looked_at_after_five_seconds() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CONSTANTS["guards"], EARLY, {"alpha": 0.005, "deadline_s": 5.0})
+        yield
+
+
 def rolled(spans: list[Span], **rollout: Any) -> FakeTape:
     """A tape with one rollout."""
     return FakeTape({"r1": Rollout(id="r1", **rollout)}, said={"r1": spans})
@@ -202,7 +210,7 @@ def early(tape: FakeTape, after_s: float, **policy: Any) -> float | str | None:
 
 
 def made(**policy: Any) -> Release:
-    how = ReleasePolicy.model_validate({"guards": {"early_error": {"deadline_s": 5.0}}} | policy)
+    how = ReleasePolicy.model_validate(policy)
     return Release(id="x-1", resource="x", kind="prompt", stable="v1", candidate="v2", counted=3, policy=how)
 
 

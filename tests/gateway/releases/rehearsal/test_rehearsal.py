@@ -35,6 +35,7 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.queue import LONGEST_WAIT_S, Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, Release
+from penstock.gateway.model.release_policy import Replay
 from penstock.gateway.model.rollout import Outcome
 from penstock.gateway.model.span import Span
 from penstock.gateway.traffic.trials.replay.recorded_calls import DAMAGED
@@ -112,9 +113,9 @@ class Stage:
         self.stack.push_async_callback(_kill, made)
         return made
 
-    async def start(self, number: int, **more: object) -> Release:
+    async def start(self, number: int) -> Release:
         """A release that rehearses so many rollouts."""
-        replay: dict[str, object] = {"calls": 4, "closed_loop": number, "margin": 0.3} | dict(more)
+        replay: dict[str, object] = {"calls": 4, "closed_loop": number}
         new = NewRelease(candidate="v2", policy=policy(replayed="required", replay=replay))
         return await self.client.start_release("travel", new)
 
@@ -586,17 +587,18 @@ async def test_of_requests_at_once_each_gets_its_own_result_also_when_one_is_ask
     assert (await ask(claim))[1]["content"] == "It costs 1 EUR."
 
 
-async def test_a_run_without_end_is_ended(stage: Stage, bare: Bare) -> None:
+async def test_a_run_without_end_is_ended(stage: Stage, bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     def again(asked: Json) -> DemoAnswer:
         return agent(asked) if not results(asked) or careful(asked) is False else DemoAnswer(calls=agent_call)
 
     agent_call = (DemoToolCall("call_0", "fare", '{"flight": "AC0"}'),)
     await bare.record(1)
     stage.provider.script = again
-    release = await stage.start(1, steps=1)
+    monkeypatch.setattr(Replay, "steps", 1)
+    release = await stage.start(1)
     evidence = await bare.rehearse(release.id)
     assert evidence["failed"] == {"candidate": 1, "incumbent": 1}
-    assert "made 1 requests to the model (replay.steps)" in bare.refused[0]["message"]
+    assert "made 1 requests to the model;" in bare.refused[0]["message"]
 
 
 async def test_nobody_else_gets_its_runs_and_its_address_leads_nowhere_else(stage: Stage, bare: Bare) -> None:

@@ -27,6 +27,7 @@ from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.facts import CAPTURED, LEG, REPLAY_OF, is_release_call
 from penstock.gateway.model.release import NewRelease, Release
+from penstock.gateway.model.release_policy import Replay
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.span import Span
@@ -342,8 +343,9 @@ async def test_a_leg_that_fails_scores_nothing(rig: Bench) -> None:
     assert {(span.status, span.error, span.http_status) for span in failed} == {("error", "http_400", 400)}
 
 
-async def test_when_nobody_answers_nothing_is_known(rig: Bench) -> None:
-    report = await replayed(rig, 60, lambda asked: Failure(500, "down for today"), replay={"concurrency": 1})
+async def test_when_nobody_answers_nothing_is_known(rig: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replay, "concurrency", 1)
+    report = await replayed(rig, 60, lambda asked: Failure(500, "down for today"))
     assert not report.ok
     assert "down for today" in report.why
     assert len(rig.provider.log) == 2 * HOPELESS
@@ -397,9 +399,12 @@ async def test_the_upstreams_own_key_is_sent_and_kept_secret(
 
 
 @pytest.mark.parametrize("origin", ["http://127.0.0.1:9", f"http://{'a' * 70}.example"])
-async def test_an_upstream_that_is_gone_is_an_answer_that_failed(rig: Bench, origin: str) -> None:
+async def test_an_upstream_that_is_gone_is_an_answer_that_failed(
+    rig: Bench, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
     await rig.record_many(12)
-    release = await rig.release(replay={"concurrency": 1})
+    monkeypatch.setattr(Replay, "concurrency", 1)
+    release = await rig.release()
     pool = rig.context.pools["openai"]
     pool.origin = origin
     report = await rig.replay(release)
@@ -407,10 +412,12 @@ async def test_an_upstream_that_is_gone_is_an_answer_that_failed(rig: Bench, ori
     assert {span.error for span in rig.spans(f"{release.id}-replay")} == {"connect"}
 
 
-async def test_budget_and_concurrency_are_kept(rig: Bench) -> None:
+async def test_budget_and_concurrency_are_kept(rig: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.record_many(60)
     rig.provider.held = lambda asked: True
-    release = await rig.release(replay={"budget": 31, "concurrency": 3})
+    monkeypatch.setattr(Replay, "budget", 31)
+    monkeypatch.setattr(Replay, "concurrency", 3)
+    release = await rig.release()
     replaying = asyncio.ensure_future(rig.replay(release))
     await rig.provider.until(lambda: rig.provider.running == 3)
     rig.provider.go.set()
@@ -424,17 +431,17 @@ async def test_budget_and_concurrency_are_kept(rig: Bench) -> None:
 async def test_a_replay_that_is_stopped_leaves_nothing_running(rig: Bench) -> None:
     await rig.record_many(20)
     rig.provider.held = lambda asked: True
-    release = await rig.release(replay={"concurrency": 4})
+    release = await rig.release()
     before = asyncio.all_tasks()
     replaying = asyncio.ensure_future(rig.replay(release))
-    await rig.provider.until(lambda: rig.provider.running == 4)
+    await rig.provider.until(lambda: rig.provider.running == 8)
     replaying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await replaying
     assert asyncio.all_tasks() - before <= {asyncio.current_task()} | _served(rig)
     await rig.provider.until(lambda: rig.provider.running == 0)
     assert await rig.context.recorder.flush()
-    assert [span.status for span in rig.spans(f"{release.id}-replay")] == ["cancelled"] * 4
+    assert [span.status for span in rig.spans(f"{release.id}-replay")] == ["cancelled"] * 8
 
 
 def _served(rig: Bench) -> set[asyncio.Task[Any]]:
@@ -442,10 +449,12 @@ def _served(rig: Bench) -> set[asyncio.Task[Any]]:
     return {task for task in asyncio.all_tasks() if "RequestHandler" in repr(task)}
 
 
-async def test_after_a_restart_nothing_is_asked_or_paid_for_twice(rig: Bench) -> None:
+async def test_after_a_restart_nothing_is_asked_or_paid_for_twice(rig: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.record_many(30)
     rig.provider.held = lambda asked: len(rig.provider.log) >= 20
-    release = await rig.release(replay={"budget": 60, "concurrency": 2})
+    monkeypatch.setattr(Replay, "budget", 60)
+    monkeypatch.setattr(Replay, "concurrency", 2)
+    release = await rig.release()
     replaying = asyncio.ensure_future(rig.replay(release))
     await rig.provider.until(lambda: rig.provider.waiting == 2)
     replaying.cancel()
@@ -478,7 +487,7 @@ async def test_a_judge_model_is_asked_twice_with_the_answers_exchanged(tmp_path:
     provider.script = script
     async with bench(tmp_path, provider, {"route": route, "upstream": _both(provider)}) as rig:
         await rig.record_many(5)
-        release = await rig.release(judge="judge", replay={"budget": 100})
+        release = await rig.release(judge="judge")
         report = await rig.replay(release)
         judged = [seen for seen in provider.log if seen.path == "/v1/messages"]
         assert len(judged) == 10, "what agrees exactly needs no judge"
@@ -504,11 +513,13 @@ async def test_a_judge_that_gives_no_number_leaves_nothing_known(rig: Bench) -> 
     assert "the judge gave no score" in report.why
 
 
-async def test_the_judges_requests_are_of_the_budget(rig: Bench) -> None:
+async def test_the_judges_requests_are_of_the_budget(rig: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     agreed = DemoAnswer('{"agreement": 0.5}')
     rig.provider.script = lambda asked: agreed if asked["model"] == "judge" else other(asked)
     await rig.record_many(40)
-    report = await rig.replay(await rig.release(judge="judge", replay={"budget": 21, "concurrency": 2}))
+    monkeypatch.setattr(Replay, "budget", 21)
+    monkeypatch.setattr(Replay, "concurrency", 2)
+    report = await rig.replay(await rig.release(judge="judge"))
     assert len(rig.provider.log) == report.evidence["requests"] <= 21
     assert report.evidence["calls"] >= 3
 
@@ -577,7 +588,7 @@ async def test_a_release_is_replayed_before_any_rollout_is_assigned(
     for number in range(12):
         await traffic.call(f"before-{number}")
         await client.reward(f"before-{number}", "a1", Judgement(value=1.0))
-    how = policy(0.5, replayed="required", replay={"calls": 12, "margin": 0.5})
+    how = policy(0.5, replayed="required", replay={"calls": 12})
     release = await client.start_release("travel", NewRelease(candidate="v2", policy=how))
     view = await traffic.when(release.id, lambda view: view.release.stage in ("canary", "rolled_back"))
     assert view.release.stage == ("canary" if alike else "rolled_back"), view

@@ -165,7 +165,7 @@ async def test_no_such_call_passes_a_budget_of_tokens_or_money(
             status, said = await ask(http, gateway, path.replace("..", "x"), json={"input": "x"})
             assert status in (403, 404), (path, status, said)
             if status == 403 and "cap" in said:
-                assert "unread" in said
+                assert "unknown" in said
                 counted += 1
         assert counted > len(UNREAD) / 2
         for body in (b"no JSON", b"[]", b'{"model": "gpt-5", "messages": ['):
@@ -197,8 +197,8 @@ async def test_a_sidecar_s_calls_are_counted_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_a_budget_says_what_becomes_of_them(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     budgets = (
-        budget(name="calls", limit=3), budget(name="passed", unit="tokens", limit=1, unread="call"),
-        budget(name="free", unit="usd", limit=0.000001, unread="allow"),
+        budget(name="calls", limit=3), budget(name="passed", unit="tokens", limit=1, unknown="pass"),
+        budget(name="free", unit="usd", limit=0.000001, unknown="pass"),
     )  # fmt: skip
     async with world(tmp_path, *budgets) as (gateway, host):
         answers = [(await ask(http, gateway, "/v1/audio/speech"))[0] for _ in range(4)]
@@ -206,15 +206,15 @@ async def test_a_budget_says_what_becomes_of_them(tmp_path: Path, http: aiohttp.
         assert await uses(http, gateway.url) == [("calls", "", 3, 0), ("free", "", 0, 0), ("passed", "", 0, 0)]
         async with http.get(gateway.url + "/api/budgets") as answer:
             found = {one["budget"]: one["unread"] for one in (await answer.json())["budgets"]}
-        assert found == {"calls": 3, "passed": 3, "free": 0}
+        assert found == {"calls": 3, "passed": 3, "free": 3}
         async with http.get(gateway.url + "/metrics") as page:
-            assert 'penstock_budget_unread_total{became="allow",budget="free"} 4.0' in (await page.text()).replace(
-                '{budget="free",became="allow"}', '{became="allow",budget="free"}'
+            assert 'penstock_budget_unread_total{became="pass",budget="free"} 4.0' in (await page.text()).replace(
+                '{budget="free",became="pass"}', '{became="pass",budget="free"}'
             )
         assert "unread" in (await Shell(gateway.url, tmp_path).run("budgets", COLUMNS="160")).text
 
 
-async def test_calls_refuse_where_that_is_said(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async with world(tmp_path, budget(name="calls", unread="refuse")) as (gateway, host):
+async def test_tokens_refuse_them(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with world(tmp_path, budget(name="tokens", unit="tokens")) as (gateway, host):
         assert (await ask(http, gateway, "/v1/audio/speech"))[0] == 403
         assert not host.posts

@@ -32,9 +32,9 @@ ALL = IN + OUT
 NAMES = ("one", "two", "bad", "late")
 ASK: dict[str, Any] = {"model": "o3", "background": True, "max_output_tokens": 8000, "input": "think it over"}
 BUDGETS = toml(
-    budget(name="cap", unit="tokens", limit=10**6, unread="call"), budget(name="n", limit=10**6),
-    budget(name="mine", unit="tokens", limit=10**6, unread="call", per="rollout"),
-    budget(name="usd", unit="usd", limit=10, unread="call"),
+    budget(name="cap", unit="tokens", limit=10**6, unknown="pass"), budget(name="n", limit=10**6),
+    budget(name="mine", unit="tokens", limit=10**6, unknown="pass", per="rollout"),
+    budget(name="usd", unit="usd", limit=10, unknown="pass"),
 )  # fmt: skip
 
 

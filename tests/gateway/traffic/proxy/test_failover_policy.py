@@ -66,7 +66,7 @@ MOVES: dict[str, Case] = {
     "leaves": Case([request(), close()], "upstream_closed"),
     "begins with an error": Case(says(b'data: {"error":{"message":"overloaded"}}\n\n'), "error_event"),
     "begins with an error of messages": Case(says(b'data: {"type":"error","error":{"type":"x"}}\n\n'), "error_event"),
-    "is silent for too long": Case([request()], "timeout", up={"first_byte_timeout": 0.3}),
+    "is silent for too long": Case([request()], "timeout", up={"read_timeout": 0.3}),
     "finds it too long": Case([request(), send(TOO_LONG)], "too_long", PLAIN, SHORT, LONG),
 }
 
@@ -396,7 +396,7 @@ async def test_a_client_that_leaves_lets_another_call_show_how_an_upstream_is(tw
 
 
 async def test_a_call_that_has_waited_for_a_place_in_vain_goes_elsewhere(two: Two) -> None:
-    async with two([request()], [request(), send(OK)], {"max_concurrent": 1, "first_byte_timeout": 0.1}) as it:
+    async with two([request()], [request(), send(OK)], {"max_concurrent": 1, "read_timeout": 0.1}) as it:
         pools = it.rig.gateway.pools
         pools["up"].concurrency_limit.running += 1
         pools["spare"].health.failed("timeout", monotonic(), 300.0)

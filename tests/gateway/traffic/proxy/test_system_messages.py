@@ -203,14 +203,8 @@ async def test_what_is_refused_folded_too_is_told_and_not_remembered(gateway: Wi
     assert marks(spans) == [1, None]
 
 
-async def test_the_route_may_say_it(gateway: Within, vllm: ScaleOut) -> None:
-    vllm.template = Template()
-    async with gateway(fold_system=True, train=False) as made:
-        await agent_of(made, CODEX).go_on()
-        assert marks(await made.tape.spans(made.rollout, 1)) == [1]
-    assert [roles(body) for body in vllm.of(CHAT)] == [["system", "user"]]
+async def test_calls_to_a_model_that_is_not_trained_stay_as_they_are(gateway: Within, vllm: ScaleOut) -> None:
     vllm.template = Template(one_system=True)
-    for more in ({"fold_system": False}, {"train": False}):
-        async with gateway(**more) as made:
-            with pytest.raises(openai.BadRequestError, match="at the beginning"):
-                await agent_of(made, CODEX).go_on()
+    async with gateway(train=False) as made:
+        with pytest.raises(openai.BadRequestError, match="at the beginning"):
+            await agent_of(made, CODEX).go_on()

@@ -11,6 +11,8 @@ from fakes.odd import request, send, wait
 from fakes.raw import Headers, body_of, error_of, get, head, header_fields, post, reply
 from fakes.rig import CHAT, MESSAGES, Inside, Rig, Within
 
+from penstock.gateway import app
+
 LIMITS = """
 [limits]
 request_bytes = 1000000
@@ -25,9 +27,10 @@ def gateway_config() -> str:
 
 
 @pytest.fixture
-async def hasty(within: Within) -> AsyncGenerator[Inside]:
+async def hasty(within: Within, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Inside]:
     """A gateway that soon closes clients that say nothing; the others' need not be in time."""
-    async with within(limits={"client_timeout": 0.6}) as made:
+    monkeypatch.setattr(app, "CLIENT_S", 0.6)
+    async with within() as made:
         yield made
 
 

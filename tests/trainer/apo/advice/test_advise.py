@@ -133,7 +133,7 @@ async def test_earlier_rollouts_count_where_they_are_of_a_task_of_the_train_spli
 
 async def test_without_a_runner_it_says_so(gateway: Gateway, home: Path) -> None:
     path = home / "apo.toml"
-    path.write_text(APO.format(home=home) + "[rollouts]\ntimeout = 0.5\n")
+    path.write_text(APO.format(home=home) + "[rollouts]\nattempt_timeout = 0.1\n")
     done = await shell(gateway, home).run("train", "apo", "advise", str(path))
     assert (done.code, "is there a runner?" in done.err) == (1, True), done.err
     assert "Traceback" not in done.err

@@ -100,7 +100,7 @@ async def test_the_race_is_drawn_as_it_was_run(rollouts: int) -> None:
     splits = Splits(tasks(20), tasks(24, first=20), tasks(4, first=50))
     search = PromptSearch(Bench(graded), Both(), DESK, splits.train, splits.validation, SearchBudget(rollouts), 0)
     config = ApoConfig.model_validate({"texts": {"prompts": ["desk"]}, "reflection": {"model": "m"}})
-    found = build_result(config, await search.run(), (), splits, {})
+    found = build_result(config, await search.run(), (), splits, {}, placebo=False)
     assert found.race
     for racer in found.race:
         assert wealth(found, racer.candidate, racer.rate)[-1] == (racer.pairs, racer.e_value)
