@@ -483,10 +483,11 @@ class McpCall(HttpCall):
         if self._changer is not None and self._changer.span_attributes:
             self.record.note(self._changer.span_attributes)
         if status != "ok" and self._session is not None and self._session.is_cancelled(self._waiting):
-            status, error = "cancelled", "client_cancelled"
-        super()._end(status, error)
+            super()._end("cancelled", "client_cancelled")
+        else:
+            super()._end(status, error)
         if self._permit is not None:
-            self._permit.release(status, error)
+            self._permit.release(self.record.status, self.record.error)
         if self.request.method == "GET" and self._session is not None and self._session_id.startswith(b"/"):
             # The stream was the session (HTTP with SSE).
             self._mcp.sessions.end(self._server.name, self._session_id)
