@@ -88,6 +88,16 @@ def test_a_connection_that_is_given_up_as_it_comes_about_is_not_counted(
 
 # -- how answers are read ----------------------------------------------------------------------------------------------
 
+
+def whole(status: bytes, lines: list[bytes], framed: tuple[bytes, bytes], after: bytes = b"") -> bytes:
+    """An answer. `framed`: a header and a body."""
+    return b"\r\n".join([status, *lines, framed[0], b"", framed[1]]) + after
+
+
+def chunked_body(chunks: list[bytes], extension: bytes, trailers: bytes) -> bytes:
+    return b"".join(chunks) + b"0" + extension + b"\r\n" + trailers + b"\r\n"
+
+
 STATUS_LINES = [
     *[b"HTTP/1.1 200 OK"] * 30, b"HTTP/1.0 200 OK", b"HTTP/1.1 204 No Content", b"HTTP/1.1 304 ", b"HTTP/1.1 500",
     b"HTTP/1.1 200 F\xfcr\talles", b"HTTP/1.1 200 O\0K", b"HTTP/1.1 200 O\rK", b"HTTP/1.1  200 OK", b"HTTP/1.1 2000 OK",
@@ -131,7 +141,7 @@ TRAILERS = [
     b"A\n",
 ]
 CHUNKED_BODIES = st.builds(
-    lambda chunks, extension, trailers: b"".join(chunks) + b"0" + extension + b"\r\n" + trailers + b"\r\n",
+    chunked_body,
     st.lists(CHUNKS, max_size=4),
     st.sampled_from(EXTENSIONS),
     st.sampled_from(TRAILERS),
@@ -144,14 +154,14 @@ FRAMED = (
 )
 AFTER = [*[b""] * 9, b"\r\n", b"\n", b"x", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 101 \r\nUpgrade: x\r\n\r\n"]
 ANSWERS = st.builds(
-    lambda status, lines, framed, after: b"\r\n".join([status, *lines, framed[0], b"", framed[1]]) + after,
+    whole,
     st.sampled_from(STATUS_LINES),
     st.just([]) | st.lists(LINES, max_size=2),
     FRAMED,
     st.sampled_from(AFTER),
 )
 SOUND = st.builds(
-    lambda status, options, framing: b"\r\n".join([status, *options, framing[0], b"", framing[1]]),
+    whole,
     st.sampled_from([b"HTTP/1.1 200 OK", b"HTTP/1.0 200 OK", b"HTTP/1.1 500"]),
     st.lists(st.sampled_from([b"Connection: close", b"connection: x, Keep-Alive", b"Server: x"]), max_size=1),
     st.tuples(st.just(CHUNKED[0]), st.lists(st.binary(min_size=1, max_size=300), max_size=9).map(
