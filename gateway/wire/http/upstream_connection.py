@@ -1,15 +1,19 @@
-"""One connection to an upstream: an asyncio protocol over httptools that carries one call at a time.
+"""One connection to an upstream: an asyncio protocol that carries one call at a time.
 
 It gives its caller (`gateway.traffic.proxy.call_lifecycle`) each read as raw wire bytes, which can be sent on
-unchanged. The parser runs beside them only to find the head, the end and the payload.
+unchanged. Beside them it finds the head, the payload and the end. One regular expression checks a head; llhttp decodes
+chunks, which it does five times as fast as Python could. No function of Python is called for a header or a chunk.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from abc import abstractmethod
-from typing import Protocol
+from functools import partial
+from types import SimpleNamespace
+from typing import Final, Protocol
 
 import httptools
 
@@ -17,12 +21,28 @@ from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.http.headers import HOP
 
 _log = logging.getLogger("penstock.upstream")
-_HEAD_LIMIT = 256 << 10
+_HEAD_LIMIT: Final = 256 << 10
 """Largest head of an answer, and most bytes of framing in a row without any of the body."""
-_INTERIM = 100
+_INTERIM: Final = 100
 """Most 1xx answers before an answer: each costs its client as much as an answer."""
-_WATCHED = HOP | {b"transfer-encoding", b"content-length", b"content-type", b"content-encoding"}
-_NO_HOPS: frozenset[bytes] = frozenset()
+_REST: Final = rb"[\t -~\x80-\xff]*+\r\n"
+_HEAD: Final = re.compile(
+    rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?:\r\n| " + _REST + rb")((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:" + _REST + rb")*+)\r\n"
+)
+"""RFC 9112: no bare CR, LF or NUL, no space before a colon, no line that continues another."""
+_FIELD: Final = re.compile(rb"([^:]++):[ \t]*+([^\r]*+)\r\n")
+_LENGTH: Final = re.compile(rb"[0-9]{1,19}+[ \t]*+")
+_ELEMENT: Final = re.compile(rb"[^,\s](?:[^,]*[^,\s])?")
+"""An element of a comma-separated list, without the whitespace around it."""
+_ENDLESS: Final = 1 << 64
+"""More bytes than the connection of an answer without a length brings."""
+_CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+_FRAMING: Final = {b"content-length", b"transfer-encoding"}
+_LISTS: Final = _FRAMING | {b"content-encoding", b"connection", b"proxy-connection"}
+"""Headers of which several lines count as one list."""
+_WATCHED: Final = HOP | _LISTS | {b"content-type"}
+_NO_HOPS: Final[frozenset[bytes]] = frozenset()
+_NOT_YET: Final = (b"", b"")
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -95,8 +115,39 @@ class ConnectionOwner(Protocol):
         ...
 
 
+def _add(fields: Headers, name: bytes, value: bytes) -> None:
+    fields.append((name, value))
+
+
+class ChunkDecoder:
+    """llhttp as a decoder of chunked bodies. Its callbacks are functions of C, except for trailers."""
+
+    __slots__ = ("ends", "parser", "payload", "trailers")
+
+    def __init__(self) -> None:
+        self.payload: list[bytes] = []
+        self.ends: list[None] = []
+        """Has a member for the end of the body, and one for the first byte of garbage after it."""
+        self.trailers: Headers = []
+        end = partial(self.ends.append, None)
+        self.parser = httptools.HttpResponseParser(
+            SimpleNamespace(
+                on_message_begin=end,
+                on_header=partial(_add, self.trailers),
+                on_body=self.payload.append,
+                on_message_complete=end,
+            )
+        )
+
+    def begin(self) -> None:
+        """Expects a body."""
+        self.parser.feed_data(_CHUNKED)
+        self.ends.clear()
+        self.trailers.clear()
+
+
 class UpstreamConnection(asyncio.Protocol):
-    __slots__ = ("_buffer", "_counted", "_framing", "_garbage", "_headed", "_interim", "_parser", "caller", "chunked",
+    __slots__ = ("_buffer", "_counted", "_decoder", "_framing", "_headed", "_interim", "_left", "caller", "chunked",
                  "content_type", "cut", "done", "encoding", "head_fields", "headers", "hops", "idle_since",
                  "keep_alive", "length_known", "owner", "pieces", "reused", "seen", "status", "switched",
                  "transport")  # fmt: skip
@@ -110,69 +161,29 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.switched: UpstreamUpgradeHandler | None = None
         self._counted = False
-        self._parser = httptools.HttpResponseParser(self)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._buffer = b""
-        self._headed = self._garbage = False
-        self._framing = self._interim = 0
+        self._decoder = ChunkDecoder()
+        self._buffer: bytes = b""
+        self._interim = self._framing = 0
+        self._left = 0
+        """Bytes until the end of a body without chunks."""
+        self.seen = self._headed = self.done = False
+        # What follows is the answer's: of the last one until there is a new head.
         self.status = 0
         self.headers: Headers = []
-        """Header fields, and once the body has begun, trailer fields."""
+        """Header fields, and once the answer is complete, trailer fields."""
         self.head_fields = 0
-        """The number of header fields in `headers`; 0 until the head is complete."""
+        """The number of header fields in `headers`."""
         self.hops = _NO_HOPS
         """Names of headers that concern this connection only; empty when there are none."""
         self.pieces: list[bytes] = []
         """Payload of the last read, without transfer framing."""
-        self.seen = self.done = self.chunked = self.length_known = False
+        self.chunked = self.length_known = False
         self.cut = False
         """True if only the end of the connection has ended the answer."""
         self.content_type = b""
         """Content-Type in lower case."""
         self.encoding: bytes | None = None
         self.keep_alive = True
-
-    # -- parser callbacks --------------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """Marks a second message in one answer as garbage after its end."""
-        self._garbage = self.done
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a header, or a trailer once the body has begun."""
-        self.headers.append((name, value))
-        low = name.lower()
-        if low in _WATCHED and not self.head_fields:
-            self._note(low, value)
-
-    def _note(self, low: bytes, value: bytes) -> None:
-        if low == b"transfer-encoding":
-            self.chunked = value.lower().endswith(b"chunked")
-        elif low == b"content-length":
-            self.length_known = True
-        elif low == b"content-type":
-            self.content_type = value.lower()
-        elif low == b"content-encoding":
-            self.encoding = value if self.encoding is None else self.encoding + b"," + value
-        else:
-            self.hops |= HOP
-            if low == b"connection":
-                named = {name.strip() for name in value.lower().split(b",")}
-                self.hops |= named - {b"content-length", b"transfer-encoding"}
-
-    def on_headers_complete(self) -> None:
-        """Marks the end of the header fields: further members of `headers` are trailers."""
-        self.head_fields = len(self.headers)
-
-    def on_body(self, piece: bytes) -> None:
-        """Adds payload, without transfer framing."""
-        self.pieces.append(piece)
-
-    def on_message_complete(self) -> None:
-        self.done = True
-        self.keep_alive = self._parser.should_keep_alive()
 
     # -- transport callbacks -----------------------------------------------------------------------------------------
 
@@ -183,74 +194,116 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Passes a read to the call. On an idle connection any byte is an error."""
-        caller, switched = self.caller, self.switched
-        if caller is None and switched is None:
-            self.transport.abort()
-            return
-        self.seen = True
+        caller, head, garbage = self.caller, b"", False
         try:
-            if switched is not None:
-                switched.on_upstream_data(data)
-            elif caller is None:
+            if caller is None:
+                if self.switched is None:
+                    self.transport.abort()
+                else:
+                    self.switched.on_upstream_data(data)
                 return
-            elif not self._headed:
-                self._await_head(caller, data)
-            elif self._parse(data) and (self.pieces or self.done or self._frames(len(data))):
+            if not self._headed:
+                self.seen = True
+                head, data = self._read_head(caller, data)
+                if not head:
+                    return
+            if self.chunked and not self.done:
+                decoder = self._decoder
+                try:
+                    decoder.parser.feed_data(data)
+                except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+                    garbage = True
+                if decoder.payload:
+                    self.pieces += decoder.payload
+                    decoder.payload.clear()
+                    self._framing = 0
+                else:
+                    self._framing += len(data)
+                    garbage = garbage or self._framing > _HEAD_LIMIT
+                if decoder.ends:
+                    self.done, garbage = True, garbage or len(decoder.ends) > 1
+                    self.headers += decoder.trailers
+                    for name, _ in decoder.trailers:
+                        self.keep_alive = self.keep_alive and name.lower() not in _WATCHED
+            else:
+                self._left -= len(data)
+                if self._left < 0:
+                    # Line ends behind an answer are ignored, as llhttp does.
+                    data, garbage = data[: self._left], bool(data[self._left :].strip(b"\r\n"))
+                    self._left, self.keep_alive = 0, False
+                if data:
+                    self.pieces.append(data)
+                self.done = not self._left
+            if garbage:
+                self._break("upstream_protocol")
+            elif head:
+                caller.on_answer(self, head, data)
+            else:
                 caller.on_data(self, data)
         except Exception:
             # The loop would only close this connection, and the client would wait for ever.
             _log.exception("an answer of upstream %r could not be handled", self.owner.name)
             self._break("internal")
 
-    def _await_head(self, caller: UpstreamCaller, data: bytes) -> None:
+    def _read_head(self, caller: UpstreamCaller, data: bytes) -> tuple[bytes, bytes]:
+        """Returns the head and what came behind it; `_NOT_YET` if it is not complete, or refused. The call gets 1xx
+        answers that come before it."""
         self._buffer = data = self._buffer + data if self._buffer else data
-        end = data.find(b"\r\n\r\n") + 4
-        while end > 3 and data[9:10] == b"1" and data[:5] == b"HTTP/":
-            if data[9:12] == b"101":
-                if caller.on_switched(self, data[:end], data[end:]):
-                    return
-            elif data[9:12] != b"100":
-                caller.on_interim(data[:end])
+        while (end := data.find(b"\r\n\r\n") + 4) > 3:
+            head, data = data[:end], data[end:]
+            read = _HEAD.fullmatch(head)
+            if read is None or head[9:10] != b"1":
+                break
+            if head[9:12] == b"101":
+                if caller.on_switched(self, head, data):
+                    return _NOT_YET
+            elif head[9:12] != b"100":
+                caller.on_interim(head)
+            self._buffer = data
             self._interim += 1
             if self._interim > _INTERIM:
                 self._break("upstream_protocol")
-                return
-            self._buffer = data = data[end:]
-            end = data.find(b"\r\n\r\n") + 4
-        if end > 3:
-            self._head_arrived(caller, data, end)
-        elif len(data) > _HEAD_LIMIT or not (data.startswith(b"HTTP/") or b"HTTP/".startswith(data)):
+                return _NOT_YET
+        else:
+            if len(data) > _HEAD_LIMIT or not (data.startswith(b"HTTP/") or b"HTTP/".startswith(data)):
+                self._break("upstream_protocol")
+            return _NOT_YET
+        found: dict[bytes, bytes] = {}
+        self.headers = [] if read is None else _FIELD.findall(head, *read.span(3))
+        for name, value in self.headers:
+            low = name.lower()
+            if low in _WATCHED:
+                found[low] = found[low] + b"," + value if low in found and low in _LISTS else value
+        length, coding = found.pop(b"content-length", None), found.pop(b"transfer-encoding", None)
+        codings = _ELEMENT.findall(coding.lower()) if coding else []
+        if (
+            read is None
+            or (length is not None and (coding is not None or _LENGTH.fullmatch(length) is None))
+            # Readers differ on empty elements and on tabs.
+            or (coding is not None and (len(codings) != coding.count(b",") + 1 or b"\t" in coding))
+        ):
             self._break("upstream_protocol")
-
-    def _head_arrived(self, caller: UpstreamCaller, data: bytes, end: int) -> None:
-        self._headed, self._buffer = True, b""
-        head, raw = data[:end], data[end:]
-        if not self._parse(head if caller.head_only else data):
-            return
-        self.status = self._parser.get_status_code()
+            return _NOT_YET
+        self._headed, self._buffer, self._interim, self._framing = True, b"", 0, 0
+        self.status, self.head_fields, self.pieces, self.cut = int(read[2]), len(self.headers), [], False
+        self.content_type = found.pop(b"content-type", b"").lower()
+        self.encoding = found.pop(b"content-encoding", None)
+        options = _NO_HOPS
+        if found:
+            said = found.get(b"connection", b"") + b"," + found.get(b"proxy-connection", b"")
+            options = frozenset(_ELEMENT.findall(said.lower()))
+        self.hops = HOP | options - _FRAMING if found else _NO_HOPS
+        self.chunked, self.length_known = codings[-1:] == [b"chunked"], length is not None
+        empty = self.status in (204, 304)
+        stays = read[1] == b"1" or b"keep-alive" in options
+        self.keep_alive = stays and b"close" not in options and (self.chunked or self.length_known or empty)
         if caller.head_only:
-            self.keep_alive = not raw and self._parser.should_keep_alive()
-            self.done, raw = True, b""
-            self._parser = httptools.HttpResponseParser(self)
-        caller.on_answer(self, head, raw)
-
-    def _frames(self, size: int) -> bool:
-        """Counts a read without any of the body (chunk extensions, trailers). False, and breaks, if they do not end."""
-        self._framing += size
-        if self._framing > _HEAD_LIMIT:
-            self._break("upstream_protocol")
-        return self._framing <= _HEAD_LIMIT
-
-    def _parse(self, data: bytes) -> bool:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError:
-            raise
-        except httptools.HttpParserError:
-            self._garbage = True
-        if self._garbage:
-            self._break("upstream_protocol")
-        return not self._garbage
+            self.keep_alive, data = self.keep_alive and not data, b""
+        self.done = empty or caller.head_only
+        self._left = 0 if self.done or self.chunked else _ENDLESS if length is None else int(length)
+        if self.chunked and not self.done:
+            self._decoder.begin()
+        return head, data
 
     def _break(self, reason: str) -> None:
         caller, self.caller = self.caller, None
@@ -305,7 +358,7 @@ class UpstreamConnection(asyncio.Protocol):
     def send(self, caller: UpstreamCaller, head: bytes, body: bytes) -> None:
         """Writes a request; a small one in one packet."""
         self.caller = caller
-        self._clear()
+        self.seen = self.done = self._headed = False
         if self.transport.is_closing():
             # The connection ended before it was used; the caller has not been told yet.
             asyncio.get_running_loop().call_soon(self._break, "upstream_closed")
