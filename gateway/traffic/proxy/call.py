@@ -60,7 +60,9 @@ class HttpCall(RecordedCall):
     def __init__(
         self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
     ) -> None:
-        super().__init__(shared, client, request, admitted)
+        super().__init__(client, request)
+        self._prepare(shared, request, admitted)
+        self.own = shared.redactor.own
         self._plan: CallPlan | None = None
         """Its destination and its changes, once they are decided."""
         self._pools: list[ConnectionPool] = []

@@ -507,13 +507,6 @@ class RecordedCall(Relay, CallLifecycle):
 
     __slots__ = SLOTS
 
-    def __init__(
-        self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
-    ) -> None:
-        super().__init__(client, request)
-        self._prepare(shared, request, admitted)
-        self.own = shared.redactor.own
-
     def _write_last(self, out: bytes) -> None:
         """Write the end of the answer; hold its last byte back while the span must wait for the tape or a full
         queue."""
