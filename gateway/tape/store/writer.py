@@ -69,12 +69,13 @@ class Writer:
         fresh = [item for item in items if isinstance(item, SpanEntry) and not item.sequence]
 
         def apply(batch: WriteBatch) -> None:
-            _reset(fresh)
-            transaction = self._transaction(batch)
+            for entry in fresh:
+                entry.sequence = 0
+            transaction, put = self._transaction(batch), self._tables.put
             for item in items:
                 between()
                 if isinstance(item, SpanEntry):
-                    self._tables.put(batch, item)
+                    put(batch, item)
                     if item.pin is not None:
                         item.pin(transaction, item)
                     if item.settle is not None:
@@ -87,7 +88,8 @@ class Writer:
         try:
             return self._transact(apply, len(items) < BULK_ITEMS, between)
         except BaseException:
-            _reset(fresh)
+            for entry in fresh:
+                entry.sequence = 0
             raise
 
     def interrupt_open(self, living: Collection[str]) -> None:
@@ -111,7 +113,7 @@ class Writer:
             batch = WriteBatch(TapeView(txn, self._env.dbs, {}), txn, self._cursor, alone, between)
             apply(batch)
             self._tables.flush(batch)
-            return txn.id() if batch.changed else txn.id() - 1, batch
+            return txn.id() if batch.log or batch.changed else txn.id() - 1, batch
 
         try:
             self._known, batch = self._env.write(attempt)
@@ -145,8 +147,3 @@ class Writer:
     def _heard(self, batch: WriteBatch, live: CachedAttempt, seen_ns: int) -> None:
         assert self._woken is not None
         self._woken(self._transaction(batch), live, seen_ns)
-
-
-def _reset(fresh: list[SpanEntry]) -> None:
-    for entry in fresh:
-        entry.sequence = 0

@@ -209,8 +209,10 @@ class CallRecord:
     def weight(self) -> int:
         """Bytes that it holds in memory: the bodies, and the request twice, because it is the base of the next
         request's."""
-        sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
-        return _OVERHEAD + 2 * len(self.body) + self._size + sides
+        weight = _OVERHEAD + 2 * len(self.body) + self._size
+        for side in self.sides:
+            weight += 2 * len(side.request_body) + len(side.response_body)
+        return weight
 
     def add_pieces(self, pieces: list[bytes], now: float) -> None:
         """Note the bytes of one read, by reference. `now`: monotonic seconds."""
