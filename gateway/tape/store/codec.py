@@ -141,11 +141,8 @@ class DeltaBase:
     """The beginning of the rest of its record, used as a dictionary."""
     sides: tuple[bytes, ...] = ()
     """The request bodies of its sides."""
-    size: int = field(init=False)
+    size: int = 0
     """Bytes that it holds in memory."""
-
-    def __post_init__(self) -> None:
-        self.size = len(self.request) + len(self.rest) + sum(map(len, self.sides))
 
 
 def pack_body(body: StoredBody, number: int, base: DeltaBase | None, alone: bool) -> tuple[bytes, DeltaBase]:
@@ -154,11 +151,11 @@ def pack_body(body: StoredBody, number: int, base: DeltaBase | None, alone: bool
     `alone`: the record is compressed by itself, with the base as dictionary. Otherwise it is left as it is: records of
     one segment are each other's dictionary and are compressed together, at a third of the cost (`pack_segments`).
     """
-    request, sides = body.request, tuple([side.request_body for side in body.sides]) if body.sides else ()
+    request = body.request
     prefix, suffix, middle = (0, 0, request) if base is None else _cut(base.request, request)
     # The beginning is the next body's dictionary, so parts that may be long and repeat least come last.
     parts = [body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle]
-    if sides:
+    if body.sides:
         parts.append(_pack_sides(body.sides, () if base is None else base.sides))
     rest = _pack(parts)
     lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
@@ -169,8 +166,7 @@ def pack_body(body: StoredBody, number: int, base: DeltaBase | None, alone: bool
             compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
         # The frame's magic number is the same in every record.
         stored = compressor.compress(rest)[len(_ZSTD) :]
-    made = DeltaBase(number, depth, request, _dictionary_of(rest, body, base), sides)
-    return _pack((lower, depth, prefix, suffix, alone, stored)), made
+    return _pack((lower, depth, prefix, suffix, alone, stored)), _as_base(number, depth, body, rest, base)
 
 
 def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, DeltaBase]:
@@ -178,13 +174,15 @@ def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, DeltaBase
     return pack_body(StoredBody("", b"", text, b"", b"", b"", []), number, None, alone)
 
 
-def _dictionary_of(rest: bytes, body: StoredBody, base: DeltaBase | None) -> bytes:
-    """Return the part of a body's rest that serves as a dictionary. A shared body, which has no URL, offers only its
-    text: the text may be cut where nobody uses it any more, and bodies that were compressed with it must still be
-    readable."""
+def _as_base(number: int, depth: int, body: StoredBody, rest: bytes, base: DeltaBase | None) -> DeltaBase:
+    """Return a body as a base for the next one. The beginning of its rest serves as a dictionary, but of a shared body,
+    which has no URL, only its text: the text may be cut where nobody uses it any more, and bodies that were compressed
+    with it must still be readable."""
+    request, sides = body.request, tuple([side.request_body for side in body.sides]) if body.sides else ()
     if not body.url and base is None:
-        return b""
-    return rest[: _FAR_OF_STREAM if b"text/event-stream" in body.response_headers else _FAR]
+        rest = b""
+    rest = rest[: _FAR_OF_STREAM if b"text/event-stream" in body.response_headers else _FAR]
+    return DeltaBase(number, depth, request, rest, sides, len(request) + len(rest) + sum(map(len, sides)))
 
 
 def common_affixes(one: bytes, other: bytes) -> tuple[int, int]:
@@ -251,9 +249,7 @@ def unpack_body(record: bytes, base: DeltaBase | None, number: int) -> tuple[Sto
     request = middle if base is None else _joined(base.request, prefix, suffix, middle)
     sides = _unpack_sides(more[0] if more else [], () if base is None else base.sides)
     body = StoredBody(url, request_headers, request, response_headers, response, trailers, marks, sides)
-    return body, DeltaBase(
-        number, depth, request, _dictionary_of(rest, body, base), tuple(it.request_body for it in sides)
-    )
+    return body, _as_base(number, depth, body, rest, base)
 
 
 def _decompress(frame: bytes, base: DeltaBase | None, prefix: int) -> bytes:

@@ -377,7 +377,8 @@ def add_to_totals(sums: list[int], entry: SpanEntry, usage: list[Any] | None = N
         sums[4] += usage[1] or 0
     sums[5] += entry.tool_calls
     sums[6] += entry.gap
-    sums[7] += lacks_token_counts(entry, by_name(entry.dialect))
+    if usage is None or usage[0] is None or usage[1] is None:
+        sums[7] += lacks_token_counts(entry, by_name(entry.dialect))
     sums[8] += entry.ambiguous
     if entry.status == SpanStatus.ERROR:
         sums[9] += refused(entry)

@@ -228,7 +228,8 @@ class TapeTables:
         records.add_to_totals(live.values[_SUMS], entry, usage)
         style = entry.style()
         summary = entry.summary(self._styles.get(style) or self._style(batch, style), number, usage)
-        self._finish(batch, live, entry.sequence, summary)
+        batch.log.append(b"s" + live.key + keys.u32(entry.sequence) + summary)
+        self._index(batch, live, entry.sequence, batch.cursor + len(batch.log))
         if announced:
             batch.txn.delete(live.key + keys.u32(entry.sequence), db=self.dbs["open"])
 
@@ -274,10 +275,6 @@ class TapeTables:
     def _add_body(self, batch: WriteBatch, record: bytes) -> int:
         batch.bodies.append(record)
         return self._body + len(batch.bodies)
-
-    def _finish(self, batch: WriteBatch, live: CachedAttempt, sequence: int, summary: bytes) -> None:
-        batch.log.append(b"s" + live.key + keys.u32(sequence) + summary)
-        self._index(batch, live, sequence, batch.cursor + len(batch.log))
 
     def _index(self, batch: WriteBatch, live: CachedAttempt, sequence: int, cursor: int) -> None:
         block, at = divmod(sequence - 1, BLOCK)
@@ -341,7 +338,8 @@ class TapeTables:
         live = self.ensure_attempt(batch, SpanEntry(rollout, attempt))
         said = {name: style[records.STYLE.index(name)] for name in ("kind", "dialect", "upstream")}
         records.add_to_totals(live.values[_SUMS], SpanEntry(rollout, attempt, status=SpanStatus.INTERRUPTED, **said))
-        self._finish(batch, live, sequence, records.encode_summary(self._style(batch, tuple(style)), own))
+        summary = records.encode_summary(self._style(batch, tuple(style)), own)
+        self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + summary))
 
     def forget(self, rollout: str, attempts: Iterable[str]) -> None:
         """Drop a forgotten rollout, with these attempts, from memory."""

@@ -66,23 +66,25 @@ class Writer:
         """Commit entries and tasks in order and return the newest cursor. An entry that is there twice is written once,
         in its present state. `between`: as in `WriteBatch`."""
         items = list(dict.fromkeys(items))
-        fresh = [item for item in items if isinstance(item, SpanEntry) and not item.sequence]
+        fresh: list[SpanEntry] = []
+        for item in items:
+            if isinstance(item, SpanEntry) and not item.sequence:
+                fresh.append(item)
 
         def apply(batch: WriteBatch) -> None:
             for entry in fresh:
                 entry.sequence = 0
-            transaction, put = self._transaction(batch), self._tables.put
+            transaction, put = None, self._tables.put
             for item in items:
                 between()
                 if isinstance(item, SpanEntry):
                     put(batch, item)
-                    if item.pin is not None:
-                        item.pin(transaction, item)
-                    if item.settle is not None:
-                        item.settle(transaction, item)
-                    if item.follow is not None:
-                        item.follow(transaction, item)
+                    for do in (item.pin, item.settle, item.follow):
+                        if do is not None:
+                            transaction = transaction or self._transaction(batch)
+                            do(transaction, item)
                 else:
+                    transaction = transaction or self._transaction(batch)
                     item.run(transaction)
 
         try:

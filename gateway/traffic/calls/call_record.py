@@ -289,13 +289,23 @@ class CallRecord:
             sent = secrets.hide(self.body) if secrets.values else self.body
             came = secrets.hide(answer) if secrets.values else answer
             request, response = MaskedBody(sent, sent, False), MaskedBody(came, came, False)
+        # It may have been announced before it was translated.
+        entry.dialect, entry.path = self.call.dialect.name, redact_url(self.call.path)
         if final:
             self._close(entry, request.plain, response)
         else:
             entry.model = self.call.model
         in_part = (request.decoded or response.decoded) and (request.in_part or response.in_part)
         entry.truncated = self.truncated or in_part
-        self._hide(entry)
+        # Secrets in the texts that come from the bodies or the request.
+        said = [
+            entry.path, entry.name, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish
+        ]  # fmt: skip
+        if (shown := secrets.texts(said)) is not said:
+            entry.path, entry.name, entry.error = shown[0] or "", shown[1], shown[2]
+            entry.model, entry.model_served, entry.response_id, entry.finish = shown[3:]
+        if entry.attributes and (secrets.notes or secrets.values):
+            entry.attributes = secrets.json(entry.attributes)
         entry.body = self._bytes(request, response, sides)
         if secrets.notes and secrets.span_attributes:
             entry.attributes = {**(entry.attributes or {}), **secrets.span_attributes}
@@ -308,11 +318,10 @@ class CallRecord:
         self._secrets = self._redactor.secrets(request.headers, request.target.decode("latin-1"))
         entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode)
         entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
-        entry.dialect, entry.method = call.dialect.name, request.method
+        entry.method, entry.request_bytes = request.method, len(self.body)
         entry.kind, entry.name, entry.span_id = self.kind, self.name, self.span_id
         if self.trace is not None:
             entry.trace_id, entry.parent_id = self.trace
-        entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
         for low, _, value in request.headers:
             if low not in _NOTED:
                 continue
@@ -340,18 +349,6 @@ class CallRecord:
             sides = [self._side_without_tokens(side) for side in sides]
         return request, response, sides
 
-    def _hide(self, entry: SpanEntry) -> None:
-        """Mask secrets in the texts of the summary that come from the bodies or the request, and in the attributes."""
-        secrets = self._secrets
-        said = [
-            entry.path, entry.name, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish
-        ]  # fmt: skip
-        if (shown := secrets.texts(said)) is not said:
-            entry.path, entry.name, entry.error = shown[0] or "", shown[1], shown[2]
-            entry.model, entry.model_served, entry.response_id, entry.finish = shown[3:]
-        if entry.attributes and secrets:
-            entry.attributes = secrets.json(entry.attributes)
-
     def _close(self, entry: SpanEntry, request: bytes, response: MaskedBody) -> None:
         call, dialect, plain, changed = self.call, self.call.dialect, response.plain, self.changed
         if plain and (self.stream or plain[:1] in _BEGINNINGS):
@@ -365,8 +362,6 @@ class CallRecord:
         facts = self._facts(request, response, brief, masked)
         # An alias has replaced the requested name.
         entry.model = (None if changed else facts.model) or call.model
-        # It may have been announced before it was translated.
-        entry.dialect, entry.path = dialect.name, redact_url(call.path)
         if self.status == "ok" and facts.failed is not None:
             self.status, self.error = "error", facts.failed
         entry.status, entry.error = self.status, self.error
@@ -426,7 +421,8 @@ class CallRecord:
         """`brief`: the response as it came, of a stream the distinct events. `masked`: a rule has masked something."""
         try:
             dialect, stream = self.call.dialect, self.stream
-            asked = None if self.changed else self.call.peeked
+            changed = self.body is not self.call.body and self.body is not self.call.encoded_body
+            asked = None if changed else self.call.peeked
             facts = dialect.facts(self.plain if masked else request, brief, stream, asked)
             if masked:
                 facts = masked_facts(dialect, request, response.plain, stream, facts)

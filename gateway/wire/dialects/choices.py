@@ -328,7 +328,8 @@ class ChoicesDialect(JsonPostDialect):
         for end in ends:
             failed = failed or bool(end.error) or end.finish_reason == FAILED
             ended = ended and bool(end.finish_reason)
-            if self.calls_tools:
+            told = end.message if isinstance(end, _ChoiceHead) else end.deltas or end.messages
+            if told and self.calls_tools:
                 tool_calls += _called(end)
         if not stream:
             why: Failure | None = "error_body" if failed else body_failure(answer)
@@ -420,12 +421,8 @@ def _streamed(response: bytes) -> tuple[_CompletionHead, list[_ChoicePieces]]:
 def _called(choice: _ChoicePieces | _ChoiceHead) -> int:
     """The number of tool calls of a choice."""
     if isinstance(choice, _ChoiceHead):
-        said = choice.message
-        if said is None or not (said.tool_calls or said.function_call):
-            return 0
+        said = choice.message or _MessageHead()
         return len(call_list(said.tool_calls)) + bool(obj(said.function_call))
-    if not (choice.deltas or choice.messages):
-        return 0
     calls = [it.tool_calls for it in choice.deltas if it.tool_calls] or [it.tool_calls for it in choice.messages]
     functions = [it for it in (*choice.deltas, *choice.messages) if it.function_call.__class__ is dict]
     return len(folded_calls(calls)) + any(map(_function_call, functions))
