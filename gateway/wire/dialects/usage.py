@@ -38,6 +38,12 @@ _TIERS: Final = {"batches": "batch", "fast": "priority"}
 _NOWHERE: Final = frozenset({"global", "not_available"})
 _MEDIA: Final = ("audio", "image")
 _MEDIA_TOKENS: Final = {"audio_tokens": "audio", "image_tokens": "image"}
+_DETAILS: Final = frozenset(
+    {
+        "prompt_tokens_details", "input_tokens_details", "input_token_details", "completion_tokens_details",
+        "output_tokens_details", "output_token_details",
+    }
+)  # fmt: skip
 _MEDIA_DETAILS: Final = frozenset({*_MEDIA_TOKENS, "cached_tokens_details"})
 _WRITES: Final = frozenset(
     {
@@ -138,19 +144,14 @@ def decoded_fields(answer: msgspec.Struct) -> Json:
 
 def openai_usage(answer: Json) -> Usage | None:
     """Usage of chat, completions and responses, under the names of any of them."""
-    fields, tier = answer.get("usage"), answer.get("service_tier")
-    if not fields or not isinstance(fields, dict):
-        fields = usage_fields(answer).get("usage")
-        if not fields:
-            return None
-    read = (
-        fields.get("prompt_tokens_details") or fields.get("input_tokens_details") or fields.get("input_token_details")
-    )
-    made = (
-        fields.get("completion_tokens_details") or fields.get("output_tokens_details")
-        or fields.get("output_token_details")
-    )  # fmt: skip
-    read, made = obj(read) if read else {}, obj(made) if made else {}
+    given, tier = answer.get("usage"), answer.get("service_tier")
+    fields = cast("Json", given) if isinstance(given, dict) else Json()
+    if not fields and not (fields := obj(usage_fields(answer).get("usage"))):
+        return None
+    read, made = Json(), Json()
+    if not _DETAILS.isdisjoint(fields):
+        read = obj(_some(fields, "prompt_tokens_details", "input_tokens_details", "input_token_details"))
+        made = obj(_some(fields, "completion_tokens_details", "output_tokens_details", "output_token_details"))
     counts, of_read, of_made = _quantities(fields), _quantities(read) if read else {}, _quantities(made) if made else {}
     hit, miss = counts.get("prompt_cache_hit_tokens"), counts.get("prompt_cache_miss_tokens")
     asked = counts.get("prompt_tokens", counts.get("input_tokens"))
