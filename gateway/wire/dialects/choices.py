@@ -340,7 +340,7 @@ class ChoicesDialect(JsonPostDialect):
             why = None if enough or is_done(response) else "ended_early"
         finish = ends[0].finish_reason if ends else None
         model, served, id, finish = labels(asked.model, answer.model, answer.id, finish)
-        usage = self.usage(decoded_fields(answer))
+        usage = self.usage(decoded_fields(answer)) if answer.usage or not stream else None
         return Facts(model, served, id, finish, usage, tool_calls, len(ends), why)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:

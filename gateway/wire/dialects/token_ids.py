@@ -254,7 +254,7 @@ _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|
 
 def usage_from_token_ids(usage: Usage | None, response: bytes, stream: bool, whole: bool) -> Usage | None:
     """Usage with counts from the token ids of an answer where it has none. `whole`: the answer is complete."""
-    if not lacks_counts(usage) or b'"prompt_token_ids"' not in response:
+    if b'"prompt_token_ids"' not in response or not lacks_counts(usage):
         return usage
     tokens = read_tokens(response, stream)
     if not (tokens.complete if whole else tokens.prompt):
