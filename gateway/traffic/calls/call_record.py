@@ -297,7 +297,7 @@ class CallRecord:
             entry.model = self.call.model
         in_part = (request.decoded or response.decoded) and (request.in_part or response.in_part)
         entry.truncated = self.truncated or in_part
-        # Secrets in the texts that come from the bodies or the request.
+        # Mask secrets in the texts that come from the bodies or the request.
         said = [
             entry.path, entry.name, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish
         ]  # fmt: skip

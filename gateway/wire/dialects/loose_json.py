@@ -315,7 +315,7 @@ def label(value: Any) -> str | None:
 
 
 def labels(*values: Any) -> list[str | None]:
-    """`label` of each value."""
+    """Each value as `label` takes it, for many at once."""
     found = list(values)
     for at, value in enumerate(values):
         if not isinstance(value, str) or len(value) > LONGEST_LABEL:
