@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, ClassVar, Final, NamedTuple, cast
 from urllib.parse import quote
 
 MASK_BYTE: Final = b"*"
@@ -54,6 +54,8 @@ class Secrets:
     for it."""
 
     __slots__ = ("_forms", "_longest", "_starts", "values")
+    notes: ClassVar[bool] = False
+    """True if it hides more than the values, and notes it: a call then takes one of its own (`for_call`)."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         self.values = frozenset(values)
@@ -69,9 +71,14 @@ class Secrets:
         follows, so that the beginning of a secret at the body's end is one that was cut off: it is hidden too."""
         if not self._forms:
             return body
-        large = len(body) > SLICE
-        found = [place for form in self._forms if large or form in body for place in _places(body, form)]
-        if ended and (begun := self._cut_off(body)):
+        large, tail = len(body) > SLICE, body[-self._longest :] if ended else b""
+        found: list[tuple[int, int]] = []
+        begins = False
+        for form, start in self._starts:
+            if large or form in body:
+                found += _places(body, form)
+            begins = begins or start in tail
+        if begins and (begun := self._cut_off(body)):
             found.append((len(body) - begun, len(body)))
         if not found:
             return body
@@ -96,10 +103,7 @@ class Secrets:
     def _cut_off(self, body: bytes) -> int:
         """Length of the beginning of a secret with which a body ends; 0 where it is too short to be told from other
         text."""
-        tail, most = body[-self._longest :], 0
-        for form, start in self._starts:
-            if start in tail:
-                most = max(most, _begun(body, form))
+        most = max([_begun(body, form) for form in self._forms])
         return most if most >= _BEGUN else 0
 
     def partial_match_length(self, body: bytes) -> int:
@@ -118,8 +122,8 @@ class Secrets:
 
     def texts(self, texts: Sequence[str | None]) -> Sequence[str | None]:
         """Short texts without secrets; the same object where none has any."""
-        together = "\0".join([text or "" for text in texts])
-        if self.text(together) is together:
+        together = "\0".join(filter(None, texts))
+        if (not self._forms and "pst_" not in together) or self.text(together) is together:
             return texts
         return [None if text is None else self.text(text) for text in texts]
 
@@ -133,7 +137,7 @@ class Secrets:
 
     def block(self, block: bytes) -> bytes:
         """Header lines with the secrets hidden."""
-        return self.hide(block, ended=False)
+        return self.hide(block, ended=False) if self.values else block
 
     def without_tokens(self, body: bytes, about: BodyContext) -> bytes:
         """A body without tokens and their ids, which would spell its text, where something was `masked` in the same

@@ -56,11 +56,11 @@ class CachedAttempt:
     """The value of `TapeTables._turn` up to which `stored` is known to be its record."""
     outdated: bool = False
     """True if the tape has a newer record. Its base may still be used."""
+    record_key: bytes = field(init=False)
+    """Key of its record, and prefix of the keys of its blocks."""
 
-    @property
-    def record_key(self) -> bytes:
-        """Key of its record, and prefix of the keys of its blocks."""
-        return keys.attempt_record_key(self.origins.number, self.name[1])
+    def __post_init__(self) -> None:
+        self.record_key = keys.attempt_record_key(self.origins.number, self.name[1])
 
 
 @dataclass(slots=True)
@@ -141,8 +141,9 @@ class WriterCache:
     def base(self, live: CachedAttempt, request: bytes) -> DeltaBase | SharedBody | bytes | None:
         """Return the body that this request of the attempt is stored against: one of its rollout, a shared one, or the
         text of a shared one that is worth making. None for a keyframe."""
-        if live.base is not None and live.base.carries(request):
-            return live.base
+        last = live.base
+        if last is not None and last.depth < codec.DEPTH and last.depth * len(request) < codec.CHAIN:
+            return last
         known = self._alike(self._keyframes, request, lambda one: one[1])
         if known is not None and known[0] == live.name[0]:
             return known[1]

@@ -9,7 +9,7 @@ attempt's previous call). Everything else of the exchange is compressed by zstd,
 the base's own remainder as dictionary; under load many bodies are compressed together instead. This is byte-exact:
 nothing is parsed. A body without a base is a keyframe. The text that the first calls of several rollouts have in common
 (system prompts, definitions of tools) is a *shared* body of its own, which they are stored against: so a rollout never
-depends on the bytes of another, and each can be forgotten (`erasure`). `DEPTH` and `_CHAIN` bound the chain that a
+depends on the bytes of another, and each can be forgotten (`erasure`). `DEPTH` and `CHAIN` bound the chain that a
 read has to follow.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import zstandard
@@ -29,12 +29,14 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Side
 
 DEPTH = 32
+CHAIN = 8 << 20
+"""A request is stored against a body only while its depth, and its depth times the request's bytes, are below these:
+otherwise the chain would become too long to be read back quickly."""
 DECODE_ERRORS = (zstandard.ZstdError, struct.error, ValueError, TypeError, LookupError, MemoryError)
 """Errors that decoding raises when the bytes are damaged."""
 CORRUPTION_ERRORS: tuple[type[Exception], ...] = tuple(error for error in DECODE_ERRORS if error is not MemoryError)
 """Those of `DECODE_ERRORS` that occur at every try."""
 
-_CHAIN = 8 << 20
 _NEAR = 16384
 _FAR, _FAR_OF_STREAM = 32768, 4096
 """Bytes of the base's remainder in the dictionary. A long answer comes back in the next request; a stream has it in
@@ -103,9 +105,13 @@ def usage_values(usage: Usage | None) -> list[Any] | None:
     if usage is None:
         return None
     u = usage
-    counts = [u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens]
-    known: list[Any] = [None if count is None or not 0 <= count < _WHOLE else count for count in counts]
-    return known if u.billed is None else [*known, u.billed]
+    counts: list[Any] = [u.input_tokens, u.output_tokens, u.cached_tokens, u.cache_write_tokens, u.reasoning_tokens]
+    for at, count in enumerate(counts):
+        if count is not None and not 0 <= count < _WHOLE:
+            counts[at] = None
+    if u.billed is not None:
+        counts.append(u.billed)
+    return counts
 
 
 @dataclass(slots=True)
@@ -135,16 +141,8 @@ class DeltaBase:
     """The beginning of the rest of its record, used as a dictionary."""
     sides: tuple[bytes, ...] = ()
     """The request bodies of its sides."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that it holds in memory."""
-        return len(self.request) + len(self.rest) + sum(map(len, self.sides))
-
-    def carries(self, request: bytes) -> bool:
-        """True if the request may be stored against it; False when the chain would become too long to be read back
-        quickly."""
-        return self.depth < DEPTH and self.depth * len(request) < _CHAIN
+    size: int = 0
+    """Bytes that it holds in memory."""
 
 
 def pack_body(body: StoredBody, number: int, base: DeltaBase | None, alone: bool) -> tuple[bytes, DeltaBase]:
@@ -153,17 +151,22 @@ def pack_body(body: StoredBody, number: int, base: DeltaBase | None, alone: bool
     `alone`: the record is compressed by itself, with the base as dictionary. Otherwise it is left as it is: records of
     one segment are each other's dictionary and are compressed together, at a third of the cost (`pack_segments`).
     """
-    request, sides = body.request, tuple(side.request_body for side in body.sides)
-    prefix, suffix, middle = _cut(None if base is None else base.request, request)
+    request = body.request
+    prefix, suffix, middle = (0, 0, request) if base is None else _cut(base.request, request)
     # The beginning is the next body's dictionary, so parts that may be long and repeat least come last.
     parts = [body.url, body.request_headers, body.response_headers, body.trailers, body.marks, body.response, middle]
-    if sides:
+    if body.sides:
         parts.append(_pack_sides(body.sides, () if base is None else base.sides))
     rest = _pack(parts)
     lower, depth = (0, 0) if base is None else (base.number, base.depth + 1)
-    stored = _compress(rest, base, prefix) if alone else rest
-    made = DeltaBase(number, depth, request, _dictionary_of(rest, body, base), sides)
-    return _pack((lower, depth, prefix, suffix, alone, stored)), made
+    stored = rest
+    if alone:
+        compressor = _alone
+        if base is not None:
+            compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
+        # The frame's magic number is the same in every record.
+        stored = compressor.compress(rest)[len(_ZSTD) :]
+    return _pack((lower, depth, prefix, suffix, alone, stored)), _as_base(number, depth, body, rest, base)
 
 
 def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, DeltaBase]:
@@ -171,13 +174,15 @@ def pack_shared(text: bytes, number: int, alone: bool) -> tuple[bytes, DeltaBase
     return pack_body(StoredBody("", b"", text, b"", b"", b"", []), number, None, alone)
 
 
-def _dictionary_of(rest: bytes, body: StoredBody, base: DeltaBase | None) -> bytes:
-    """Return the part of a body's rest that serves as a dictionary. A shared body, which has no URL, offers only its
-    text: the text may be cut where nobody uses it any more, and bodies that were compressed with it must still be
-    readable."""
+def _as_base(number: int, depth: int, body: StoredBody, rest: bytes, base: DeltaBase | None) -> DeltaBase:
+    """Return a body as a base for the next one. The beginning of its rest serves as a dictionary, but of a shared body,
+    which has no URL, only its text: the text may be cut where nobody uses it any more, and bodies that were compressed
+    with it must still be readable."""
+    request, sides = body.request, tuple([side.request_body for side in body.sides]) if body.sides else ()
     if not body.url and base is None:
-        return b""
-    return rest[: _FAR_OF_STREAM if b"text/event-stream" in body.response_headers else _FAR]
+        rest = b""
+    rest = rest[: _FAR_OF_STREAM if b"text/event-stream" in body.response_headers else _FAR]
+    return DeltaBase(number, depth, request, rest, sides, len(request) + len(rest) + sum(map(len, sides)))
 
 
 def common_affixes(one: bytes, other: bytes) -> tuple[int, int]:
@@ -244,17 +249,7 @@ def unpack_body(record: bytes, base: DeltaBase | None, number: int) -> tuple[Sto
     request = middle if base is None else _joined(base.request, prefix, suffix, middle)
     sides = _unpack_sides(more[0] if more else [], () if base is None else base.sides)
     body = StoredBody(url, request_headers, request, response_headers, response, trailers, marks, sides)
-    return body, DeltaBase(
-        number, depth, request, _dictionary_of(rest, body, base), tuple(it.request_body for it in sides)
-    )
-
-
-def _compress(rest: bytes, base: DeltaBase | None, prefix: int) -> bytes:
-    """Return a zstd frame without its magic number, which is the same in every record."""
-    compressor = _alone
-    if base is not None:
-        compressor = zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(base, prefix))
-    return compressor.compress(rest)[len(_ZSTD) :]
+    return body, _as_base(number, depth, body, rest, base)
 
 
 def _decompress(frame: bytes, base: DeltaBase | None, prefix: int) -> bytes:
@@ -277,7 +272,8 @@ def common_prefix(a: bytes, b: bytes) -> int:
         while done + step <= most and b.startswith(a[done : done + step], done):
             done += step
     end = min(done + _STEPS[-1], most)
-    return done + _agreeing(a[done:end], b[done:end], "big")
+    differing = int.from_bytes(a[done:end], "big") ^ int.from_bytes(b[done:end], "big")
+    return end - (differing.bit_length() + 7) // 8
 
 
 def common_suffix(a: bytes, b: bytes, most: int) -> int:
@@ -287,44 +283,39 @@ def common_suffix(a: bytes, b: bytes, most: int) -> int:
         while done + step <= most and b.endswith(a[end_a - done - step : end_a - done], 0, end_b - done):
             done += step
     size = min(done + _STEPS[-1], most) - done
-    return done + _agreeing(a[end_a - done - size : end_a - done], b[end_b - done - size : end_b - done], "little")
+    last_a, last_b = a[end_a - done - size : end_a - done], b[end_b - done - size : end_b - done]
+    differing = int.from_bytes(last_a, "little") ^ int.from_bytes(last_b, "little")
+    return done + size - (differing.bit_length() + 7) // 8
 
 
-def _agreeing(a: bytes, b: bytes, order: Literal["big", "little"]) -> int:
-    """Count the bytes at which two pieces of equal length agree, from the first on (`big`) or from the last back
-    (`little`)."""
-    differing = int.from_bytes(a, order) ^ int.from_bytes(b, order)
-    return len(a) - (differing.bit_length() + 7) // 8
+Segments = list[tuple[int, int, bytes]]
+"""Segments, each with the place of its first record and its number of records."""
 
 
-def pack_small(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (place of its first record, number of records, segment) for segments that fit into the pages of the tree.
+def pack_small(records: list[bytes]) -> Segments:
+    """Return segments that fit into the pages of the tree.
 
     A larger value takes pages of its own and leaves the rest of the last one empty: of a few KB that is much.
     """
-    return ((first, len(run), _pack(run)) for first, run in _runs(records, _INLINE))
+    return [(first, len(run), _pack(run)) for first, run in _runs(records, _INLINE)]
 
 
 def pack_segments(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (place of its first record, number of records, segment) for segments that are each compressed as a whole.
-
-    A read decompresses the whole segment, so its size is bounded.
-    """
+    """Yield segments that are each compressed as a whole. A read decompresses the whole segment, so its size is
+    bounded."""
     compressor = _some if len(records) < _MANY else _many
     return ((first, len(run), compressor.compress(_pack(run))) for first, run in _runs(records, _SEGMENT))
 
 
-def pack_log(records: list[bytes]) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (place of its first record, number of records, segment) for records of the log; many are one segment, which
-    costs least. A rollout, its attempt and its calls often follow each other, and names are most of a short rollout. So
-    a byte (`_SHARED`) replaces names that the record before has too."""
-    shared = _share(records)
+def pack_log(records: list[bytes]) -> Segments:
+    """Return segments of records of the log; many are one segment, which costs least. A rollout, its attempt and its
+    calls often follow each other, and names are most of a short rollout. So a byte (`_SHARED`) replaces names that the
+    record before has too."""
+    shared = _share(records) if len(records) > 1 else records
     if len(records) >= _MANY:
-        yield 0, len(records), _pack(shared)
-        return
-    for first, run in _runs(shared, _INLINE):
-        # The first record of a segment has none before it.
-        yield first, len(run), _pack([records[first], *run[1:]])
+        return [(0, len(records), _pack(shared))]
+    # The first record of a segment has none before it.
+    return [(first, len(run), _pack([records[first], *run[1:]])) for first, run in _runs(shared, _INLINE)]
 
 
 def repack_log(records: list[bytes]) -> bytes:
@@ -374,16 +365,18 @@ def _names(record: bytes) -> tuple[bytes, ...]:
     return record[1:end], record[end : record.find(0, end) + 1]
 
 
-def _runs(records: list[bytes], most: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield runs of records that have at most `most` bytes together, or of one record that is larger."""
+def _runs(records: list[bytes], most: int) -> list[tuple[int, list[bytes]]]:
+    """Return runs of records that have at most `most` bytes together, or of one record that is larger."""
+    runs: list[tuple[int, list[bytes]]] = []
     first = size = 0
     for at, record in enumerate(records):
         if at > first and size + len(record) > most:
-            yield first, records[first:at]
+            runs.append((first, records[first:at]))
             first, size = at, 0
         size += len(record) + _FRAME
     if records:
-        yield first, records[first:]
+        runs.append((first, records[first:]))
+    return runs
 
 
 def unpack_segment(segment: bytes) -> list[bytes]:

@@ -225,8 +225,11 @@ class Environment:
             while True:
                 with self._writing:
                     try:
-                        self._open_again()
-                        self._grow_ahead()
+                        if self._shut:
+                            self._open_again()
+                        self._looked += 1
+                        if not self._looked % _LOOK_EVERY:
+                            self._grow_ahead()
                         with self._env.begin(write=True) as txn:
                             return apply(txn)
                     except lmdb.MapFullError:
@@ -240,9 +243,6 @@ class Environment:
         """Grow a nearly full map before a transaction fails and must be repeated. A new map also gives back the pages
         that reading has mapped, which would otherwise count as the process's memory as long as it lives. So the map is
         also made anew whenever the file has grown by `REMAP_BYTES`."""
-        self._looked += 1
-        if self._looked % _LOOK_EVERY:
-            return
         info = self._env.info()
         used = (info["last_pgno"] + 1) * self._page_bytes
         if used > info["map_size"] * _GROW_AT:

@@ -56,10 +56,15 @@ operations. The log is the change feed too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
+
+u32: Callable[[int], bytes] = _U32.pack
+"""Returns the last part of the key of a summary or of a block of the index."""
+number: Callable[[int], bytes] = _U64.pack
+"""Returns a number as a key, for example of a segment of bodies or changes."""
 
 _MIDDLE = 1 << 31
 
@@ -118,16 +123,6 @@ def split_attempt_key(key: bytes) -> tuple[str, str]:
     """Return (rollout, attempt) of an attempt's key."""
     rollout, attempt, _ = key.split(b"\0", 2)
     return rollout.decode("ascii"), attempt.decode("ascii")
-
-
-def u32(value: int) -> bytes:
-    """Return the last part of the key of a summary or of a block of the index."""
-    return _U32.pack(value)
-
-
-def number(value: int) -> bytes:
-    """Return a number as a key, for example of a segment of bodies or changes."""
-    return _U64.pack(value)
 
 
 def to_number(key: bytes) -> int:

@@ -13,10 +13,11 @@ counts as well: under load the loop's slices are what makes an operation late.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from typing import Final
 
@@ -34,29 +35,35 @@ _YIELD: Final[Callable[[], object]] = getattr(os, "sched_yield", no_op)
 class LoopYield:
     """The yields of one thread. Made in the thread of the event loop."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        """Holds the numbers of queued calls and bytes."""
+    def __init__(self, metrics: Metrics, queue: Sized, hurry: threading.Event) -> None:
+        """`queue`: calls that wait for the next batch; `hurry`: set if somebody waits for it."""
+        self._metrics, self._queue, self._hurry = metrics, queue, hurry
+        self._hurried = False
+        self._until = math.inf
         self._spare = 0.0
         self._pieces = 0
         """Pieces of work since the last yield."""
         self._loop_seconds = _clock_of(threading.get_ident())
 
-    def begin(self) -> None:
-        """Called when a batch begins."""
-        self._spare = _SPARE_S
+    def begin(self, hurried: bool = False, until: float = math.inf) -> None:
+        """Called when a batch begins. `hurried`: somebody waits for it; `until`: monotonic time after which it is late,
+        and yields no more."""
+        self._hurried, self._until, self._spare = hurried, until, _SPARE_S
 
-    def __call__(self, queued: int, hurry: bool) -> None:
-        """Called after each piece of work: yield the core if it is time to. `queued`: calls that wait for the next
-        batch; `hurry`: True if somebody waits for this one."""
+    def __call__(self) -> None:
+        """Called after each piece of work: yield the core if it is time to."""
         self._pieces += 1
-        enough = self._pieces * _QUEUED > queued and self._pieces * _QUEUED_BYTES > self._metrics.recorder_queue_bytes
-        if self._spare <= 0 or not enough:
+        enough = (
+            self._pieces * _QUEUED > len(self._queue)
+            and self._pieces * _QUEUED_BYTES > self._metrics.recorder_queue_bytes
+        )
+        if self._spare <= 0 or not enough or time.monotonic() > self._until:
             return
         self._pieces = 0
         began, loop = time.perf_counter(), self._loop_seconds()
         _YIELD()
-        self._spare -= time.perf_counter() - began - (0.0 if hurry else self._loop_seconds() - loop)
+        used = 0.0 if self._hurried or self._hurry.is_set() else self._loop_seconds() - loop
+        self._spare -= time.perf_counter() - began - used
 
 
 def _clock_of(thread: int) -> Callable[[], float]:

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from penstock.gateway.config import TapeSettings
@@ -115,7 +117,7 @@ class Recorder:
         """Records of the log that the loop was not told of yet."""
         self._wake = threading.Event()
         self._hurry, self._hurried = threading.Event(), False  # somebody waits for the queue, for the batch in progress
-        self._loop_yield = LoopYield(metrics)
+        self._loop_yield = LoopYield(metrics, self._queue, self._hurry)
         self._sleeping = self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
 
@@ -281,9 +283,10 @@ class Recorder:
 
     def _write(self, batch: list[_QueueItem]) -> None:
         began = time.perf_counter()
-        self._loop_yield.begin()
+        until = math.inf if self._oldest is None else self._oldest + _LATE_SECONDS / 2
+        self._loop_yield.begin(self._strict or self._hurried, until)
         entries = self._entries(batch)
-        written = [entry for entry in entries if entry is not None]
+        written = list(filter(None, entries))
         read = time.perf_counter()
         self._pace = (read - began) / max(1, len(batch))
         try:
@@ -294,10 +297,11 @@ class Recorder:
             self._tell_of(written, set(map(id, written)))
             return
         self._commit_seconds = time.perf_counter() - read
-        seconds, spans = time.perf_counter() - began, sum([isinstance(item, SpanEntry) for item in written])
+        seconds, spans = time.perf_counter() - began, sum(map(isinstance, written, repeat(SpanEntry)))
         gone = [item for item, entry in zip(batch, entries, strict=True) if id(entry) in lost] if lost else []
         batch = [item for item, entry in zip(batch, entries, strict=True) if id(entry) not in lost] if lost else batch
-        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds, self._new_records(), gone)
+        records, self._records = self._records, []
+        self._loop.call_soon_threadsafe(self._after, batch, cursor, spans, seconds, records, gone)
         self._tell_of(written, lost)
 
     def _tell_of(self, items: Sequence[WriteItem], lost: set[int]) -> None:
@@ -316,8 +320,9 @@ class Recorder:
         """Return the entries of the items, None where there is nothing to write; an item that fails leaves the
         batch."""
         entries: list[WriteItem | None] = []
+        between = self._loop_yield
         for item in batch.copy():
-            self._yield_to_loop()
+            between()
             try:
                 call = item.call
                 entries.append(call if call is None or isinstance(call, QueuedOperation) else call.entry(item.final))
@@ -342,7 +347,8 @@ class Recorder:
                 raise
             _log.exception("%d calls cannot be written together: trying each alone", len(everything))
             return self._commit_singly(list(dict.fromkeys(everything)))
-        self._goes_on()
+        if self._held or self.failing is not None:
+            self._goes_on()
         return cursor, lost
 
     def _goes_on(self) -> None:
@@ -352,18 +358,9 @@ class Recorder:
             _log.info("recording goes on")
 
     def _store(self, items: list[WriteItem]) -> int:
-        cursor = self.store.write(items, self._yield_to_loop)
+        cursor = self.store.write(items, self._loop_yield)
         self._records += self.store.newest
         return cursor
-
-    def _yield_to_loop(self) -> None:
-        if self._oldest is not None and time.monotonic() - self._oldest > _LATE_SECONDS / 2:
-            return
-        self._loop_yield(len(self._queue), self._strict or self._hurried or self._hurry.is_set())
-
-    def _new_records(self) -> list[bytes]:
-        records, self._records = self._records, []
-        return records
 
     def _commit_singly(self, entries: list[WriteItem]) -> tuple[int, set[int]]:
         cursor, lost = 0, set[int]()
@@ -392,7 +389,8 @@ class Recorder:
             cursor, _ = self._commit([])
         except TapeError:
             return
-        self._loop.call_soon_threadsafe(self._after, list[_QueueItem](), cursor, count, 0.0, self._new_records())
+        records, self._records = self._records, []
+        self._loop.call_soon_threadsafe(self._after, list[_QueueItem](), cursor, count, 0.0, records)
 
     def _failed(self, reason: str, items: list[WriteItem]) -> None:
         if self.failing is None:
@@ -417,19 +415,17 @@ class Recorder:
         if gone:
             self._after(list(gone), None, 0, 0.0)
         self._metrics.recorder_queue_calls -= len(batch)
-        self._metrics.recorder_queue_bytes -= sum([item.weight for item in batch])
+        for item in batch:
+            self._metrics.recorder_queue_bytes -= item.weight
         if cursor:
             self._metrics.committed(spans, seconds)
             self._committed(cursor, records)
         for item in batch:
             if item.done is not None:
-                self._let_go(item.done, cursor is not None)
-
-    def _let_go(self, done: Done, kept: bool) -> None:
-        try:
-            done(kept)
-        except Exception:
-            _log.exception("the end of a call could not be passed on")
+                try:
+                    item.done(cursor is not None)
+                except Exception:
+                    _log.exception("the end of a call could not be passed on")
 
     def _abandon(self) -> None:
         """Called when the thread has ended: the queue is lost, and nobody may wait for it."""

@@ -274,7 +274,11 @@ def attempt_record(values: list[Any], cursors: Sequence[int], rollout: Origins) 
     if stored[_ENDED] is not None:
         stored[_ENDED] -= stored[_CREATED]
     stored[_CREATED] -= rollout.created_ns
-    stored[_TOTALS] = _without_zeros(stored[_TOTALS])
+    sums = stored[_TOTALS]
+    end = len(sums)
+    while end and not sums[end - 1]:
+        end -= 1
+    stored[_TOTALS] = sums[:end]
     near = [cursor and cursor - rollout.number for cursor in cursors]
     return codec.encode([near, *stored], _ATTEMPT_DEFAULTS)
 
@@ -295,13 +299,6 @@ def attempt_values(record: bytes, rollout: Origins) -> tuple[list[Any], list[int
 def attempt_sequence(record: bytes) -> int:
     """Return the sequence of a stored attempt."""
     return padded(record, _ATTEMPT_DEFAULTS)[1 + _SEQUENCE]
-
-
-def _without_zeros(sums: list[int]) -> list[int]:
-    end = len(sums)
-    while end and not sums[end - 1]:
-        end -= 1
-    return sums[:end]
 
 
 def attempt_of(rollout: str, attempt: str, values: list[Any]) -> Attempt:
@@ -380,9 +377,11 @@ def add_to_totals(sums: list[int], entry: SpanEntry, usage: list[Any] | None = N
         sums[4] += usage[1] or 0
     sums[5] += entry.tool_calls
     sums[6] += entry.gap
-    sums[7] += lacks_token_counts(entry, by_name(entry.dialect))
+    if usage is None or usage[0] is None or usage[1] is None:
+        sums[7] += lacks_token_counts(entry, by_name(entry.dialect))
     sums[8] += entry.ambiguous
-    sums[9] += refused(entry)
+    if entry.status == SpanStatus.ERROR:
+        sums[9] += refused(entry)
     if entry.status == SpanStatus.OK and by_name(entry.dialect).generates:
         # The agent has succeeded in another way: earlier refusals are no errors.
         sums[1] -= sums[9]

@@ -27,6 +27,8 @@ from penstock.gateway.tape.store.records import SpanEntry, Style
 from penstock.gateway.tape.store.view import BLOCK, TapeView, last_block
 
 _STYLES = 4096
+_PIECE = 16
+"""Records of attempts that are written as one piece of work."""
 _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
     records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
 )
@@ -168,13 +170,14 @@ class TapeTables:
         """Write the gathered changes of a transaction, before it is committed."""
         txn, dbs = batch.txn, self.dbs
         for first, _, segment in (codec.pack_small if batch.alone else codec.pack_segments)(batch.bodies):
-            batch.between()
+            if not batch.alone:
+                batch.between()
             txn.put(keys.number(self._body + 1 + first), segment, db=dbs["bodies"], append=True)
         for key, block in batch.index.items():
-            batch.between()
             txn.put(key, keys.numbers(block), db=dbs["index"])
-        for live in batch.dirty:
-            batch.between()
+        for at, live in enumerate(batch.dirty):
+            if not at % _PIECE:
+                batch.between()
             live.dirty = False
             live.stored = records.attempt_record(live.values, live.cursors, live.origins)
             txn.put(live.record_key, live.stored, db=dbs["attempts"])
@@ -187,14 +190,14 @@ class TapeTables:
                     batch.wrote |= txn.delete(key, db=dbs[database])
         if batch.touched or batch.cut:
             txn.put(UNLOGGED_KEY, keys.numbers(self._untold.after(batch)), db=dbs["meta"])
-        batch.between()
         for first, count, segment in codec.pack_log(batch.log):
             txn.put(keys.number(batch.cursor + first + count), segment, db=dbs["log"], append=True)
 
     def committed(self, batch: WriteBatch) -> None:
         """Called when the flushed changes are on the tape."""
         self._body += len(batch.bodies)
-        self._untold = self._untold.after(batch)
+        if batch.touched or batch.cut:
+            self._untold = self._untold.after(batch)
         self._memory.evict()
 
     # -- calls -------------------------------------------------------------------------------------------------------
@@ -202,7 +205,9 @@ class TapeTables:
     def put(self, batch: WriteBatch, entry: SpanEntry, seen_ns: int | None = None) -> None:
         """Write a span in its present state. `seen_ns`: the time of the agent's sign of life, if that is not when the
         span began or ended, because times in spans of others may be wrong; 0 is no sign of life."""
-        live = self.ensure_attempt(batch, entry, seen_ns or None)
+        live = self._memory.find((entry.rollout, entry.attempt))
+        if live is None or live.outdated or live.turn != self._turn or not (live.newest or live.sought):
+            live = self.ensure_attempt(batch, entry, seen_ns or None)
         announced = bool(entry.sequence)
         if not announced:
             live.values[_SPANS] += 1
@@ -221,8 +226,10 @@ class TapeTables:
         number = None if entry.body is None else self._put_body(batch, live, entry, entry.body)
         usage = codec.usage_values(entry.usage)
         records.add_to_totals(live.values[_SUMS], entry, usage)
-        summary = entry.summary(self._style(batch, entry.style()), number, usage)
-        self._finish(batch, live, entry.sequence, summary)
+        style = entry.style()
+        summary = entry.summary(self._styles.get(style) or self._style(batch, style), number, usage)
+        batch.log.append(b"s" + live.key + keys.u32(entry.sequence) + summary)
+        self._index(batch, live, entry.sequence, batch.cursor + len(batch.log))
         if announced:
             batch.txn.delete(live.key + keys.u32(entry.sequence), db=self.dbs["open"])
 
@@ -248,7 +255,8 @@ class TapeTables:
         record, made = codec.pack_body(body, self._body + len(batch.bodies) + 1, known, batch.alone)
         self._memory.set_base(live, made)
         live.newest = entry.retry_of or entry.sequence
-        number = self._add_body(batch, record)
+        batch.bodies.append(record)
+        number = self._body + len(batch.bodies)
         if shared:
             self._put_use(batch, number, record)
         return number
@@ -268,15 +276,13 @@ class TapeTables:
         batch.bodies.append(record)
         return self._body + len(batch.bodies)
 
-    def _finish(self, batch: WriteBatch, live: CachedAttempt, sequence: int, summary: bytes) -> None:
-        self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + summary))
-
     def _index(self, batch: WriteBatch, live: CachedAttempt, sequence: int, cursor: int) -> None:
         block, at = divmod(sequence - 1, BLOCK)
-        cursors = self._block(batch, live, block)
+        cursors = live.cursors if block == live.block else self._block(batch, live, block)
         cursors.extend([0] * (at + 1 - len(cursors)))
         cursors[at] = cursor
-        self.touch(batch, live)
+        if not live.dirty:
+            self.touch(batch, live)
 
     def touch(self, batch: WriteBatch, live: CachedAttempt) -> None:
         """Mark an attempt's record as changed."""
@@ -332,7 +338,8 @@ class TapeTables:
         live = self.ensure_attempt(batch, SpanEntry(rollout, attempt))
         said = {name: style[records.STYLE.index(name)] for name in ("kind", "dialect", "upstream")}
         records.add_to_totals(live.values[_SUMS], SpanEntry(rollout, attempt, status=SpanStatus.INTERRUPTED, **said))
-        self._finish(batch, live, sequence, records.encode_summary(self._style(batch, tuple(style)), own))
+        summary = records.encode_summary(self._style(batch, tuple(style)), own)
+        self._index(batch, live, sequence, batch.append(b"s" + live.key + keys.u32(sequence) + summary))
 
     def forget(self, rollout: str, attempts: Iterable[str]) -> None:
         """Drop a forgotten rollout, with these attempts, from memory."""

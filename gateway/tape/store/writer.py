@@ -66,28 +66,32 @@ class Writer:
         """Commit entries and tasks in order and return the newest cursor. An entry that is there twice is written once,
         in its present state. `between`: as in `WriteBatch`."""
         items = list(dict.fromkeys(items))
-        fresh = [item for item in items if isinstance(item, SpanEntry) and not item.sequence]
+        fresh: list[SpanEntry] = []
+        for item in items:
+            if isinstance(item, SpanEntry) and not item.sequence:
+                fresh.append(item)
 
         def apply(batch: WriteBatch) -> None:
-            _reset(fresh)
-            transaction = self._transaction(batch)
+            for entry in fresh:
+                entry.sequence = 0
+            transaction, put = None, self._tables.put
             for item in items:
                 between()
                 if isinstance(item, SpanEntry):
-                    self._tables.put(batch, item)
-                    if item.pin is not None:
-                        item.pin(transaction, item)
-                    if item.settle is not None:
-                        item.settle(transaction, item)
-                    if item.follow is not None:
-                        item.follow(transaction, item)
+                    put(batch, item)
+                    for do in (item.pin, item.settle, item.follow):
+                        if do is not None:
+                            transaction = transaction or self._transaction(batch)
+                            do(transaction, item)
                 else:
+                    transaction = transaction or self._transaction(batch)
                     item.run(transaction)
 
         try:
             return self._transact(apply, len(items) < BULK_ITEMS, between)
         except BaseException:
-            _reset(fresh)
+            for entry in fresh:
+                entry.sequence = 0
             raise
 
     def interrupt_open(self, living: Collection[str]) -> None:
@@ -111,7 +115,7 @@ class Writer:
             batch = WriteBatch(TapeView(txn, self._env.dbs, {}), txn, self._cursor, alone, between)
             apply(batch)
             self._tables.flush(batch)
-            return txn.id() if batch.changed else txn.id() - 1, batch
+            return txn.id() if batch.log or batch.changed else txn.id() - 1, batch
 
         try:
             self._known, batch = self._env.write(attempt)
@@ -145,8 +149,3 @@ class Writer:
     def _heard(self, batch: WriteBatch, live: CachedAttempt, seen_ns: int) -> None:
         assert self._woken is not None
         self._woken(self._transaction(batch), live, seen_ns)
-
-
-def _reset(fresh: list[SpanEntry]) -> None:
-    for entry in fresh:
-        entry.sequence = 0

@@ -34,10 +34,16 @@ from penstock.gateway.traffic.calls.answer_masking import (
 )
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.wire.dialects.base import Facts
+from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
-from penstock.gateway.wire.dialects.token_ids import estimate_usage, lacks_token_counts, usage_from_token_ids
+from penstock.gateway.wire.dialects.stream_events import distinct_events
+from penstock.gateway.wire.dialects.token_ids import (
+    estimate_usage,
+    lacks_counts,
+    lacks_token_counts,
+    usage_from_token_ids,
+)
 from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
@@ -50,6 +56,8 @@ _MANY = 64
 """Most chunks of one read that are kept as they are; more are joined: chunks of a byte each would take ten times the
 memory."""
 _CAME = BodyContext(answer=True)
+_NOTED = frozenset({b"content-encoding", b"traceparent", b"x-stainless-retry-count"})
+"""Headers of a request that its span tells of."""
 _BEGINNINGS = b"deir:\r\n\xef\0"
 """First bytes of streams of any format; no JSON begins with one."""
 ALWAYS_KEPT = 1 << 20
@@ -84,6 +92,7 @@ class CallRecord:
     """The record of one call while it runs: the bytes and the facts that its span is made of."""
 
     __slots__ = (
+        "_encodings",
         "_entry",
         "_held",
         "_limit",
@@ -183,6 +192,8 @@ class CallRecord:
         self._redactor = redactor
         self._secrets = NO_SECRETS
         self._entry: SpanEntry | None = None
+        self._encodings: list[bytes] = []
+        """The content encodings that the client has named."""
 
     @property
     def changed(self) -> bool:
@@ -198,8 +209,10 @@ class CallRecord:
     def weight(self) -> int:
         """Bytes that it holds in memory: the bodies, and the request twice, because it is the base of the next
         request's."""
-        sides = sum(2 * len(side.request_body) + len(side.response_body) for side in self.sides)
-        return _OVERHEAD + 2 * len(self.body) + self._size + sides
+        weight = _OVERHEAD + 2 * len(self.body) + self._size
+        for side in self.sides:
+            weight += 2 * len(side.request_body) + len(side.response_body)
+        return weight
 
     def add_pieces(self, pieces: list[bytes], now: float) -> None:
         """Note the bytes of one read, by reference. `now`: monotonic seconds."""
@@ -207,7 +220,7 @@ class CallRecord:
         if self.first_byte_ns is None:
             self.first_byte_ns = elapsed
             if not self.stream and pieces[0][:1] in _BEGINNINGS:
-                self.stream = self._is_stream(pieces[0])
+                self.stream = self.call.dialect.is_stream(False, self.plain, self.call.path, pieces[0])
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self.response_bytes += size
         if not self.truncated and self._may_keep(self._size + size):
@@ -217,10 +230,6 @@ class CallRecord:
             self.marks += (elapsed // 1000, size)
         else:
             self.truncated = True
-
-    def _is_stream(self, response: bytes) -> bool:
-        """True if the answer is a stream, by its first bytes."""
-        return self.call.dialect.is_stream(self.stream, self.plain, self.call.path, response)
 
     def _may_keep(self, size: int) -> bool:
         return size <= self._limit and (size <= ALWAYS_KEPT or not self._held.too_much)
@@ -257,85 +266,102 @@ class CallRecord:
             return None
         entry = self._entry
         if entry is None:
-            self._secrets = self._redactor.secrets(self.request.headers, self.request.target.decode("latin-1"))
             entry = self._entry = self._opened()
-        self._secrets = self._secrets.for_call()
+        if self._secrets.notes:
+            self._secrets = self._secrets.for_call()
+        secrets = self._secrets
         entry.versions, entry.arm, entry.pin = self.versions or None, self.arm, self.pin
-        entry.attributes = {
-            **self.attributes,
-            **({PROMPTS: self.texts} if self.texts else {}),
-            **({CAPTURED: list(self.captured)} if self.captured else {}),
-            **({AMBIGUOUS: True} if entry.ambiguous else {}),
-        } or None
-        request, response, sides = self._kept(final)
+        entry.attributes = {**self.attributes} or None
+        if self.texts or self.captured or entry.ambiguous:
+            prompts = {PROMPTS: self.texts} if self.texts else {}
+            captured = {CAPTURED: list(self.captured)} if self.captured else {}
+            entry.attributes = {
+                **self.attributes, **prompts, **captured, **({AMBIGUOUS: True} if entry.ambiguous else {})
+            }  # fmt: skip
+        answer = b"".join(self.pieces) if final else b""
+        if final:
+            # In one piece: otherwise a batch of streams would hold all their chunks twice.
+            self.pieces = [answer]
+        sides: list[Side] = []
+        if secrets.notes or self._encodings or self.encoding or self.sides:
+            request, response, sides = self._kept(answer)
+        else:
+            sent = secrets.hide(self.body) if secrets.values else self.body
+            came = secrets.hide(answer) if secrets.values else answer
+            request, response = MaskedBody(sent, sent, False), MaskedBody(came, came, False)
+        # It may have been announced before it was translated.
+        entry.dialect, entry.path = self.call.dialect.name, redact_url(self.call.path)
         if final:
             self._close(entry, request.plain, response)
         else:
             entry.model = self.call.model
-        entry.truncated = self.truncated or request.in_part or response.in_part
-        self._hide(entry)
+        in_part = (request.decoded or response.decoded) and (request.in_part or response.in_part)
+        entry.truncated = self.truncated or in_part
+        # Mask secrets in the texts that come from the bodies or the request.
+        said = [
+            entry.path, entry.name, entry.error, entry.model, entry.model_served, entry.response_id, entry.finish
+        ]  # fmt: skip
+        if (shown := secrets.texts(said)) is not said:
+            entry.path, entry.name, entry.error = shown[0] or "", shown[1], shown[2]
+            entry.model, entry.model_served, entry.response_id, entry.finish = shown[3:]
+        if entry.attributes and (secrets.notes or secrets.values):
+            entry.attributes = secrets.json(entry.attributes)
         entry.body = self._bytes(request, response, sides)
-        if self._secrets.span_attributes:
-            entry.attributes = {**(entry.attributes or {}), **self._secrets.span_attributes}
+        if secrets.notes and secrets.span_attributes:
+            entry.attributes = {**(entry.attributes or {}), **secrets.span_attributes}
         return entry
 
-    def _kept(self, final: bool) -> tuple[MaskedBody, MaskedBody, list[Side]]:
-        """Request, response and sides without secrets."""
-        asked = [value for low, _, value in self.request.headers if low == b"content-encoding"]
-        asked = [] if self.changed else asked
-        response = b"".join(self.pieces) if final else b""
-        if final:
-            # In one piece: otherwise a batch of streams would hold all their chunks twice.
-            self.pieces = [response]
-        told = (self.encoding or b"").decode("latin-1")
-        sent = BodyContext(_content_type((low, value) for low, _, value in self.request.headers))
-        came = BodyContext(_content_type(self.response_headers), answer=True, cut=self.truncated)
-        kept = mask_recorded_body(self._secrets, self.body, b",".join(asked).decode("latin-1"), about=sent)
-        answer, sides = (
-            mask_recorded_body(self._secrets, response, told, about=came),
-            [self._side(side) for side in self.sides],
-        )
-        if self._secrets.masked:
-            # Token ids would disclose the masked text, maybe in another body.
-            kept, answer = without_tokens(self._secrets, kept, sent), without_tokens(self._secrets, answer, came)
-            sides = [self._side_without_tokens(side) for side in sides]
-        return kept, answer, sides
-
-    def _hide(self, entry: SpanEntry) -> None:
-        """Mask secrets in the texts of the summary that come from the bodies or the request."""
-        names = ("path", "name", "error", "model", "model_served", "response_id", "finish")
-        for name, said in zip(names, self._secrets.texts([getattr(entry, name) for name in names]), strict=True):
-            setattr(entry, name, said)
-        if self._secrets and entry.attributes:
-            entry.attributes = self._secrets.json(entry.attributes)
-
     def _opened(self) -> SpanEntry:
+        """The entry of a call that has begun, as far as the call's address and headers tell."""
         call, request = self.call, self.request
         address = call.address
+        self._secrets = self._redactor.secrets(request.headers, request.target.decode("latin-1"))
         entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode)
         entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
-        entry.dialect, entry.method = call.dialect.name, request.method
+        entry.method, entry.request_bytes = request.method, len(self.body)
         entry.kind, entry.name, entry.span_id = self.kind, self.name, self.span_id
         if self.trace is not None:
             entry.trace_id, entry.parent_id = self.trace
-        entry.path, entry.request_bytes = redact_url(call.path), len(self.body)
         for low, _, value in request.headers:
-            if low == b"traceparent" and (found := span.parse(value.decode("latin-1"))):
+            if low not in _NOTED:
+                continue
+            if low == b"content-encoding":
+                self._encodings.append(value)
+            elif low == b"x-stainless-retry-count":
+                entry.retried = entry.retried or value not in (b"0", b"")
+            elif found := span.parse(value.decode("latin-1")):
                 entry.trace_id, entry.parent_id = found
-            elif low == b"x-stainless-retry-count" and value not in (b"0", b""):
-                entry.retried = True
         return entry
 
+    def _kept(self, answer: bytes) -> tuple[MaskedBody, MaskedBody, list[Side]]:
+        """Request, response and sides without secrets, where more than the values of keys may have to be hidden, or
+        bodies are encoded."""
+        secrets = self._secrets
+        asked, told = b"" if self.changed else b",".join(self._encodings), self.encoding or b""
+        sent = BodyContext(_content_type([(low, value) for low, _, value in self.request.headers]))
+        came = BodyContext(_content_type(self.response_headers), answer=True, cut=self.truncated)
+        request = mask_recorded_body(secrets, self.body, asked.decode("latin-1"), about=sent)
+        response = mask_recorded_body(secrets, answer, told.decode("latin-1"), about=came)
+        sides = [self._side(side) for side in self.sides]
+        if secrets.masked:
+            # Token ids would disclose the masked text, maybe in another body.
+            request, response = without_tokens(secrets, request, sent), without_tokens(secrets, response, came)
+            sides = [self._side_without_tokens(side) for side in sides]
+        return request, response, sides
+
     def _close(self, entry: SpanEntry, request: bytes, response: MaskedBody) -> None:
-        if response.plain and (self.stream or response.plain[:1] in _BEGINNINGS):
-            self.stream = self._is_stream(response.plain)
-        facts, call = self._facts(request, response), self.call
-        kept = not self._secrets.masked
+        call, dialect, plain, changed = self.call, self.call.dialect, response.plain, self.changed
+        if plain and (self.stream or plain[:1] in _BEGINNINGS):
+            self.stream = dialect.is_stream(self.stream, self.body if changed else call.body, call.path, plain)
+        masked = self._secrets.notes and self._secrets.masked
+        # What a rule has masked is read too, so that its cost stays known.
+        asked, told = (self.plain, self.response()) if masked else (request, plain)
+        brief = told
+        if self.stream and dialect.generates and dialect.streaming_content_type == EVENT_STREAM:
+            brief = distinct_events(told)
+        facts = self._facts(request, response, brief, masked)
         # An alias has replaced the requested name.
-        named = None if self.changed else facts.model
-        entry.model = named or call.model
-        # It may have been announced before it was translated.
-        entry.dialect, entry.path = call.dialect.name, redact_url(call.path)
+        entry.model = (None if changed else facts.model) or call.model
         if self.status == "ok" and facts.failed is not None:
             self.status, self.error = "error", facts.failed
         entry.status, entry.error = self.status, self.error
@@ -346,17 +372,18 @@ class CallRecord:
         entry.upstream = None if self.pool is None else self.pool.name
         entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
         # An answer of the gateway's own has used no tokens.
-        entry.usage = None if self.pool is None else facts.usage
-        if call.dialect.stateful or call.dialect.retrieves or call.dialect.unknown:
+        usage = entry.usage = None if self.pool is None else facts.usage
+        if dialect.stateful or dialect.retrieves or dialect.unknown:
             self._look_for_answer(entry, request, response, facts)
-        if entry.deferred is None and lacks_token_counts(entry, call.dialect):
-            self._count(entry, request if kept else self.plain, response.plain if kept else self.response())
+        if entry.deferred is None and (usage is None or usage.input_tokens is None or usage.output_tokens is None):
+            self._count(entry, asked, told)
         entry.tool_calls, entry.choices = facts.tool_calls, facts.choices
-        if self.status == "ok" and not self.truncated and (gaps := self._unread(request, response, facts)):
+        good = self.status == "ok" and not self.truncated and response.problem is None
+        if good and (gaps := self._unread(asked, told, brief, facts)):
             entry.attributes = {**(entry.attributes or {}), UNREAD: gaps}
         if self.settle is not None and entry.status != "ok" and entry.usage is not None:
             entry.partial_tokens = estimate_usage(
-                None, b"", self.response(), call.dialect.answer_text_pattern(self.stream)
+                None, b"", self.response(), dialect.answer_text_pattern(self.stream)
             ).output_tokens
         entry.settle, entry.request_bytes = self.settle, len(self.body)
         entry.response_bytes = self.response_bytes
@@ -382,22 +409,23 @@ class CallRecord:
 
     def _count(self, entry: SpanEntry, request: bytes, response: bytes) -> None:
         """Count or estimate the tokens that the provider did not report."""
-        entry.usage = usage_from_token_ids(
-            entry.usage, response, self.stream, entry.status == "ok" and not self.truncated
-        )
         dialect = self.call.dialect
         if lacks_token_counts(entry, dialect):
-            guess = estimate_usage(entry.usage, request, response, dialect.answer_text_pattern(self.stream))
-            entry.estimate = [guess.input_tokens, guess.output_tokens]
+            whole = entry.status == "ok" and not self.truncated
+            usage = entry.usage = usage_from_token_ids(entry.usage, response, self.stream, whole)
+            if lacks_counts(usage, dialect.generates):
+                guess = estimate_usage(usage, request, response, dialect.answer_text_pattern(self.stream))
+                entry.estimate = [guess.input_tokens, guess.output_tokens]
 
-    def _facts(self, request: bytes, response: MaskedBody) -> Facts:
+    def _facts(self, request: bytes, response: MaskedBody, brief: bytes, masked: bool) -> Facts:
+        """`brief`: the response as it came, of a stream the distinct events. `masked`: a rule has masked something."""
         try:
-            asked, dialect = None if self.changed else self.call.peeked, self.call.dialect
-            if self._secrets.masked:
-                seen = dialect.facts(self.plain, self.response(), self.stream, asked)
-                facts = masked_facts(dialect, request, response.plain, self.stream, seen)
-            else:
-                facts = dialect.facts(request, response.plain, self.stream, asked)
+            dialect, stream = self.call.dialect, self.stream
+            changed = self.body is not self.call.body and self.body is not self.call.encoded_body
+            asked = None if changed else self.call.peeked
+            facts = dialect.facts(self.plain if masked else request, brief, stream, asked)
+            if masked:
+                facts = masked_facts(dialect, request, response.plain, stream, facts)
             if self.truncated or (response.problem is not None and not response.problem.endswith(CUT)):
                 # The end of the answer is not among the kept bytes.
                 facts.failed = None
@@ -407,32 +435,26 @@ class CallRecord:
             _log.exception("a call of %s could not be read", self.call.address.rollout)
             return Facts(self.call.model)
 
-    def _unread(self, request: bytes, response: MaskedBody, facts: Facts) -> Gaps:
+    def _unread(self, request: bytes, response: bytes, brief: bytes, facts: Facts) -> Gaps:
         """The keys of its bytes that were not read."""
-        masked = self._secrets.masked
-        said = (self.plain, self.response()) if masked else (request, response.plain)
         try:
-            return find_unread(self.call.dialect, *said, self.stream, facts) if response.problem is None else {}
+            return find_unread(self.call.dialect, request, response, self.stream, facts, brief)
         except Exception:
             _log.exception("what was read of a call of %s could not be held against it", self.call.address.rollout)
             return {}
 
     def _bytes(self, request: MaskedBody, response: MaskedBody, sides: list[Side]) -> StoredBody:
-        secrets, pool = self._secrets, self.pool
-        return StoredBody(
-            "" if pool is None else secrets.text(redact_url(pool.url(self.call.path))),
-            self._block(zip(self.sent[::4], self.sent[2::4], strict=True), request.decoded),
-            request.body,
-            self._block(self.response_headers, response.decoded),
-            response.body,
-            self._block(self.trailers, False) if self.trailers else b"",
-            rescaled(self.marks, len(response.body)) if response.decoded else list(self.marks),
-            sides,
-        )
-
-    def _block(self, headers: Iterable[tuple[bytes, bytes]], bare: bool) -> bytes:
-        """A block of headers. `bare`: its body is kept without its content encoding."""
-        return self._secrets.block(self._redactor.block(unencoded(headers) if bare else headers))
+        secrets, block = self._secrets, self._redactor.block
+        url = "" if self.pool is None else redact_url(self.pool.url(self.call.path))
+        asked = zip(self.sent[::4], self.sent[2::4], strict=True)
+        sent = block(unencoded(asked) if request.decoded else asked)
+        came = block(unencoded(self.response_headers) if response.decoded else self.response_headers)
+        trailers = block(self.trailers) if self.trailers else b""
+        if secrets.notes or secrets.values:
+            url, sent, came = secrets.text(url), secrets.block(sent), secrets.block(came)
+            trailers = secrets.block(trailers) if trailers else trailers
+        marks = rescaled(self.marks, len(response.body)) if response.decoded else list(self.marks)
+        return StoredBody(url, sent, request.body, came, response.body, trailers, marks, sides)
 
     def _side(self, side: Side) -> Side:
         hide = self._secrets.body
@@ -449,4 +471,7 @@ class CallRecord:
 
 
 def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    return next((value.decode("latin-1") for name, value in headers if name.lower() == b"content-type"), "")
+    for name, value in headers:
+        if name.lower() == b"content-type":
+            return value.decode("latin-1")
+    return ""

@@ -3,7 +3,7 @@ others ask it what they need to know of it (`base.Dialect`), and never go by its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final, TypeAlias
 
@@ -42,7 +42,6 @@ FAMILIES: Final[dict[str, Family]] = {
     for family in families
 }
 """Families by name."""
-_NAMED: Final = {dialect.name: dialect for dialect in DIALECTS}
 
 
 @lru_cache(maxsize=8192)
@@ -51,9 +50,13 @@ def find(method: str, path: str) -> Dialect:
     return next(dialect for dialect in DIALECTS if dialect.matches(method, path))
 
 
-def by_name(name: str) -> Dialect:
-    """The dialect that a span names; opaque if this version knows none of that name."""
-    return _NAMED.get(name, OPAQUE)
+class _DialectsByName(dict[str, Dialect]):
+    def __missing__(self, name: str) -> Dialect:
+        return OPAQUE
+
+
+by_name: Final[Callable[[str], Dialect]] = _DialectsByName({dialect.name: dialect for dialect in DIALECTS}).__getitem__
+"""Returns the dialect that a span names; opaque if this version knows none of that name."""
 
 
 def family(dialect: Dialect, path: str, headers: Headers) -> Family:

@@ -27,7 +27,7 @@ from penstock.gateway.wire.dialects.loose_json import (
     count,
     dumps,
     error_message,
-    label,
+    labels,
     loads,
     obj,
     objs,
@@ -324,26 +324,24 @@ class ChoicesDialect(JsonPostDialect):
         asked = asked or peek(request)
         answer, pieces = _streamed(response) if stream else (_reader.body(response), list[_ChoicePieces]())
         ends: Sequence[_ChoicePieces | _ChoiceHead] = pieces if stream else answer.choices or ()
-        failed = False
+        failed, ended, tool_calls = False, True, 0
         for end in ends:
             failed = failed or bool(end.error) or end.finish_reason == FAILED
+            ended = ended and bool(end.finish_reason)
+            told = end.message if isinstance(end, _ChoiceHead) else end.deltas or end.messages
+            if told and self.calls_tools:
+                tool_calls += _called(end)
         if not stream:
             why: Failure | None = "error_body" if failed else body_failure(answer)
         elif failed or is_error(answer):
             why = "stream_error"
         else:
-            enough = len(ends) >= (count(asked.n) or 1) and all(end.finish_reason for end in ends)
+            enough = ended and len(ends) >= ((count(asked.n) if asked.n else None) or 1)
             why = None if enough or is_done(response) else "ended_early"
-        return Facts(
-            model=label(asked.model),
-            model_served=label(answer.model),
-            response_id=label(answer.id),
-            finish=label(ends[0].finish_reason) if ends else None,
-            usage=self.usage(decoded_fields(answer)),
-            tool_calls=sum(map(_called, ends)) if self.calls_tools else 0,
-            choices=len(ends),
-            failed=why,
-        )
+        finish = ends[0].finish_reason if ends else None
+        model, served, id, finish = labels(asked.model, answer.model, answer.id, finish)
+        usage = self.usage(decoded_fields(answer)) if answer.usage or not stream else None
+        return Facts(model, served, id, finish, usage, tool_calls, len(ends), why)
 
     def assemble(self, body: bytes, problems: list[str]) -> Json:
         """Put chunks together as a plain answer: each repeats the answer's own fields and brings pieces of its
@@ -414,18 +412,16 @@ def _streamed(response: bytes) -> tuple[_CompletionHead, list[_ChoicePieces]]:
                 choice.deltas.append(said)
             if (said := piece.message) is not None and (said.tool_calls or said.function_call):
                 choice.messages.append(said)
-    told = latest_usage_fields(map(decoded_fields, counted))
+    told = latest_usage_fields(map(decoded_fields, counted)) if counted else Json()
     usage, tier = told.get("usage"), told.get("service_tier")
     whole = _CompletionHead(id=id, model=model, usage=usage, service_tier=tier, error=error)
-    return whole, [choices[index] for index in sorted(met)]
+    return whole, list(map(choices.__getitem__, sorted(met)))
 
 
 def _called(choice: _ChoicePieces | _ChoiceHead) -> int:
     """The number of tool calls of a choice."""
     if isinstance(choice, _ChoiceHead):
-        said = choice.message
-        if said is None or not (said.tool_calls or said.function_call):
-            return 0
+        said = choice.message or _MessageHead()
         return len(call_list(said.tool_calls)) + bool(obj(said.function_call))
     calls = [it.tool_calls for it in choice.deltas if it.tool_calls] or [it.tool_calls for it in choice.messages]
     functions = [it for it in (*choice.deltas, *choice.messages) if it.function_call.__class__ is dict]

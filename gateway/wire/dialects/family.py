@@ -196,8 +196,11 @@ def is_error(said: ErrorFields) -> bool:
 
 def body_failure(said: ErrorFields) -> Failure | None:
     """`error_body` if a plain body is an error or a web framework's refusal; else None."""
-    refused = said.detail is not None and sum(value is not None for value in msgspec.structs.astuple(said)) == 1
-    return "error_body" if refused or is_error(said) else None
+    if said.error or said.object == "error" or said.type == "error":
+        return "error_body"
+    if said.detail is None:
+        return None
+    return "error_body" if sum([value is not None for value in msgspec.structs.astuple(said)]) == 1 else None
 
 
 def is_done(body: bytes) -> bool:

@@ -314,6 +314,15 @@ def label(value: Any) -> str | None:
     return value if isinstance(value, str) and len(value) <= LONGEST_LABEL else None
 
 
+def labels(*values: Any) -> list[str | None]:
+    """Each value as `label` takes it, for many at once."""
+    found = list(values)
+    for at, value in enumerate(values):
+        if not isinstance(value, str) or len(value) > LONGEST_LABEL:
+            found[at] = None
+    return found
+
+
 def count(value: Any) -> int | None:
     """The value if it is an integer from 0 to `MOST_TOKENS`; else None."""
     return value if type(value) is int and 0 <= value < MOST_TOKENS else None

@@ -17,16 +17,45 @@ from typing import Any, Final, Generic, TypeVar, cast, get_args, get_origin, get
 
 import msgspec
 
-from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, chunks, is_bulky, loads, obj, objs
-from penstock.gateway.wire.dialects.sse import BOM
+from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS, UNREADABLE, Json, chunks, is_bulky, loads, obj, objs
+from penstock.gateway.wire.dialects.sse import BOM, TAIL
 
 S = TypeVar("S", bound=msgspec.Struct)
 _DATA: Final = re.compile(rb"\ndata(?:: ?(.+)\n(?=\n))?")
 """Matches a line of data. Its group is empty, which is no JSON, unless a blank line follows."""
 _ERROR: Final = re.compile(rb"\nevent: ?error[ \t]*\n")
 _DONE: Final = b"[DONE]"
+_TEXT: Final = re.compile(rb'"(?:content|text|thinking|reasoning\w*)": ?"([^"\\\0-\x1f]*)"')
+_CALLED: Final = re.compile(rb"(?i)call|tool|function")
+_ODD: Final = re.compile(rb'["\\\0-\x1f]')
+"""Matches what may not stand within one text, or makes it one that some readers refuse."""
+FEW: Final = 8
+"""Streams of fewer events are read in full."""
 _SLICE: Final = 1 << 20
 """Bytes that are decoded at a time: nothing else runs meanwhile."""
+
+
+def distinct_events(body: bytes) -> bytes:
+    """A stream in which events that follow each other, and differ in one text of the answer only, are one: most of a
+    long stream is such events, and what they say beside the text is said by one of them too. The same object where
+    there are few of them. Of events with tool calls all stay."""
+    blank = b"\r\n\r\n" if b"\r\n\r\n" in body[-TAIL:] else b"\n\n"
+    begin = body.rfind(blank, 0, len(body) // 2)
+    end = body.find(blank, begin + len(blank))
+    like = body[begin + len(blank) : end]
+    if begin < 0 or end < 0 or len(body) > _SLICE or _CALLED.search(like) or (said := _TEXT.search(like)) is None:
+        return body
+    between = like[said.end(1) :] + blank + like[: said.start(1)]
+    first, *texts = body.split(between)
+    if len(texts) < FEW:
+        return body
+    kept, last = [first], texts.pop()
+    for text in texts if _ODD.search(b" ".join(texts)) else (b"",):
+        if _ODD.search(text):
+            kept.append(text)
+        elif kept[-1] or len(kept) == 1:
+            kept.append(b"")
+    return between.join([*kept, last])
 
 
 class StreamReader(Generic[S]):
@@ -38,7 +67,7 @@ class StreamReader(Generic[S]):
         self._all: Callable[[bytes], list[S]] = msgspec.json.Decoder(cast(Any, list)[kind]).decode
 
     def body(self, body: bytes) -> S:
-        if not is_bulky(body):
+        if len(body) <= MOST_OBJECTS or not is_bulky(body):
             try:
                 return self._one(body)
             except UNREADABLE:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -255,7 +254,7 @@ _ASKED = re.compile(rb'"(?:content|text|input|output|instructions|system|prompt|
 
 def usage_from_token_ids(usage: Usage | None, response: bytes, stream: bool, whole: bool) -> Usage | None:
     """Usage with counts from the token ids of an answer where it has none. `whole`: the answer is complete."""
-    if not lacks_counts(usage) or b'"prompt_token_ids"' not in response:
+    if b'"prompt_token_ids"' not in response or not lacks_counts(usage):
         return usage
     tokens = read_tokens(response, stream)
     if not (tokens.complete if whole else tokens.prompt):
@@ -285,9 +284,12 @@ class CountableCall(Protocol):
 
 def lacks_token_counts(call: CountableCall, dialect: Dialect) -> bool:
     """True if a call has used tokens, or may have, and nobody counted them. A refused call has used none."""
+    usage = call.usage
+    if usage is not None and usage.input_tokens is not None and usage.output_tokens is not None:
+        return False
     refused = (call.http_status or 0) >= 400 or call.error == "error_body"
     used = call.upstream is not None and call.status != "open" and not refused
-    return used and call.kind == "llm" and dialect.uses_tokens and lacks_counts(call.usage, dialect.generates)
+    return used and call.kind == "llm" and dialect.uses_tokens and lacks_counts(usage, dialect.generates)
 
 
 def lacks_counts(usage: Usage | None, output: bool = True) -> bool:
@@ -297,15 +299,13 @@ def lacks_counts(usage: Usage | None, output: bool = True) -> bool:
 
 def estimate_usage(usage: Usage | None, request: bytes, response: bytes, texts: re.Pattern[bytes]) -> Estimate:
     """An estimate of the counts that are missing in usage. `texts` matches the texts of the answer."""
-    known = usage or Usage()
-    asked = _length(_ASKED, request) if any(mark in request for mark in _MEDIA) else len(request)
-    seen = min(len(response), SAMPLE)
-    said = _length(texts, response, seen) * len(response) // (seen or 1)
+    asked, said = len(request), 0
+    if _MEDIA[0] in request or _MEDIA[1] in request:
+        asked = sum(map(len, _ASKED.findall(request)))
+    if response:
+        seen = min(len(response), SAMPLE)
+        said = sum(map(len, texts.findall(response, 0, seen))) * len(response) // seen
     return Estimate(
-        input_tokens=-(-asked // BYTES) if known.input_tokens is None else None,
-        output_tokens=-(-said // BYTES) if known.output_tokens is None else None,
+        input_tokens=-(-asked // BYTES) if usage is None or usage.input_tokens is None else None,
+        output_tokens=-(-said // BYTES) if usage is None or usage.output_tokens is None else None,
     )
-
-
-def _length(texts: re.Pattern[bytes], body: bytes, end: int = sys.maxsize) -> int:
-    return sum(map(len, texts.findall(body, 0, end)))

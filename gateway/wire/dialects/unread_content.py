@@ -43,16 +43,12 @@ GAP_DESCRIPTIONS: Final[Mapping[Kind, str]] = {
 }
 MOST: Final = 8
 """Most paths of one answer that are named."""
-FEW: Final = 8
-"""Streams of fewer events are checked in full."""
 DEEPEST: Final = 12
 """Levels below an unknown key that are checked."""
 LONGEST: Final = 120
 """Most characters of a path."""
 
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
-_SAID = re.compile(rb'"(?:content|text|thinking|reasoning\w*|arguments|partial_json|delta)": ?"([^"]*)"')
-"""Matches the text of an event."""
 _NAME = re.compile(r"[A-Za-z_$][\w.$-]{0,47}", re.ASCII)
 _WORD = re.compile(r"[\w.:/-]{1,32}")
 _BINARY = re.compile(r"[A-Za-z0-9+/=_-]{40,}")
@@ -90,7 +86,8 @@ class _UnknownKey(NamedTuple):
 class _AnswerCheck:
     """One answer while it is checked."""
 
-    def __init__(self, read: Callable[[], Turn], facts: Facts) -> None:
+    def __init__(self, read: Callable[[], Turn], facts: Facts, counted: bool) -> None:
+        """`counted`: counts of tokens were read."""
         self.facts = facts
         self._read = read
         self.places: list[_UnknownKey] = []
@@ -100,7 +97,7 @@ class _AnswerCheck:
         """True if token ids came."""
         self._empty = facts.choices == 0
         """True if known texts are checked, too: the dialect read nothing of the answer."""
-        self._counted = _counted(facts)
+        self._counted = counted
 
     @cached_property
     def turn(self) -> Turn:
@@ -205,8 +202,8 @@ def recheck_unread(span: Span, request: bytes, response: bytes) -> Gaps:
     were recorded. Request and response are decoded."""
     if UNREAD not in (span.attributes or {}):
         return {}
-    dialect = by_name(span.dialect)
-    return find_unread(dialect, request, response, span.stream, dialect.facts(request, response, span.stream))
+    dialect, stream = by_name(span.dialect), span.stream
+    return find_unread(dialect, request, response, stream, dialect.facts(request, response, stream), response)
 
 
 _SPOKEN: Final = Literal["text", "thinking", "redacted_thinking", "message", "reasoning"]
@@ -244,17 +241,23 @@ _KNOWN: Final[Mapping[str, tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder
 """Decoders by dialect, of answers and of events of a stream; what they accept needs no check."""
 
 
-def find_unread(dialect: Dialect, request: bytes, response: bytes, stream: bool, facts: Facts) -> Gaps:
-    """The content in a good answer's bytes that its dialect does not read. `facts`: the answer's summary."""
+def find_unread(dialect: Dialect, request: bytes, response: bytes, stream: bool, facts: Facts, brief: bytes) -> Gaps:
+    """The content in a good answer's bytes that its dialect does not read. `facts`: the answer's summary; `brief`: the
+    response, of a stream the distinct events are enough."""
     if dialect.name not in SHAPES or not dialect.generates:
         return {}
-    data = _data(response) if stream and dialect.streaming_content_type.startswith(b"text/") else None
-    some = response if data is None else _listed(_unlike(data))
-    if facts.choices and (_counted(facts) or not _USAGE_OBJECT.search(some)) and _ordinary(dialect, some, stream):
-        return {}
-    body = response if data is None else _listed(data)
-    pieces = pieces_of(dialect, response, body, stream)
-    answer = _AnswerCheck(lambda: dialect.read(request, response, stream), facts)
+    events = stream and dialect.streaming_content_type.startswith(b"text/")
+    usage, some = facts.usage, _listed(brief) if events else brief
+    counted = usage is not None and (usage.output_tokens is not None or usage.input_tokens is not None)
+    if facts.choices and (counted or not _USAGE_OBJECT.search(some)):
+        try:
+            # An answer with known keys only, without tool calls and token ids. It costs a fraction of the check.
+            _KNOWN[dialect.name][stream].decode(some)
+            return {}
+        except UNREADABLE:
+            pass
+    pieces = pieces_of(dialect, response, _listed(response) if events else response, stream)
+    answer = _AnswerCheck(lambda: dialect.read(request, response, stream), facts, counted)
     known = KINDS.get(dialect.name) if stream else None
     if known is not None and not known.issuperset(map(_kind_of, pieces)):
         _other_kinds(answer, pieces, known)
@@ -266,40 +269,15 @@ def find_unread(dialect: Dialect, request: bytes, response: bytes, stream: bool,
     return dict(list(found.items())[:MOST])
 
 
-def _ordinary(dialect: Dialect, body: bytes, stream: bool) -> bool:
-    """True if an answer has known keys only, no tool calls and no token ids. Costs a fraction of the check."""
-    try:
-        _KNOWN[dialect.name][stream].decode(body)
-    except UNREADABLE:
-        return False
-    return True
-
-
-def _data(body: bytes) -> list[bytes]:
-    """The data of a stream's events; assumes one line of data for each event."""
+def _listed(body: bytes) -> bytes:
+    """The data of a stream's events as one JSON array, since one decoding is faster than one for each event; assumes
+    one line of data for each event."""
     if body.lstrip()[:1] == b"[":
-        return [body.strip()[1:-1]]
+        return b"[%b]" % body.strip()[1:-1]
     data = _DATA.findall(body)
     if data and data[-1].startswith(b"[DONE]"):
         data.pop()
-    return data
-
-
-def _listed(data: Iterable[bytes]) -> bytes:
-    """Events as one JSON array: one decoding is faster than one for each event."""
     return b"[%b]" % b",".join(data)
-
-
-def _unlike(data: list[bytes]) -> list[bytes]:
-    """Events without those that differ from the middle one in one text only: most of a long stream."""
-    model = data[len(data) // 2] if len(data) >= FEW else b""
-    if (found := _SAID.search(model)) is None:
-        return data
-    before, after = model[: found.start(1)], model[found.end(1) :]
-    quotes = before.count(b'"') + after.count(b'"')
-    # An event with as many quotes as these two has none between them: the difference is within one text.
-    rest = [one for one in data if one.count(b'"') != quotes or not one.startswith(before) or not one.endswith(after)]
-    return [*rest, model]
 
 
 def pieces_of(dialect: Dialect, response: bytes, body: bytes, stream: bool) -> list[Json]:
@@ -328,12 +306,6 @@ def _other_kinds(answer: _AnswerCheck, events: Iterable[Json], known: frozenset[
 
 def _kind_of(event: Json) -> str:
     return kind if isinstance(kind := event.get("type"), str) else ""
-
-
-def _counted(facts: Facts) -> bool:
-    """True if counts of tokens were read."""
-    usage = facts.usage
-    return usage is not None and (usage.output_tokens is not None or usage.input_tokens is not None)
 
 
 def _odd_tokens(pieces: Sequence[Json]) -> Gaps:

@@ -38,6 +38,13 @@ _TIERS: Final = {"batches": "batch", "fast": "priority"}
 _NOWHERE: Final = frozenset({"global", "not_available"})
 _MEDIA: Final = ("audio", "image")
 _MEDIA_TOKENS: Final = {"audio_tokens": "audio", "image_tokens": "image"}
+_DETAILS: Final = frozenset(
+    {
+        "prompt_tokens_details", "input_tokens_details", "input_token_details", "completion_tokens_details",
+        "output_tokens_details", "output_token_details",
+    }
+)  # fmt: skip
+_MEDIA_DETAILS: Final = frozenset({*_MEDIA_TOKENS, "cached_tokens_details"})
 _WRITES: Final = frozenset(
     {
         "cache_write_tokens_details", "cache_creation_token_details", "cache_creation", "cache_write_tokens",
@@ -63,6 +70,18 @@ def quantity(value: Any) -> int | None:
     if isinstance(value, float):
         return math.ceil(value) if 0 <= value < MOST_TOKENS else None
     return None
+
+
+def _quantities(fields: Json) -> dict[str, int]:
+    """The members of an object that are counts."""
+    found: dict[str, int] = {}
+    for name, value in fields.items():
+        if value.__class__ is int:
+            if 0 <= value < MOST_TOKENS:
+                found[name] = value
+        elif value.__class__ is not dict and (count := quantity(value)) is not None:
+            found[name] = count
+    return found
 
 
 def _money(value: Any) -> float | None:
@@ -125,25 +144,36 @@ def decoded_fields(answer: msgspec.Struct) -> Json:
 
 def openai_usage(answer: Json) -> Usage | None:
     """Usage of chat, completions and responses, under the names of any of them."""
-    told = usage_fields(answer)
-    fields = obj(told.get("usage"))
-    if not fields:
+    given, tier = answer.get("usage"), answer.get("service_tier")
+    fields = cast("Json", given) if isinstance(given, dict) else Json()
+    if not fields and not (fields := obj(usage_fields(answer).get("usage"))):
         return None
-    read = obj(_some(fields, "prompt_tokens_details", "input_tokens_details", "input_token_details"))
-    made = obj(_some(fields, "completion_tokens_details", "output_tokens_details", "output_token_details"))
-    hit, miss = quantity(fields.get("prompt_cache_hit_tokens")), quantity(fields.get("prompt_cache_miss_tokens"))
-    asked = _first(fields.get("prompt_tokens"), fields.get("input_tokens"), _total((hit, miss)))
-    said = _first(fields.get("completion_tokens"), fields.get("output_tokens"))
-    cached = _first(read.get("cached_tokens"), fields.get("cached_tokens"), hit, fields.get("cache_read_input_tokens"))
-    write, long = _written(fields, read)
-    reasoning = _first(made.get("reasoning_tokens"), fields.get("reasoning_tokens"), made.get("thinking_tokens"))
-    total = quantity(fields.get("total_tokens"))
-    said = _with_beside(said, reasoning or 0, total, asked)
-    asked = _with_beside(asked, (cached or 0) + (write or 0), total, said)
+    read, made = Json(), Json()
+    if not _DETAILS.isdisjoint(fields):
+        read = obj(_some(fields, "prompt_tokens_details", "input_tokens_details", "input_token_details"))
+        made = obj(_some(fields, "completion_tokens_details", "output_tokens_details", "output_token_details"))
+    counts, of_read, of_made = _quantities(fields), _quantities(read) if read else {}, _quantities(made) if made else {}
+    hit, miss = counts.get("prompt_cache_hit_tokens"), counts.get("prompt_cache_miss_tokens")
+    asked = counts.get("prompt_tokens", counts.get("input_tokens"))
+    if asked is None:
+        asked = _total((hit, miss))
+    said = counts.get("completion_tokens", counts.get("output_tokens"))
+    cached = of_read.get("cached_tokens", counts.get("cached_tokens", hit))
+    if cached is None:
+        cached = counts.get("cache_read_input_tokens")
+    reasoning = of_made.get("reasoning_tokens", counts.get("reasoning_tokens", of_made.get("thinking_tokens")))
+    write = long = None
+    if not (_WRITES.isdisjoint(fields) and _WRITES.isdisjoint(read)):
+        write, long = _written(fields, read)
+    total = counts.get("total_tokens")
+    if reasoning:
+        said = _with_beside(said, reasoning, total, asked)
+    if cached or write:
+        asked = _with_beside(asked, (cached or 0) + (write or 0), total, said)
     billed: Json = {"cache_write_long": long} if long else {}
-    if read or made:
+    if not (_MEDIA_DETAILS.isdisjoint(read) and _MEDIA_DETAILS.isdisjoint(made)):
         billed |= _media("input", read) | _media("output", made) | _media("cached", read.get("cached_tokens_details"))
-    if tier := told.get("service_tier") or fields.get("service_tier"):
+    if tier := (label(tier) if tier else None) or fields.get("service_tier"):
         billed["tier"] = _tier(tier)
     if not _COSTS.isdisjoint(fields):
         billed["cost"] = _own_cost(fields)
@@ -176,8 +206,6 @@ def _media(of: str, details: Any) -> Json:
 
 def _written(fields: Json, read: Json) -> tuple[int | None, int | None]:
     """(tokens written to a cache, those of them that are kept longer)."""
-    if _WRITES.isdisjoint(fields) and _WRITES.isdisjoint(read):
-        return None, None
     by_time = obj(read.get("cache_write_tokens_details")) or obj(fields.get("cache_write_tokens_details"))
     by_time = by_time or obj(read.get("cache_creation_token_details")) or obj(fields.get("cache_creation"))
     short = _first(by_time.get("ttl_30m_tokens"), by_time.get("ephemeral_5m_input_tokens"))

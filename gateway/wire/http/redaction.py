@@ -96,58 +96,57 @@ _LONGEST: Final = 512
 _REMEMBERED: Final = 8192
 
 
+class _HeaderLines(dict[tuple[bytes, bytes], bytes]):
+    """`name: value CRLF` lines with secrets masked, by header; a missing one is composed, and kept if it is short."""
+
+    def __init__(self, personal: frozenset[str] = frozenset()) -> None:
+        """`personal`: members of `baggage` whose values are masked."""
+        super().__init__()
+        self.personal = personal
+
+    def __missing__(self, header: tuple[bytes, bytes]) -> bytes:
+        name, value = header
+        if is_secret(name):
+            return b"%b: %b\r\n" % (name, MASK)
+        if self.personal and name.lower() == b"baggage":
+            value = span.masked(value.decode("latin-1"), self.personal, _MASK).encode("latin-1")
+        line = b"%b: %b\r\n" % (name, _masked(name, value))
+        if len(line) <= _LONGEST:
+            if len(self) >= _REMEMBERED:
+                self.clear()
+            self[header] = line
+        return line
+
+
 class Redactor:
     """Composes header blocks without secrets."""
 
-    __slots__ = ("_known", "_lines", "_personal", "own", "tape")
+    __slots__ = ("_lines", "own", "tape")
 
     def __init__(self, own: Secrets = NO_SECRETS, tape: Secrets | None = None) -> None:
         """`own`: the gateway's own keys; `tape`: the values that the tape may not have, if these are more."""
         self.own = own
         self.tape = own if tape is None else tape
-        self._known: dict[bytes, bool] = {}
-        self._lines: dict[tuple[bytes, bytes], bytes] = {}
-        self._personal: frozenset[str] = frozenset()
+        self._lines = _HeaderLines()
 
     def hide_baggage(self, names: frozenset[str]) -> None:
         """Masks the values of these members of `baggage` from now on: they name people."""
-        if names != self._personal:
-            # In this order: another thread that still composes a line by the former names keeps it in the former dict.
-            self._personal, self._lines = names, {}
-
-    def secret(self, name: bytes) -> bool:
-        """True if values of this header must not be stored."""
-        known = self._known.get(name)
-        if known is None:
-            known = is_secret(name)
-            if len(self._known) < 4096:
-                self._known[name] = known
-        return known
+        if names != self._lines.personal:
+            # Another thread that still composes a line by the former names keeps it in the former dict.
+            self._lines = _HeaderLines(names)
 
     def block(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """`name: value CRLF` lines with secrets masked."""
-        lines = self._lines
-        return b"".join([lines.get(header) or self._line(header) for header in headers])
-
-    def _line(self, header: tuple[bytes, bytes]) -> bytes:
-        lines, (name, value) = self._lines, header
-        if self.secret(name):
-            return b"%b: %b\r\n" % (name, MASK)
-        if self._personal and name.lower() == b"baggage":
-            value = span.masked(value.decode("latin-1"), self._personal, _MASK).encode("latin-1")
-        line = b"%b: %b\r\n" % (name, _masked(name, value))
-        if len(line) <= _LONGEST:
-            if len(lines) >= _REMEMBERED:
-                lines.clear()
-            lines[header] = line
-        return line
+        return b"".join(map(self._lines.__getitem__, headers))
 
     def secrets(self, headers: Iterable[tuple[bytes, bytes, bytes]], path: str) -> Secrets:
         """The gateway's own keys and those that a request presents. `headers`: (name in lower case, name, value);
         `path`: with the query."""
-        known = self._known.get
-        values = [(low, value) for low, _, value in headers if known(low, True) and self.secret(low)]
-        return _together(self.tape, tuple(values), path if "=" in path or "%" in path else "")
+        values: tuple[tuple[bytes, bytes], ...] = ()
+        for low, _, value in headers:
+            if is_secret(low):
+                values += ((low, value),)
+        return _together(self.tape, values, path if "=" in path or "%" in path else "")
 
 
 @lru_cache(512)

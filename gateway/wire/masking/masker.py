@@ -106,6 +106,7 @@ class Masker(Secrets):
     """Masks known values and the rules' finds."""
 
     __slots__ = ("_compiled", "_notes", "_tally")
+    notes = True
 
     def __init__(self, values: Iterable[bytes], compiled: CompiledRules, tally: MaskingCounts) -> None:
         super().__init__(values)

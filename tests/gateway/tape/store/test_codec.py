@@ -17,8 +17,10 @@ from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Side
 from penstock.gateway.tape.store import codec, keys
+from penstock.gateway.tape.store.cache import CachedAttempt, WriterCache
 from penstock.gateway.tape.store.codec import DeltaBase, StoredBody
 from penstock.gateway.tape.store.reader import exchange
+from penstock.gateway.tape.store.records import Origins
 
 long = st.sampled_from([0, 300, 16_384, 27_000]).map(lambda size: (bytes(range(256)) * 128)[:size])
 pieces = st.binary(max_size=60) | long
@@ -82,9 +84,11 @@ def test_a_chain_ends_before_it_costs_too_much_to_read() -> None:
     _, first = codec.pack_body(body(b"one", b""), 1, None, alone=True)
     _, second = codec.pack_body(body(b"two", b""), 2, first, alone=True)
     assert (first.depth, second.depth) == (0, 1)
-    assert DeltaBase(1, codec.DEPTH - 1, b"", b"").carries(b"short")
-    assert not DeltaBase(1, codec.DEPTH, b"", b"").carries(b"short")
-    assert not DeltaBase(1, 9, b"", b"").carries(b"x" * (1 << 20))
+    for depth, request, carries in (
+        (codec.DEPTH - 1, b"short", True), (codec.DEPTH, b"short", False), (9, b"x" * (1 << 20), False)
+    ):  # fmt: skip
+        live = CachedAttempt(("r", "a1"), [], b"", Origins(1, 0), DeltaBase(1, depth, b"", b""))
+        assert (WriterCache(1 << 20).base(live, request) is live.base) == carries
 
 
 near = st.tuples(texts, texts, texts).map(lambda parts: (parts[0] + parts[1], parts[0] + parts[2]))

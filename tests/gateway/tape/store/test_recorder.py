@@ -131,6 +131,9 @@ class Clocks:
     def perf_counter(self) -> float:
         return self.now
 
+    def monotonic(self) -> float:
+        return self.now
+
     def pthread_getcpuclockid(self, thread: int) -> int:
         assert thread == threading.get_ident()
         return 7
@@ -174,10 +177,10 @@ def test_it_gives_way_the_less_often_the_more_waits(
     monkeypatch.setattr(loop_yield, "time", Clocks())
     metrics = Metrics()
     metrics.recorder_queue_bytes = size
-    way = loop_yield.LoopYield(metrics)
+    way = loop_yield.LoopYield(metrics, range(calls), threading.Event())
     way.begin()
     for _ in range(64):
-        way(calls, hurry=False)
+        way()
     assert len(given) == times
 
 
@@ -200,11 +203,11 @@ def test_it_gives_way_only_for_a_moment_to_others_and_where_somebody_waits(
 
     monkeypatch.setattr(loop_yield, "_YIELD", give)
     monkeypatch.setattr(loop_yield, "time", clocks)
-    way = loop_yield.LoopYield(Metrics())
+    way = loop_yield.LoopYield(Metrics(), (), threading.Event())
     for _ in range(2):
-        way.begin()
+        way.begin(hurry)
         for _ in range(60):
-            way(0, hurry)
+            way()
     assert given == times
 
 
@@ -219,11 +222,20 @@ def test_without_the_loop_s_clock_all_counts_as_that_of_others(monkeypatch: pyte
             pass
 
     monkeypatch.setattr(loop_yield, "_YIELD", give)
-    way = loop_yield.LoopYield(Metrics())
+    way = loop_yield.LoopYield(Metrics(), (), threading.Event())
     way.begin()
     for _ in range(60):
-        way(0, hurry=False)
+        way()
     assert len(given) <= 4
+
+
+def test_a_late_batch_gives_way_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(loop_yield, "_YIELD", lambda: given.append(0))
+    way = loop_yield.LoopYield(Metrics(), (), threading.Event())
+    way.begin(until=time.monotonic() - 1)
+    way()
+    assert not given
 
 
 async def test_the_queue_is_measured_even_when_a_call_grows_in_it(rack: Rack) -> None:

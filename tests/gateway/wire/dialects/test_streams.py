@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import by_name
+from penstock.gateway.wire.dialects.stream_events import distinct_events
 
 F, G = 'f({"x":1})', 'g({"y":2})'
 
@@ -30,6 +31,7 @@ def said(turn: Turn) -> list[str]:
 def agrees(name: str, body: bytes, request: bytes = b'{"model":"m"}', stream: bool = True) -> Turn:
     """The Turn of an answer, after asserting that the summary says the same."""
     facts, turn = by_name(name).facts(request, body, stream), by_name(name).read(request, body, stream)
+    assert not stream or by_name(name).facts(request, distinct_events(body), stream) == facts
     parts = [part for choice in turn.choices for part in choice.message.parts]
     assert (facts.tool_calls, facts.choices) == (sum(it.type == "tool_call" for it in parts), len(turn.choices))
     assert facts.finish == (turn.choices[0].finish if turn.choices else facts.finish)
@@ -39,6 +41,22 @@ def agrees(name: str, body: bytes, request: bytes = b'{"model":"m"}', stream: bo
     early = turn.error is None and "response: the stream ended early" in turn.problems
     assert (facts.failed == "ended_early") == early
     return turn
+
+
+ODD_TEXTS = ["a", "b c", "", "\\n", "é", r"q\"", "bad\\", '"x"', "m2", "usage", "stop", "\n"]
+
+
+@given(st.lists(st.sampled_from(ODD_TEXTS), max_size=12))
+def test_events_that_differ_in_a_text_are_one(texts: list[str]) -> None:
+    one = '{"id":"c","model":"%s","choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":%s}],"usage":%s}'
+    told = [
+        one % (text if text == "m2" else "m", text, '"stop"' if text == "stop" else "null", json.dumps(
+            {"prompt_tokens": at} if text == "usage" else None)) for at, text in enumerate(["a"] * 40 + texts)
+    ]  # fmt: skip
+    body = "".join(f"data: {it}\n\n" for it in told).encode()
+    brief, facts = distinct_events(body), by_name("chat").facts
+    assert facts(b"{}", brief, True) == facts(b"{}", body, True)
+    assert len(brief) < len(body)
 
 
 # Chat ---------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from examples.demo import model
 from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects import unread_content as module
+from penstock.gateway.wire.dialects.base import EVENT_STREAM
+from penstock.gateway.wire.dialects.stream_events import distinct_events
 from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
 from penstock.gateway.wire.dialects.wire_shapes import SHAPES
 
@@ -27,7 +29,8 @@ SAID = "a text that nobody reads"
 
 def gaps(dialect: str, body: bytes, stream: bool, asked: Json = ASKED) -> Gaps:
     one, request = by_name(dialect), json.dumps(asked).encode()
-    return find_unread(one, request, body, stream, one.facts(request, body, stream))
+    brief = distinct_events(body) if stream and one.streaming_content_type == EVENT_STREAM else body
+    return find_unread(one, request, body, stream, one.facts(request, brief, stream), brief)
 
 
 def sse(*events: Json) -> bytes:

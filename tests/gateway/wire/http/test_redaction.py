@@ -38,7 +38,6 @@ HARMLESS = [
 @pytest.mark.parametrize("name", SECRET)
 def test_secret_names(name: str) -> None:
     assert redaction.is_secret(name.encode())
-    assert Redactor().secret(name.encode())
     assert redaction.url(f"/v1/x?a=1&{name}=hunter2&b=2") == f"/v1/x?a=1&{name}=***&b=2"
 
 
@@ -236,9 +235,8 @@ def test_a_key_never_shows(before: str, after: str) -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     redactor = Redactor()
-    for number in range(5000):
-        assert not redactor.secret(b"x-%d" % number)
-    assert redactor.secret(b"x-api-key")
+    for number in range(9000):
+        assert redactor.block([(b"x-%d" % number, b"1")]) == b"x-%d: 1\r\n" % number
     assert redactor.block([(b"x-api-key", b"1")]) == b"x-api-key: " + MASK + b"\r\n"
 
 
