@@ -79,7 +79,8 @@ class Dispatch:
         if self.leaving:
             request.keep_alive = False
         try:
-            if request.head is not None and request.head.decision is not None and client.tunnel is None:
+            known = request.head is not None and request.head.decision is not None
+            if known and request.refusal is None and client.tunnel is None:
                 admitted = self._proxy.admission.admit(request, client.hints)
             else:
                 found = self._look(client, request)
@@ -90,6 +91,8 @@ class Dispatch:
         except Refusal as refusal:
             self._refuse(client, request, refusal)
         except Exception:
+            if client.served is not None:
+                raise  # a call has begun: the loop closes the connection, which ends it
             _log.exception("a request could not be looked at")
             self._refuse(client, request, internal_fault())
 

@@ -57,6 +57,7 @@ class ServerPool(ConnectionPool):
         self.server = config
         self.limits = ServerLimits(name, config)
         self._paths: OrderedDict[str, None] = OrderedDict()
+        self.heads.vary = True  # with the paths that the server has named lately
 
     def target(self, path: str) -> str:
         """The path to request from the server. Raises `ClientFault` for a path that the server has not named."""

@@ -55,7 +55,7 @@ from penstock.gateway.wire.rewriting import Framing
 class HttpCall(RecordedCall):
     """One call. It is in `ProxyContext.running` from `run` until it is handed to the recorder."""
 
-    __slots__ = ("_came", "_plan", "_pools", "_sent", "_tries", "_watch")
+    __slots__ = ("_came", "_plan", "_pools", "_sent", "_sent_at", "_tries", "_watch")
 
     def __init__(
         self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
@@ -74,6 +74,8 @@ class HttpCall(RecordedCall):
         self._came = request.headers
         """The request's headers before any change."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
+        self._sent_at = 0.0
+        """When the request was written; monotonic seconds."""
 
     def run(self, began: float) -> None:
         """Start the call, and end it if that fails. `began`: when its request was complete; monotonic seconds."""
@@ -150,7 +152,7 @@ class HttpCall(RecordedCall):
         else:
             target, rollout = pool.target(record.call.path).encode("latin-1"), record.call.address.rollout
             head, record.sent, left = pool.heads.compose(request, target, length, rollout, admitted.families)
-            if decided is not None and not pool.heads.by_rollout:
+            if decided is not None and not pool.heads.vary:
                 decided.upstream_heads[pool] = KnownUpstreamHead(head, record.sent, left, request)
         if left:
             self._leave_out(pool, left)
@@ -248,7 +250,7 @@ class HttpCall(RecordedCall):
         """Write the request to the upstream, and note the time."""
         self._move(CallState.SENT)
         self.connecting, self.connection = None, connection
-        self.touched = monotonic()
+        self._sent_at = self.touched = monotonic()
         connection.send(self, *self._sent)
         if self.held:
             connection.transport.pause_reading()
@@ -276,7 +278,7 @@ class HttpCall(RecordedCall):
         if status == 404 and self._may_repair():
             self._ask_again()
         elif (self._pools or self._parts) and self._must_hold(connection):
-            self._watch = AnswerWatch(connection, self.touched)
+            self._watch = AnswerWatch(connection, self._sent_at)
             self._watch.head = head
             self._watch.hold(raw)
             self._look(connection, self._watch)
@@ -285,7 +287,7 @@ class HttpCall(RecordedCall):
                 self._blame(f"http_{status}", retry_after_s(connection.headers))
             elif (self._pools or self._tries is not None) and not _is_whole_object(connection):
                 # Several upstreams: what this one takes for its first content is learnt.
-                self._watch = AnswerWatch(connection, self.touched)
+                self._watch = AnswerWatch(connection, self._sent_at)
             self._begin_response(connection, head, raw)
 
     def _begin_response(self, connection: UpstreamConnection, head: bytes, raw: bytes) -> None:

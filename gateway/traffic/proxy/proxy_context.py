@@ -37,7 +37,7 @@ _HELD = 4
 """Bytes that running calls may hold for the recorder, as a multiple of its queue (`tape.queue_bytes`)."""
 
 
-_MODELS = 64
+_MODELS = 8
 """Models whose destinations are remembered with a head."""
 
 
@@ -104,9 +104,11 @@ class ProxyContext:
     def __post_init__(self) -> None:
         config = self.config
         self._by_model = any(one.model != "*" for one in (*config.route, *config.budget))
+        # Of several routes of a model the first counts.
+        first = {route.model: route for route in reversed(config.route)}.values()
         self.plain_routes = frozenset(
             route.model
-            for route in config.route
+            for route in first
             if route.stream == "live" and not isinstance(route.alias, dict) and not self.features(route, False)
         )
         self.held = BufferUsage(_HELD * self.config.tape.queue_bytes)
@@ -146,8 +148,8 @@ class ProxyContext:
             found = self.routes.choose(named, call.dialect, call.path, request.headers, call.direct_pool)
             if decided is not None and len(decided.routes) < _MODELS:
                 decided.routes[model] = found
-        call.families, call.routed = found.families, found.route is not None
-        pools, route = [*found.pools], found.route
+        call.families, pools, route = found.families, [*found.pools], found.route
+        call.routed = call.routed or route is not None
         if route is not None and route.shares:
             pools = rank_upstreams(pools, route.shares, call.address.rollout)
         return pools, found

@@ -95,8 +95,8 @@ class RequestHeads:
         `session`: name of the header that carries the rollout id. `keys`: which agents' keys the upstream may be sent;
         None for all. `serves`: the families whose calls the upstream takes."""
         self._session = None if session is None else session.encode("ascii")
-        self.by_rollout = session is not None
-        """True if heads differ from rollout to rollout."""
+        self.vary = session is not None
+        """True if calls with the same head may be sent with different ones."""
         self._start = [b"Host", b": ", host, b"\r\n"]
         self._credential = credential
         self._own_keys = tuple(key.encode() for key in own_keys)

@@ -29,7 +29,9 @@ _VOLATILE: Final = (
 """Headers whose values differ from one request of a client to the next. They decide nothing but the length."""
 _VALUE: Final = re.compile(rb"(\r\n(?i:" + b"|".join(_VOLATILE) + rb"):[ ]?)([0-9A-Fa-f][0-9A-Fa-f-]{0,126})(?=\r\n)")
 """Their usual values: numbers and ids of hexadecimal digits, which no key is made of."""
-_LONGEST_HEAD, _MOST_BYTES, _DIGITS = 8 << 10, 1 << 20, 12
+_LONGEST_HEAD, _DIGITS = 8 << 10, 12
+_MOST_BYTES, _BESIDE = 8 << 20, 4096
+"""Bytes of memory for known heads, and those that each takes besides its text: what it was parsed to, and decided."""
 
 
 class FoundHead(NamedTuple):
@@ -55,9 +57,9 @@ class KnownHeads:
         self._bytes = 0
 
     def find(self, data: bytes) -> FoundHead | None:
-        """Find the head at the beginning of a read; None if it is not complete, or long."""
+        """Find the head at the beginning of a read; None if it is not complete, or long, or behind an empty line."""
         end = data.find(b"\r\n\r\n", 0, _LONGEST_HEAD)
-        if end < 0:
+        if end < 0 or data[:1] in (b"\r", b"\n"):
             return None
         pieces = _VALUE.split(data[: end + 2])
         values = pieces[2::3]
@@ -84,11 +86,13 @@ class KnownHeads:
         lines = text.count(b"\r\n") - 1
         if lines != len(headers) or text.count(b"\n") != lines + 1 or any(low == b"expect" for low, _, _ in headers):
             return
-        if [headers[at][2] for at in places] != found.values:
+        if [headers[at][2] for at in places] != found.values or len({headers[at][0] for at in places}) < len(places):
             return
-        self._bytes += len(text)
+        if found.key in self._heads:
+            return
+        self._bytes += len(text) + _BESIDE
         if self._bytes > _MOST_BYTES:
-            self._heads, self._bytes = {}, len(text)
+            self._heads, self._bytes = {}, len(text) + _BESIDE
         length = next((i for i, at in enumerate(places) if headers[at][0] == b"content-length"), None)
         request.head = RequestHead(request.method, request.target, headers.copy(), request.hops, places, length)
         self._heads[found.key] = request.head

@@ -7,11 +7,12 @@ import time
 from random import Random
 
 import pytest
-from fakes.odd import request, send
-from fakes.raw import get, post
+from fakes.odd import Connection, odd, request, send, step
+from fakes.raw import chunk, events_head, get, post, reply
 from fakes.rig import CHAT, GOOD, Inside, Within
 from fakes.waiting import until
 
+from penstock.gateway.tools import servers
 from penstock.gateway.wire.http.request_parser import KnownHeads
 
 PATHS = (
@@ -36,7 +37,7 @@ def drawn(seed: int) -> list[bytes]:
     chance, heads, made = Random(seed), list[tuple[str, list[tuple[str, str]], str]](), list[bytes]()
     for _ in range(N_HEADS):
         path = chance.choice(PATHS[:3] if chance.random() < 0.5 else PATHS).format(chance.randrange(3), 1)
-        headers = chance.sample(HEADERS, chance.randrange(5))
+        headers = chance.choices(HEADERS, k=chance.randrange(5))
         heads.append((path, headers, chance.choice(["127.0.0.1", "127.0.0.1", "evil.test"])))
     for _ in range(N_CALLS):
         path, headers, host = chance.choice(heads)
@@ -93,3 +94,61 @@ async def test_a_token_that_expires_stops_the_very_next_call(within: Within, mon
             monkeypatch.setattr("penstock.gateway.traffic.calls.admission.time.time", lambda: now + 61)
             client.send(call)
             assert b"expired" in await client.message()
+
+
+async def test_too_much_behind_a_request_is_refused_with_a_known_head_too(within: Within) -> None:
+    body = b'{"model":"m","p":"%b"}' % (b"x" * 600)
+    async with (
+        within(limits={"request_bytes": 1000}) as rig,
+        rig.upstream([request(), send(GOOD)] * 4),
+        rig.client() as client,
+    ):
+        client.send(rig.call(body))
+        assert await client.message() == GOOD
+        client.send(rig.call(body) * 3)
+        assert await client.message() == GOOD
+        assert (await client.message()).startswith(b"HTTP/1.1 413 ")
+
+
+async def test_of_two_headers_of_one_name_each_keeps_its_value(within: Within) -> None:
+    async with within() as rig, rig.upstream([request(), send(GOOD), request(), send(GOOD)]) as upstream:
+        sent = [rig.call(headers=[("x-request-id", f"a{n}"), ("x-request-id", f"b{n}")]) for n in (1, 2)]
+        async with rig.client() as client:
+            for one in sent:
+                client.send(one)
+                assert await client.message() == GOOD
+        seen = (await upstream.connection(0)).requests
+        assert [b"a%d" % n in got and b"b%d" % n in got for n, got in zip((1, 2), seen, strict=True)] == [True, True]
+
+
+async def test_a_path_that_a_server_of_tools_has_not_named_lately_is_refused(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_NAMED", 1)
+    listeners: list[int] = []
+
+    def answer(made: Connection) -> None:
+        if made.requests[-1].startswith(b"POST"):
+            made.send(reply(202, b""))
+            return
+        listeners.append(len(listeners) + 1)
+        made.send(events_head() + chunk(b"event: endpoint\ndata: /messages?s=%d\n\n" % listeners[-1]))
+
+    async with (
+        odd([request(), step(answer)] * 9) as server,
+        within(mcp={"servers": {"old": {"url": server.url + "/sse"}}}) as rig,
+        rig.client() as listening,
+        rig.client() as other,
+        rig.client() as client,
+    ):
+        listen = get(rig.path("/mcp/old"), [("Accept", "text/event-stream")], "localhost")
+        call = post(rig.path("/mcp/old/@/messages?s=1"), b'{"jsonrpc":"2.0","method":"n/x"}', (), "localhost")
+        listening.send(listen)
+        _ = await listening.until(b"s=1\n")
+        for _ in range(2):
+            client.send(call)
+            assert (await client.message()).startswith(b"HTTP/1.1 202 ")
+        other.send(listen)
+        _ = await other.until(b"s=2\n")
+        client.send(call)
+        assert b"has not named the path" in await client.message()

@@ -149,3 +149,10 @@ async def test_a_move_that_is_not_in_the_table_ends_the_call(
             await client.rest()
         assert (await made.span()).error == "internal"
     assert "cannot go from SENT to STREAMING" in caplog.text
+
+
+async def test_of_two_routes_of_a_model_the_first_counts(within: Within) -> None:
+    routes = [{"model": "m", "upstream": "up", "stream": "whole"}, {"model": "m", "upstream": "up"}]
+    async with within(route=routes) as made:
+        await made.passes()
+        assert (await made.span()).attributes == {"penstock.whole": True}

@@ -81,6 +81,11 @@ AGAIN = [
     b"POST /a HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n Content-Length: 3\r\n\r\nabc",
     post("/large", b"y" * 1001),
     post("/a", b"abc", [("traceparent", "0" * 150)] * 6),
+    post("/a", b"abc", [("x-request-id", "a1"), ("x-request-id", "b1")]),
+    b"\r\n\r\nPOST /evil HTTP/1.1\r\n\r\n",
+    b"\r\n\r\n" + get("/g"),
+    b"\n" + post("/a", b"abc"),
+    b"\r\r\n\r\n" + get("/g"),
 ]
 """Requests of which some have the same heads, or nearly."""
 
