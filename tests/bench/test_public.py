@@ -38,6 +38,7 @@ def test_a_rate_counts_below_the_bound_that_its_own_tail_keeps() -> None:
     assert [found[name] for name in COLUMNS[-6:]] == ["50", "60", "45", "55", "41", "0.8"]
 
 
+@pytest.mark.slow
 def test_a_clone_without_the_earlier_commit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     monkeypatch.setattr(peers, "HERE", tmp_path)
