@@ -16,6 +16,7 @@ is lost: the error is logged, a call counts as a gap, and others go on.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import math
 import sys
@@ -49,6 +50,8 @@ _LATE_SECONDS = 0.4
 longer than those before it."""
 _BATCH_SECONDS = 0.2
 """Time for reading the calls of a batch before it is committed."""
+_REST_SECONDS = 10.0
+"""Time without a call after which memory that batches have used goes back to the system."""
 _GATHER_SECONDS = 0.005
 """Time for which calls are gathered for one commit: about that of an fsync, so that the disk is never idle for long."""
 
@@ -79,6 +82,13 @@ class _QueueItem(NamedTuple):
     done: Done | None
     since: float
     """Time at which it was queued; s of the monotonic clock."""
+
+
+def give_back_memory() -> None:
+    """Return free memory to the system. The C library keeps it for what comes next, which may be never."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc's
+        trim(0)
 
 
 class Recorder:
@@ -118,7 +128,7 @@ class Recorder:
         self._wake = threading.Event()
         self._hurry, self._hurried = threading.Event(), False  # somebody waits for the queue, for the batch in progress
         self._loop_yield = LoopYield(metrics, self._queue, self._hurry)
-        self._sleeping = self._closed = self._ended = False
+        self._sleeping = self._closed = self._ended = self._used = False
         self._thread = threading.Thread(target=self._run, name="penstock-recorder", daemon=True)
 
     def start(self) -> None:
@@ -240,6 +250,7 @@ class Recorder:
             while self._await_work():
                 self._taken = self._take()
                 if self._taken:
+                    self._used = True
                     self._write(self._taken)
                     self._taken, self._oldest = [], None
                 elif self.failing is not None:
@@ -261,7 +272,7 @@ class Recorder:
                 return False
             self._sleeping = True
             if not self._queue and not self._closed:
-                self._wake.wait(_RETRY_SECONDS if self.failing is not None else None)
+                self._rest()
             self._sleeping = False
             self._wake.clear()
         if not self._strict and not self._closed and len(self._queue) < _BATCH:
@@ -269,6 +280,16 @@ class Recorder:
         self._hurried = self._hurry.is_set()
         self._hurry.clear()
         return True
+
+    def _rest(self) -> None:
+        """Wait for the next call, or until a tape that failed may be tried again."""
+        if self.failing is not None:
+            self._wake.wait(_RETRY_SECONDS)
+        elif self._used and not self._wake.wait(_REST_SECONDS):
+            self._used = False
+            give_back_memory()
+        elif not self._used:
+            self._wake.wait()
 
     def _take(self) -> list[_QueueItem]:
         batch: list[_QueueItem] = []

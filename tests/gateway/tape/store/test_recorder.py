@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import aiohttp
@@ -141,6 +142,22 @@ class Clocks:
     def clock_gettime(self, clock: int) -> float:
         assert clock == 7
         return self.loop
+
+
+async def test_memory_goes_back_once_when_no_call_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Queue[int]()
+    monkeypatch.setattr(recorder_module, "_REST_SECONDS", 0.01)
+    monkeypatch.setattr(recorder_module, "give_back_memory", lambda: given.put(len(rack.names)))
+    rack = Rack()
+    for count in (1, 2):
+        _ = rack.put("call")
+        assert await asyncio.to_thread(given.get, timeout=PATIENCE) == count
+    await rack.recorder.close()
+    assert given.empty(), "an idle recorder does nothing"
+
+
+def test_the_library_takes_memory_back() -> None:
+    recorder_module.give_back_memory()
 
 
 async def test_it_gives_way_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
