@@ -104,12 +104,10 @@ class CallRequest:
     def model(self) -> str | None:
         """The model that it asks for. Read once, on first use by routes, releases, or the recorder."""
         if self._model is _UNREAD:
-            self.peeked = self.peeked or self._peek()
+            if self.peeked is None:
+                self.peeked = form.peek(self.body, self.form) if self.form else self.dialect.peek(self.body)
             self._model = self.dialect.model(self.body, self.path, self.peeked)
         return self._model
-
-    def _peek(self) -> RequestFields | None:
-        return form.peek(self.body, self.form) if self.form else self.dialect.peek(self.body)
 
     @property
     def model_problem(self) -> tuple[str, str] | None:
