@@ -75,22 +75,22 @@ class _GenerationConfig(msgspec.Struct):
 
 
 _config = lenient(_GenerationConfig)
-_UNLIMITED: Final = [None] * 3
-_ONE_ANSWER: Final = [None] * 2
+_UNLIMITED: Final = (None,) * 3
+_ONE_ANSWER: Final = (None,) * 2
 
 
 def bound(dialect: Dialect, asked: RequestFields, prompt: int) -> TokenBound:
     """The bound of a request. `asked`: the fields that were read of it; `prompt`: most tokens of its prompt."""
     if not dialect.generates:
         return TokenBound(prompt, 0)
-    limits = [asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens]
-    many = [asked.n, asked.best_of]
+    limits: tuple[Any, ...] = (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens)
+    many: tuple[Any, ...] = (asked.n, asked.best_of)
     for raw in (asked.generationConfig, asked.generation_config, asked.inferenceConfig):
         if not raw:
             continue
         config = _config(bytes(raw))
-        limits += [config.maxOutputTokens, config.max_output_tokens, config.maxTokens]
-        many += [config.candidateCount, config.candidate_count]
+        limits += config.maxOutputTokens, config.max_output_tokens, config.maxTokens
+        many += config.candidateCount, config.candidate_count
     # Most requests set few of these.
     answer = None if limits == _UNLIMITED else _highest(limits)
     answers = 1 if many == _ONE_ANSWER else _highest(many) or 1

@@ -108,7 +108,7 @@ def unread_of(call: CallRequest, record: CallRecord) -> UnreadCall | None:
     """The part of the call that is not understood, if it may use something; None if its request tells what it may
     use."""
     packed = False
-    if call.encoded_body is None:
+    if call.encoded_body is None and (call.decision is None or call.decision.packed):
         for low, _, value in record.request.headers:
             packed |= low == b"content-encoding" and value != b"identity"
     if call.peeked is None and call.dialect.uses_tokens and not packed:

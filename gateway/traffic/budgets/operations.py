@@ -42,7 +42,7 @@ _SUM, _SUM_UNREAD, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQQQQQ")
 _WHO: Final = 16
 """Bytes behind the key of a sum that identify a reservation: the process, then the number of the call."""
 _ID = re.compile(ID_PATTERN)
-_NO_WINDOWS: Final[Callable[[], dict[bytes, int]]] = dict
+_NO_WINDOWS: Final = cast("Callable[[], dict[bytes, int]]", dict)
 
 
 @dataclass(slots=True)
