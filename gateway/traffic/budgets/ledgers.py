@@ -57,7 +57,8 @@ class LocalLedger:
         short: list[BudgetShortfall] = []
         for _, claim, key in known:
             sum_, window = self._sums.get(key) or self._read(key, claim.limit)
-            if now < window.since_ns or (window.ends_ns is not None and now >= window.ends_ns):
+            # If the clock went back, the window that has begun goes on.
+            if window.ends_ns is not None and now >= window.ends_ns:
                 sum_, window = current_sum(sum_, claim, now)
             since[key] = window.since_ns
             amount, calls = self._reserved.get((key, window.since_ns), _NOTHING)
