@@ -69,7 +69,7 @@ class Limit:
 
 @lru_cache(maxsize=8192)
 def sum_key(prefix: bytes, of: str) -> bytes:
-    """The key of a sum (`Limit.key`). Cached: a call computes it twice, and owners make many calls."""
+    """The key of a sum (`Limit.key`). Cached: owners make many calls."""
     return b"%b%b\0" % (prefix, of.encode("ascii"))
 
 

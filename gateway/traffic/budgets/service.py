@@ -1,7 +1,7 @@
 """The interface of budgets for calls: reserves for each call before it goes out, and settles it. For the event loop.
 
-A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. A call that no budget
-counts costs a check of each budget, and if none is configured there is no such service.
+A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. Which budgets count a
+call is remembered by its model, key, agent, rollout and arms; if none is configured there is no such service.
 
 While this gateway alone writes the tape, reservations are in its memory (`ledgers.LocalLedger`); with several workers,
 in the leader's (`ledgers.RemoteLedger`). If there are other gateways, reservations are on the tape, for all to see.
