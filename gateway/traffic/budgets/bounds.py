@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.gateway.tape.store.codec import common_prefix
 from penstock.gateway.wire.dialects.base import Dialect
-from penstock.gateway.wire.dialects.loose_json import RequestFields, arr, count, is_bulky, lenient, loads
+from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS, RequestFields, arr, count, is_bulky, lenient, loads
 from penstock.gateway.wire.http.redaction import url as redact_url
 
 ADDED: Final = 1024
@@ -80,19 +80,26 @@ class _GenerationConfig(msgspec.Struct):
 
 
 _config = lenient(_GenerationConfig)
+_UNLIMITED: Final = (None,) * 3
+_ONE_ANSWER: Final = (None,) * 2
 
 
 def bound(dialect: Dialect, asked: RequestFields, prompt: int) -> TokenBound:
     """The bound of a request. `asked`: the fields that were read of it; `prompt`: most tokens of its prompt."""
     if not dialect.generates:
         return TokenBound(prompt, 0)
-    limits = [asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens]
-    many = [asked.n, asked.best_of]
-    for raw in filter(None, (asked.generationConfig, asked.generation_config, asked.inferenceConfig)):
+    limits: tuple[Any, ...] = (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens)
+    many: tuple[Any, ...] = (asked.n, asked.best_of)
+    for raw in (asked.generationConfig, asked.generation_config, asked.inferenceConfig):
+        if not raw:
+            continue
         config = _config(bytes(raw))
-        limits += [config.maxOutputTokens, config.max_output_tokens, config.maxTokens]
-        many += [config.candidateCount, config.candidate_count]
-    return TokenBound(prompt, _highest(limits), (_highest(many) or 1) * _prompts(asked.prompt))
+        limits += config.maxOutputTokens, config.max_output_tokens, config.maxTokens
+        many += config.candidateCount, config.candidate_count
+    # Most requests set few of these.
+    answer = None if limits == _UNLIMITED else _highest(limits)
+    answers = 1 if many == _ONE_ANSWER else _highest(many) or 1
+    return TokenBound(prompt, answer, answers * _prompts(asked.prompt) if asked.prompt else answers)
 
 
 class Mark(NamedTuple):
@@ -124,6 +131,8 @@ class PromptCounter:
         """Most tokens of a prompt; images and named content are guessed. `whose`: its conversation."""
         if len(body) < _LONG:
             found = _APART.findall(body)  # for each match, the bytes of its image
+            if not found:
+                return len(body) + ADDED
             return Mark(len(body), len(found), sum(map(len, found))).tokens
         before, known = self._kept.pop(whose, (b"", ()))
         self._bytes -= len(before)
@@ -169,8 +178,11 @@ _LONGEST: Final = 40
 
 
 def _highest(values: Iterable[Any]) -> int | None:
-    found = [it for value in values if value is not None and (it := _whole(value)) is not None]
-    return max(found) if found else None
+    most: int | None = None
+    for value in values:
+        if value is not None and (found := _whole(value)) is not None and (most is None or found > most):
+            most = found
+    return most
 
 
 def _whole(value: Any) -> int | None:
@@ -186,7 +198,7 @@ def _whole(value: Any) -> int | None:
 
 def _prompts(raw: msgspec.Raw) -> int:
     """The number of prompts of a completion; each gets an answer."""
-    found = arr(loads(bytes(raw))) if raw and bytes(memoryview(raw)[:1]) == b"[" else []
+    found = arr(loads(bytes(raw))) if bytes(memoryview(raw)[:1]) == b"[" else []
     return len(found) if any(isinstance(one, str | list) for one in found) else 1
 
 
@@ -261,7 +273,10 @@ def known_model(model: str | None, dialect: Dialect, path: str) -> str | None:
 def is_read(dialect: Dialect, asked: RequestFields | None, body: bytes, packed: bool) -> bool:
     """True if a call that may use something tells what it may use. `asked`: the fields that were read of its body;
     `packed`: the body has a content encoding that cannot be undone."""
-    return dialect.uses_tokens and not (packed or is_bulky(body) or _is_odd(asked, body))
+    if not dialect.uses_tokens or packed or (len(body) > MOST_OBJECTS and is_bulky(body)):
+        return False
+    # A body of which fields were read is an object, and is not parsed again.
+    return (asked is not None and asked != _NOTHING) or isinstance(loads(body), dict)
 
 
 @lru_cache(maxsize=8192)
@@ -274,11 +289,6 @@ def unread_call(dialect: Dialect, method: str, path: str) -> UnreadCall:
     """The description of a call that is not read."""
     what = f"the body of a request of format {dialect.name}" if dialect.uses_tokens else "the format of this path"
     return UnreadCall(f"{what} is not understood", f"{method} {redact_url(path.partition('?')[0][:_SHOWN])}")
-
-
-def _is_odd(asked: RequestFields | None, body: bytes) -> bool:
-    """True if a body is no JSON object. If fields were read of it before, it is not parsed again."""
-    return (asked is None or asked == _NOTHING) and not isinstance(loads(body), dict)
 
 
 _NOTHING: Final = RequestFields()

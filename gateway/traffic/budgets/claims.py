@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from penstock.gateway.model.budget import BudgetScope
 from penstock.gateway.model.prices import Price
@@ -13,7 +13,6 @@ from penstock.gateway.traffic.budgets.bounds import (
     UnreadCall,
     bound,
     is_read,
-    known_model,
     unread_call,
 )
 from penstock.gateway.traffic.budgets.limits import MOST, Limit, nanodollars
@@ -24,76 +23,95 @@ from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.dialects.loose_json import peek
 
 
-def budgets_of(limits: Iterable[Limit], call: CallRequest, record: CallRecord) -> list[tuple[Limit, str | None]]:
-    """The budgets that count a call, each with its owner; None for the run of its rollout, which the tape knows."""
-    model = known_model(call.model, call.dialect, call.path)
-    return [
-        (limit, of)
+class CallBudgets(NamedTuple):
+    """The budgets that count a call."""
+
+    claims: Sequence[BudgetClaim]
+    """A claim of 1 on each."""
+    bounded: bool
+    """True if one counts tokens, or what they cost."""
+    priced: bool
+    """True if one counts money."""
+
+
+def budgets_of(
+    limits: Iterable[Limit], model: str | None, key: str | None, agent: str | None, rollout: str, arm: str | None
+) -> CallBudgets:
+    """The budgets that count the calls for a model with this key, agent, rollout, and arms of releases."""
+    owners: Mapping[BudgetScope, Sequence[str | None]] = {
+        "all": ("",),
+        "key": () if key is None else (key,),
+        "agent": () if agent is None else (agent,),
+        "rollout": (rollout,),
+        "run": (None,),
+        "arm": arm.split(",") if arm else (),
+    }
+    claims = [
+        BudgetClaim(limit, of, 1)
         for limit in limits
-        for of in _WHOSE[limit.budget.per](call, record)
+        for of in owners[limit.budget.per]
         if (of is None or limit.is_for(of)) and limit.is_about(model)
     ]
+    units = {claim.limit.budget.unit for claim in claims}
+    return CallBudgets(claims, units != {"calls"}, "usd" in units)
 
 
 def claims_of(
-    found: Sequence[tuple[Limit, str | None]],
-    asked: TokenBound | UnreadCall,
-    model: str | None,
-    prices: Sequence[Price],
-    body: bytes,
-) -> Iterator[BudgetClaim]:
-    """Yield the claims of a call on these budgets; raises `Refusal` if its use cannot be counted and a budget refuses
-    that. `prices`: the prices that it may have; `body`: its request."""
-    for limit, of in found:
-        budget = limit.budget
-        if isinstance(asked, UnreadCall):
-            if budget.refuses_unknown:
-                raise uncountable(budget, asked)
-            yield BudgetClaim(limit, of, int(budget.unit == "calls"), unread=True)
-        elif budget.unit == "calls":
-            yield BudgetClaim(limit, of, 1)
-        elif budget.unit == "tokens":
-            yield BudgetClaim(limit, of, min(MOST, asked.prompt + asked.answer_tokens))
+    ones: Iterable[BudgetClaim], asked: TokenBound, model: str | None, prices: Sequence[Price], body: bytes
+) -> list[BudgetClaim]:
+    """The claims of a call, made of claims of 1; raises `Refusal` if it has no price and a budget refuses that.
+    `prices`: the prices that it may have; `body`: its request."""
+    claims: list[BudgetClaim] = []
+    for one in ones:
+        budget = one.limit.budget
+        if budget.unit == "calls":
+            claims.append(one)
+            continue
+        if budget.unit == "tokens":
+            amount = min(MOST, asked.prompt + asked.answer_tokens)
         elif prices:
             answer = min(MOST, asked.answer_tokens)
-            yield BudgetClaim(
-                limit, of, min(MOST, nanodollars(max(price.most(asked.prompt, answer, body) for price in prices)))
-            )
+            amount = min(MOST, nanodollars(max(price.most(asked.prompt, answer, body) for price in prices)))
         elif budget.refuses_unknown:
             raise unpriced(budget, model)
+        else:
+            continue
+        claims.append(BudgetClaim(one.limit, one.of, amount))
+    return claims
+
+
+def unread_claims(ones: Iterable[BudgetClaim], unread: UnreadCall) -> list[BudgetClaim]:
+    """The claims of a call whose use cannot be counted, made of claims of 1; raises `Refusal` if a budget refuses
+    that."""
+    claims: list[BudgetClaim] = []
+    for one in ones:
+        budget = one.limit.budget
+        if budget.refuses_unknown:
+            raise uncountable(budget, unread)
+        claims.append(one._replace(amount=int(budget.unit == "calls"), unread=True))
+    return claims
 
 
 def bound_of(prompts: PromptCounter, call: CallRequest, record: CallRecord) -> TokenBound:
     """Most tokens that the call may use."""
     conversation = (call.address.rollout, call.address.attempt)
     prompt = prompts.tokens(conversation, call.body)
-    if record.changed:
+    if record.body is not call.body and record.changed:
         prompt = max(prompt, prompts.tokens((*conversation, "sent"), record.plain))
-    call.peeked = call.peeked or peek(call.body)
+    if call.peeked is None:
+        call.peeked = peek(call.body)
     return bound(call.dialect, call.peeked, prompt)
 
 
 def unread_of(call: CallRequest, record: CallRecord) -> UnreadCall | None:
     """The part of the call that is not understood, if it may use something; None if its request tells what it may
     use."""
-    names = [value for low, _, value in record.request.headers if low == b"content-encoding"]
-    packed = call.encoded_body is None and any(value != b"identity" for value in names)
-    if call.dialect.uses_tokens and not packed:
-        call.peeked = call.peeked or peek(call.body)
+    packed = False
+    if call.encoded_body is None and (call.decision is None or call.decision.packed):
+        for low, _, value in record.request.headers:
+            packed |= low == b"content-encoding" and value != b"identity"
+    if call.peeked is None and call.dialect.uses_tokens and not packed:
+        call.peeked = peek(call.body)
     if is_read(call.dialect, call.peeked, call.body, packed):
         return None
     return unread_call(call.dialect, record.request.method, call.path)
-
-
-def _some(name: str | None) -> tuple[str, ...]:
-    return () if name is None else (name,)
-
-
-_WHOSE: Final[Mapping[BudgetScope, Callable[[CallRequest, CallRecord], tuple[str | None, ...]]]] = {
-    "all": lambda call, record: ("",),
-    "key": lambda call, record: _some(call.key),
-    "agent": lambda call, record: _some(call.address.agent),
-    "rollout": lambda call, record: (call.address.rollout,),
-    "run": lambda call, record: (None,),
-    "arm": lambda call, record: tuple(record.arm.split(",")) if record.arm else (),
-}

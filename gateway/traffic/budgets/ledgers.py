@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock.gateway.tape.store.reader import StoreReader
-from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit
+from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit, sum_key, window_at
 from penstock.gateway.traffic.budgets.operations import (
     SUMS,
     BudgetCharge,
@@ -24,13 +24,12 @@ from penstock.gateway.traffic.budgets.operations import (
     BudgetReservation,
     BudgetShortfall,
     BudgetSum,
-    ReservedAmount,
     current_sum,
     fits,
     resolve_owners,
 )
 
-_NOTHING: Final = ReservedAmount(0, 0)
+_NOTHING: Final = (0, 0)
 
 
 class LocalLedger:
@@ -38,28 +37,42 @@ class LocalLedger:
 
     def __init__(self, tape: StoreReader) -> None:
         self._tape = tape
-        self._sums: dict[bytes, BudgetSum] = {}
-        """The sums of the tape, by key."""
-        self._reserved: dict[tuple[bytes, int], ReservedAmount] = {}
-        """By the key of a sum and the begin of its window (ns)."""
+        self._sums: dict[bytes, tuple[BudgetSum, BudgetWindow]] = {}
+        """The sums of the tape, each with its window, by key."""
+        self._reserved: dict[tuple[bytes, int], tuple[int, int]] = {}
+        """(amount, number of calls) reserved, by the key of a sum and the begin of its window (ns)."""
         self._calls: dict[bytes, BudgetReservation] = {}
 
     def reserve(self, asked: BudgetReservation, now: int) -> list[BudgetShortfall]:
         """Reserve for a call, as `operations.BudgetOperations.reserve` does; return the budgets without room."""
-        since, short = dict[bytes, int](), list[BudgetShortfall]()
-        for _, claim, key in self._claims(asked):
-            sum_, window = current_sum(self._sum(key), claim, now)
-            amount, calls = self._reserved.get((key, window.since_ns), _NOTHING)
+        known: list[tuple[int, BudgetClaim, bytes]] = []
+        for place, claim in enumerate(asked.claims):
+            if claim.of is None:
+                with self._tape.view() as view:
+                    known = list(resolve_owners(view, asked))
+                break
+            known.append((place, claim, sum_key(claim.limit.prefix, claim.of)))
+        asked.resolved_claims = known
+        since: dict[bytes, int] = {}
+        short: list[BudgetShortfall] = []
+        for _, claim, key in known:
+            sum_, window = self._sums.get(key) or self._read(key, claim.limit)
+            # If the clock went back, the window that has begun goes on.
+            if window.ends_ns is not None and now >= window.ends_ns:
+                sum_, window = current_sum(sum_, claim, now)
             since[key] = window.since_ns
-            told = replace(sum_, reserved=sum_.reserved + amount, running=sum_.running + calls)
-            if not fits(claim, told):
-                short.append(BudgetShortfall(claim, told, window))
+            amount, calls = self._reserved.get((key, window.since_ns), _NOTHING)
+            # Most have room, whatever kind of claim it is; `fits` decides about the others.
+            if sum_.used + sum_.reserved + amount + claim.amount > claim.limit.most:
+                told = replace(sum_, reserved=sum_.reserved + amount, running=sum_.running + calls)
+                if not fits(claim, told):
+                    short.append(BudgetShortfall(claim, told, window))
         if short:
             return short
-        for _, claim, key in asked.resolved_claims:
-            place = key, since[key]
-            amount, calls = self._reserved.get(place, _NOTHING)
-            self._reserved[place] = ReservedAmount(amount + claim.amount, calls + 1)
+        for _, claim, key in known:
+            window_key = key, since[key]
+            amount, calls = self._reserved.get(window_key, _NOTHING)
+            self._reserved[window_key] = amount + claim.amount, calls + 1
         asked.since = since
         self._calls[asked.who] = asked
         return []
@@ -68,12 +81,23 @@ class LocalLedger:
         """Called when the span of a call is on the tape, with the amounts used."""
         reserved = self._calls.pop(asked.who, None) is not None
         for place, claim, key in asked.resolved_claims:
-            if reserved:
-                self._free(key, asked.since[key], claim.amount)
-                self._add(key, asked.since[key], used[place])
-            else:
+            if not reserved:
                 # The reservation was on the tape, so the cached sum is out of date.
                 self._sums.pop(key, None)
+                continue
+            since, charge = asked.since[key], used[place]
+            amount, calls = self._reserved.pop((key, since))
+            if calls > 1:
+                self._reserved[key, since] = amount - claim.amount, calls - 1
+            known = self._sums.get(key)
+            if known is None:
+                continue
+            sum_ = known[0]
+            if since > sum_.since_ns and (charge.amount or charge.unread):
+                sum_ = BudgetSum(since)
+                self._sums[key] = sum_, window_at(claim.limit.budget.window, since)
+            if since == sum_.since_ns:
+                sum_.count(charge)
 
     def discard(self, asked: BudgetReservation) -> None:
         """Called when the span of a call is not on the tape; it may come there later."""
@@ -92,37 +116,16 @@ class LocalLedger:
         self._sums.clear()
         return calls
 
-    def reserved(self) -> Mapping[tuple[bytes, int], ReservedAmount]:
-        """A copy of all amounts reserved here, by the key of a sum and the begin of its window."""
+    def reserved(self) -> Mapping[tuple[bytes, int], tuple[int, int]]:
+        """A copy of all (amounts, numbers of calls) reserved here, by the key of a sum and the begin of its window."""
         return self._reserved.copy()
 
-    def _claims(self, asked: BudgetReservation) -> Sequence[tuple[int, BudgetClaim, bytes]]:
-        known = [(at, it, it.limit.key(it.of)) for at, it in enumerate(asked.claims) if it.of is not None]
-        if len(known) < len(asked.claims):
-            with self._tape.view() as view:
-                known = list(resolve_owners(view, asked))
-        asked.resolved_claims = known
+    def _read(self, key: bytes, limit: Limit) -> tuple[BudgetSum, BudgetWindow]:
+        with self._tape.view() as view:
+            stored = view.get(SUMS, key)
+        sum_ = BudgetSum(0) if stored is None else BudgetSum.read(stored)
+        known = self._sums[key] = sum_, window_at(limit.budget.window, sum_.since_ns)
         return known
-
-    def _sum(self, key: bytes) -> BudgetSum:
-        known = self._sums.get(key)
-        if known is None:
-            with self._tape.view() as view:
-                stored = view.get(SUMS, key)
-            known = self._sums[key] = BudgetSum(0) if stored is None else BudgetSum.read(stored)
-        return known
-
-    def _free(self, key: bytes, since: int, amount: int) -> None:
-        before = self._reserved.pop((key, since))
-        if before.calls > 1:
-            self._reserved[key, since] = ReservedAmount(before.amount - amount, before.calls - 1)
-
-    def _add(self, key: bytes, since: int, used: BudgetCharge) -> None:
-        known = self._sums.get(key)
-        if known is not None and since > known.since_ns and (used.amount or used.unread):
-            known = self._sums[key] = BudgetSum(since)
-        if known is not None and since == known.since_ns:
-            known.count(used)
 
 
 # Budgets of several workers of one gateway: the leader reserves for all, in its memory (`LocalLedger`), while no other

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import translate
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil
 from typing import Final, NamedTuple
 
@@ -45,7 +45,7 @@ class Limit:
 
     def key(self, of: str) -> bytes:
         """The key of the sum of one owner."""
-        return b"%b%b\0" % (self.prefix, of.encode("ascii"))
+        return sum_key(self.prefix, of)
 
     def of(self, key: bytes) -> str:
         """The owner in the key of a sum; the inverse of `key`."""
@@ -65,6 +65,12 @@ class Limit:
     def shown(self, amount: int) -> float:
         """A counted amount, in the budget's unit."""
         return amount / PARTS[self.budget.unit]
+
+
+@lru_cache(maxsize=8192)
+def sum_key(prefix: bytes, of: str) -> bytes:
+    """The key of a sum (`Limit.key`). Cached: owners make many calls."""
+    return b"%b%b\0" % (prefix, of.encode("ascii"))
 
 
 _OWN_NAME: Final = re.compile(r"arn:(?!.*:(?:foundation-model|inference-profile)/)")

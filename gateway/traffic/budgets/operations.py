@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
@@ -42,6 +42,7 @@ _SUM, _SUM_UNREAD, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQQQQQ")
 _WHO: Final = 16
 """Bytes behind the key of a sum that identify a reservation: the process, then the number of the call."""
 _ID = re.compile(ID_PATTERN)
+_NO_WINDOWS: Final = cast("Callable[[], dict[bytes, int]]", dict)
 
 
 @dataclass(slots=True)
@@ -66,9 +67,14 @@ class BudgetSum:
 
     def count(self, used: BudgetCharge) -> None:
         """Add the use of a call, up to the most that a record can hold."""
-        self.used = min(_FULL, self.used + used.amount)
-        self.guessed = min(_FULL, self.guessed + (used.amount if used.guessed else 0))
-        self.unread += used.unread
+        amount, guessed, unread = used
+        self.used += amount
+        if guessed:
+            self.guessed += amount
+        if self.used > _FULL or self.guessed > _FULL:
+            self.used, self.guessed = min(_FULL, self.used), min(_FULL, self.guessed)
+        if unread:
+            self.unread += 1
 
     def packed(self) -> bytes:
         """The bytes of the record."""
@@ -98,20 +104,12 @@ class BudgetReservation:
     """The process and the number of the call there: `_WHO` bytes."""
     resolved_claims: Sequence[tuple[int, BudgetClaim, bytes]] = ()
     """The claims whose owners are known: (index in `claims`, claim, key of its sum)."""
-    since: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    since: dict[bytes, int] = field(default_factory=_NO_WINDOWS)
     """Begin of the window by the key of a sum, for a reservation that is not on the tape."""
     on_tape: bool = False
     """True if it may be on the tape; for the thread that writes."""
     settled: bool = False
     """True once it is settled; for the thread that writes."""
-
-
-class ReservedAmount(NamedTuple):
-    """The amount reserved of a sum."""
-
-    amount: int
-    calls: int
-    """Number of calls that have reserved it."""
 
 
 class BudgetShortfall(NamedTuple):
@@ -145,7 +143,7 @@ class BudgetOperations:
 
     def __init__(self, tape: Transaction) -> None:
         self._tape = tape
-        self._sums = tape.final_records(SUMS)
+        self._sums = cast("dict[bytes, BudgetSum | None]", tape.final_records(SUMS))
 
     def reserve(self, asked: BudgetReservation, now: int) -> list[BudgetShortfall]:
         """Reserve all claims of a call; or else return the budgets that have no room for it, and reserve nothing."""
@@ -189,7 +187,8 @@ class BudgetOperations:
     def settle(self, asked: BudgetReservation, used: Sequence[BudgetCharge]) -> list[tuple[bytes, int, int]]:
         """Count the use of a call and free its reservation. `used`: for each of its claims. Returns what was counted:
         key of the sum, window, amount."""
-        asked.settled, counted = True, list[tuple[bytes, int, int]]()
+        asked.settled = True
+        counted: list[tuple[bytes, int, int]] = []
         for place, claim, key in asked.resolved_claims or resolve_owners(self._tape, asked):
             stored = self._tape.get(RESERVATIONS, key + asked.who) if asked.on_tape else None
             if stored is not None:
@@ -197,8 +196,9 @@ class BudgetOperations:
                 self._tape.delete(RESERVATIONS, key + asked.who)
             else:
                 # There was no reservation on the tape, or its lease had ended.
-                began = window_at(claim.limit.budget.window, asked.began_ns).since_ns
-                since, amount = asked.since.get(key, began), None
+                since, amount = asked.since.get(key), None
+                if since is None:
+                    since = window_at(claim.limit.budget.window, asked.began_ns).since_ns
             self.count(key, since, amount, used[place])
             counted.append((key, since, used[place].amount))
         return counted
@@ -272,7 +272,7 @@ class BudgetOperations:
 
     def _sum(self, key: bytes) -> BudgetSum | None:
         if key in self._sums:
-            return cast("BudgetSum | None", self._sums[key])
+            return self._sums[key]
         stored = self._tape.get(SUMS, key)
         return None if stored is None else BudgetSum.read(stored)
 
@@ -350,7 +350,7 @@ class BudgetReader:
         self,
         now: int,
         name: str | None = None,
-        reserved: Mapping[tuple[bytes, int], ReservedAmount] = MappingProxyType({}),
+        reserved: Mapping[tuple[bytes, int], tuple[int, int]] = MappingProxyType({}),
     ) -> list[BudgetUse]:
         """The use of each budget in the current window, the fullest first. `name`: only of this budget. `reserved`:
         reservations in memory that the tape does not have (`LocalLedger.reserved`)."""
@@ -373,17 +373,19 @@ class BudgetReader:
             return any(keys.to_number(end) <= now for _, end in view.scan(RESERVERS))
 
 
-def _sums(view: TapeView, limit: Limit, reserved: Mapping[tuple[bytes, int], ReservedAmount]) -> dict[bytes, BudgetSum]:
+def _sums(
+    view: TapeView, limit: Limit, reserved: Mapping[tuple[bytes, int], tuple[int, int]]
+) -> dict[bytes, BudgetSum]:
     found = {key: BudgetSum.read(stored) for key, stored in view.scan(SUMS, limit.prefix)}
-    for (key, since), held in reserved.items():
+    for (key, since), (amount, calls) in reserved.items():
         if not key.startswith(limit.prefix):
             continue
         sum_ = found.setdefault(key, BudgetSum(since))
         if since > sum_.since_ns:
             sum_ = found[key] = BudgetSum(since)
         if since == sum_.since_ns:
-            sum_.reserved += held.amount
-            sum_.running += held.calls
+            sum_.reserved += amount
+            sum_.running += calls
     return found
 
 

@@ -1,7 +1,7 @@
 """The interface of budgets for calls: reserves for each call before it goes out, and settles it. For the event loop.
 
-A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. A call that no budget
-counts costs a check of each budget, and if none is configured there is no such service.
+A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. Which budgets count a
+call is remembered by its model, key, agent, rollout and arms; if none is configured there is no such service.
 
 While this gateway alone writes the tape, reservations are in its memory (`ledgers.LocalLedger`); with several workers,
 in the leader's (`ledgers.RemoteLedger`). If there are other gateways, reservations are on the tape, for all to see.
@@ -14,8 +14,8 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import count
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -23,16 +23,22 @@ from typing import Any, Final, NamedTuple
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.budget import Budget, BudgetUse
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.prices import Prices, TokenCounts
+from penstock.gateway.model.prices import Price, Prices, TokenCounts
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.tape.store import Store, keys
+from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.budgets import refusal
-from penstock.gateway.traffic.budgets.bounds import PromptCounter, TokenBound, uses_nothing
-from penstock.gateway.traffic.budgets.claims import bound_of, budgets_of, claims_of, unread_of
+from penstock.gateway.traffic.budgets.bounds import PromptCounter, TokenBound, known_model, uses_nothing
+from penstock.gateway.traffic.budgets.claims import (
+    bound_of,
+    budgets_of,
+    claims_of,
+    unread_claims,
+    unread_of,
+)
 from penstock.gateway.traffic.budgets.ledgers import LedgerPeers, LedgerServer, LocalLedger, RemoteLedger, ReserveReply
 from penstock.gateway.traffic.budgets.limits import Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import (
@@ -69,7 +75,10 @@ def usage_of(entry: SpanEntry) -> CallUsage | None:
     refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
     if entry.upstream is None or entry.first_byte_ns is None or refused:
         return None
-    told, (asked, made) = TokenCounts.of(entry.usage), entry.estimate or (None, None)
+    told = TokenCounts.of(entry.usage)
+    if entry.estimate is None and entry.partial_tokens is None:
+        return CallUsage(told, False)
+    asked, made = entry.estimate or (None, None)
     output, guessed = told.output, asked is not None or made is not None
     if entry.partial_tokens is not None and output is not None and entry.partial_tokens > output:
         # For an answer that was broken off, some providers have reported only the count at its beginning.
@@ -83,29 +92,32 @@ def charges(
     claims: Sequence[BudgetClaim], found: CallUsage | None, cost: Callable[[TokenCounts], float | None]
 ) -> list[BudgetCharge]:
     """The use of each budget. `cost`: dollars of tokens; None without a price."""
-    return [BudgetCharge(0) if found is None else _used(claim, found, cost) for claim in claims]
+    if found is None:
+        return [_UNUSED] * len(claims)
+    tokens, guessed = found
+    used: list[BudgetCharge] = []
+    for claim in claims:
+        unit = claim.limit.budget.unit
+        if unit == "calls":
+            used.append(_ONE_CALL)
+        elif unit == "tokens" and (tokens.input is not None or tokens.output is not None):
+            used.append(BudgetCharge((tokens.input or 0) + (tokens.output or 0), guessed))
+        elif unit == "usd" and (dollars := cost(tokens)) is not None:
+            used.append(BudgetCharge(nanodollars(dollars), guessed))
+        else:
+            used.append(BudgetCharge(claim.amount, guessed=True))
+    return used
 
 
-def _used(claim: BudgetClaim, found: CallUsage, cost: Callable[[TokenCounts], float | None]) -> BudgetCharge:
-    unit, tokens = claim.limit.budget.unit, found.tokens
-    if unit == "calls":
-        return BudgetCharge(1)
-    if unit == "tokens":
-        uncounted = tokens.input is None and tokens.output is None
-        used = claim.amount if uncounted else (tokens.input or 0) + (tokens.output or 0)
-        return BudgetCharge(used, uncounted or found.guessed)
-    dollars = cost(tokens)
-    return (
-        BudgetCharge(claim.amount, guessed=True)
-        if dollars is None
-        else BudgetCharge(nanodollars(dollars), found.guessed)
-    )
-
-
+_UNUSED: Final = BudgetCharge(0)
+_ONE_CALL: Final = BudgetCharge(1)
+_NO_TOKENS: Final = TokenBound(0, 0)
 EVERY_S: Final = LEASE_NS / 3e9
 """Seconds between two rounds that renew leases and delete ended reservations and sums."""
 _AT_ONCE: Final = 1000
 """Most sums that are deleted in one transaction."""
+_REMEMBERED: Final = 4096
+"""Combinations of model, key, agent, rollout and arms whose budgets are remembered."""
 _log = logging.getLogger("penstock.budgets")
 
 
@@ -126,6 +138,7 @@ class Budgets:
         self._prices, self._recorder, self._metrics, self._now_ns = prices, recorder, metrics, now_ns
         self.reader = BudgetReader(store, self._limits)
         self._store, self._local, self._prompts = store, LocalLedger(store), PromptCounter()
+        self._budgets_of = lru_cache(_REMEMBERED)(partial(budgets_of, self._limits))
         self._team, self._remote = team, RemoteLedger(self._limits)
         self._alone = self._leaves = False
         """True if this is the leader of a gateway that alone writes the tape; true if another process takes over."""
@@ -143,23 +156,35 @@ class Budgets:
         """Reserve the most that a call may use: done when that is on the tape, with the budgets that have no room for
         it. None if it is done at once, no budget counts the call, or it has reserved before. `names`: its model's
         names, by upstream. Raises `Refusal`."""
-        request, record.correct = record.request, self.correct
+        request, dialect, record.correct = record.request, call.dialect, self.correct
         if record.settle is not None or request.websocket:
             return None
-        if uses_nothing(call.dialect, request.method, call.path, request.headers):
+        if not dialect.uses_tokens and uses_nothing(dialect, request.method, call.path, request.headers):
             return None
-        found = budgets_of(self._limits, call, record)
-        if not found:
+        model, address = call.model, call.address
+        about = known_model(model, dialect, call.path) if dialect.unknown else model
+        found = self._budgets_of(about, call.key, address.agent, address.rollout, record.arm)
+        if not found.claims:
             return None
-        claims, models = self._claims(found, call, record, names.values())
-        who = self._process + keys.number(next(self._numbers))
-        asked = BudgetReservation(claims, call.address.rollout, request.started_ns, who)
-        record.settle = Settlement(self, asked, models, names)
+        unread = unread_of(call, record)
+        if unread is not None:
+            self._note_unread(found.claims)
+        models = self._models(call, record, names.values()) if found.priced else []
+        if unread is not None:
+            claims = unread_claims(found.claims, unread)
+        else:
+            bound = bound_of(self._prompts, call, record) if found.bounded else _NO_TOKENS
+            prices = self._prices_of(models, request.started_ns) if models else []
+            claims = claims_of(found.claims, bound, model, prices, call.body)
+        who = self._process + next(self._numbers).to_bytes(8, "big")
+        asked = BudgetReservation(claims, address.rollout, request.started_ns, who)
+        record.settle = Settlement(self, asked, models, names, [_UNUSED] * len(claims))
         if self._alone:
-            # The recorder reports a tape that cannot be read.
-            with suppress(TapeError):
+            try:
                 short = self._local.reserve(asked, self._now_ns())
                 return asyncio.ensure_future(self._reserve_again(asked)) if short else None
+            except TapeError:
+                pass  # the recorder reports a tape that cannot be read
         if not self._team.is_leader:
             return asyncio.ensure_future(self._reserve_remotely(asked))
         return self._recorder.submit(partial(self._reserve, asked))
@@ -203,9 +228,7 @@ class Budgets:
         asked, used = settlement.asked, settlement.used
         if not self._team.is_leader:
             self._remote.open.pop(asked.who, None)
-            self._team.notify_leader(
-                "settled", self._remote.request(asked), used if kept else [BudgetCharge(0)] * len(used)
-            )
+            self._team.notify_leader("settled", self._remote.request(asked), used if kept else [_UNUSED] * len(used))
         elif kept:
             self._local.settle(asked, used)
         else:
@@ -239,30 +262,21 @@ class Budgets:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _claims(
-        self, found: Sequence[tuple[Limit, str | None]], call: CallRequest, record: CallRecord, names: Iterable[str]
-    ) -> tuple[list[BudgetClaim], list[str]]:
-        """The claims of a call, and the names of its model if it costs money. Raises `Refusal`."""
-        unread = unread_of(call, record)
-        if unread is not None:
-            for limit, _ in found:
-                refused = limit.budget.refuses_unknown
-                self._metrics.budget_unread[(limit.budget.name, "refuse" if refused else "pass")] += 1
-                if refused:
-                    self._metrics.budget_refusals[(limit.budget.name,)] += 1
-                    break
-        units, began = {limit.budget.unit for limit, _ in found}, record.request.started_ns
-        models = self._models(call, record, names) if "usd" in units else []
-        if unread is not None:
-            return list(claims_of(found, unread, call.model, [], b"")), models
-        priced = [price for name in models if (price := self._prices.price(name, began)) is not None]
-        bound = TokenBound(0, 0) if units == {"calls"} else bound_of(self._prompts, call, record)
-        return list(claims_of(found, bound, call.model, priced, call.body)), models
+    def _note_unread(self, claims: Iterable[BudgetClaim]) -> None:
+        for claim in claims:
+            budget = claim.limit.budget
+            self._metrics.budget_unread[(budget.name, "refuse" if budget.refuses_unknown else "pass")] += 1
+            if budget.refuses_unknown:
+                self._metrics.budget_refusals[(budget.name,)] += 1
+                break
 
     def _models(self, call: CallRequest, record: CallRecord, names: Iterable[str]) -> list[str]:
         """The names of its model: the client's, and those on the way."""
         sent = record.call.dialect.model(record.plain, record.call.path) if record.changed else None
         return list(dict.fromkeys(name for name in (call.model, sent, *names) if name))
+
+    def _prices_of(self, models: Iterable[str], at_ns: int) -> list[Price]:
+        return [price for name in models if (price := self._prices.price(name, at_ns)) is not None]
 
     @property
     def names(self) -> list[str]:
@@ -411,39 +425,41 @@ class Budgets:
             await self._recorder.submit(lambda tape: BudgetOperations(tape).clear(found, self._limits, self._now_ns()))
 
 
+@dataclass(slots=True, eq=False)
 class Settlement:
     """Settles the reservation of a call, in the transaction of its span. The call refers to it and not the other way
     round: with a reference cycle, thousands of calls would make the collector pause for 15 ms."""
 
-    __slots__ = ("_budgets", "_models", "_names", "asked", "used")
-
-    def __init__(
-        self, budgets: Budgets, asked: BudgetReservation, models: Sequence[str], names: Mapping[str, str]
-    ) -> None:
-        """`models`: names of its model, the client's and those on the way; `names`: by upstream."""
-        self._budgets, self.asked, self._models, self._names = budgets, asked, models, names
-        self.used = [BudgetCharge(0)] * len(asked.claims)
-        """Use by the index of each claim."""
+    _budgets: Budgets
+    asked: BudgetReservation
+    _models: Sequence[str]
+    """Names of its model: the client's and those on the way."""
+    _names: Mapping[str, str]
+    """Names of its model, by upstream."""
+    used: list[BudgetCharge]
+    """Use by the index of each claim."""
 
     def __call__(self, tape: Transaction, entry: SpanEntry) -> None:
         """Called in the transaction of its span."""
         own = self._names.get(entry.upstream or "")
         models = self._models if own is None else [own, *self._models]
-        cost = partial(self._budgets.cost, entry.model_served, models, entry.start_ns)
         claims, found = self.asked.claims, usage_of(entry)
         if entry.deferred is None:
-            told = charges(claims, found, cost)
+            used = charges(claims, found, partial(self._budgets.cost, entry.model_served, models, entry.start_ns))
         else:
-            told = [BudgetCharge(it.amount, guessed=it.limit.budget.unit != "calls") for it in claims]
-        counts = entry.deferred is not None or found is not None
-        self.used = [one._replace(unread=it.unread and counts) for it, one in zip(claims, told, strict=True)]
-        counted = self._budgets.settle(tape, self.asked, self.used)
+            used = [BudgetCharge(it.amount, guessed=it.limit.budget.unit != "calls") for it in claims]
+        if entry.deferred is not None or found is not None:
+            for place, claim in enumerate(claims):
+                if claim.unread:
+                    used[place] = used[place]._replace(unread=True)
+        self.used = used
+        counted = self._budgets.settle(tape, self.asked, used)
         if (later := entry.deferred or entry.batch) is not None:
             BudgetOperations(tape).record_guess(later, counted, models)
 
     def release(self, tape: Transaction) -> None:
         """Free the reservation: the span is lost."""
-        self._budgets.settle(tape, self.asked, [BudgetCharge(0)] * len(self.asked.claims))
+        self._budgets.settle(tape, self.asked, [_UNUSED] * len(self.asked.claims))
 
 
 # Checks before the gateway starts that budgets in money can be counted with the list of prices.

@@ -18,7 +18,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteChoice
 from penstock.gateway.wire.dialects import form
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
-from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable
+from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, peek
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
 
 _UNREAD: Final = "\0"
@@ -104,12 +104,13 @@ class CallRequest:
     def model(self) -> str | None:
         """The model that it asks for. Read once, on first use by routes, releases, or the recorder."""
         if self._model is _UNREAD:
-            self.peeked = self.peeked or self._peek()
+            if self.peeked is None:
+                if self.form:
+                    self.peeked = form.peek(self.body, self.form)
+                elif self.dialect.peeks:
+                    self.peeked = peek(self.body)
             self._model = self.dialect.model(self.body, self.path, self.peeked)
         return self._model
-
-    def _peek(self) -> RequestFields | None:
-        return form.peek(self.body, self.form) if self.form else self.dialect.peek(self.body)
 
     @property
     def model_problem(self) -> tuple[str, str] | None:

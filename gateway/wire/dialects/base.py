@@ -122,6 +122,8 @@ class Dialect(ABC):
     """True if a model generates the answer, which can then be compared with another."""
     uses_tokens: bool = False
     """True if calls use tokens up: those that generate, and embeddings, which use input tokens only."""
+    peeks: bool = True
+    """True if `model` and `facts` need some fields of the body, which are then read once for both."""
     retrieves: bool = False
     """True if calls fetch answers to earlier ones (`Facts.answers`)."""
     stateful: bool = False
@@ -146,14 +148,9 @@ class Dialect(ABC):
     def matches(self, method: str, path: str) -> bool:
         """True if a call of this method to this path (no query, below the rollout's address) is in this format."""
 
-    def peek(self, request: bytes) -> RequestFields | None:
-        """Read from a request's body what `model` and `facts` need, once for both. None where they need nothing of
-        it."""
-        return peek(request)
-
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
-        """The model a request names in its body or path; None if it names none or cannot be read. `asked`: the result
-        of `peek`, if there is one already."""
+        """The model a request names in its body or path; None if it names none or cannot be read. `asked`: the fields
+        that were read of the body (`loose_json.peek`), if they were."""
         return label((asked or peek(request)).model)
 
     def asks_stream(self, request: bytes, path: str) -> bool:
@@ -174,8 +171,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def facts(self, request: bytes, response: bytes, stream: bool, asked: RequestFields | None = None) -> Facts:
-        """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count. `asked`: the result
-        of `peek`, if there is one already."""
+        """The summary's facts from decoded bodies. Must be cheap, but of a stream all events count. `asked`: the fields
+        that were read of the body (`loose_json.peek`), if they were."""
 
     @abstractmethod
     def read(self, request: bytes, response: bytes, stream: bool) -> Turn:

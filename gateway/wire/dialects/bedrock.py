@@ -362,6 +362,7 @@ _offers = msgspec.json.Decoder(_ConverseToolFields).decode
 
 class ConverseDialect(JsonPostDialect):
     name = "converse"
+    peeks = False
     family: Family = BEDROCK
     routes: ClassVar[frozenset[str]] = frozenset()
     non_sampling_fields: ClassVar[frozenset[str]] = frozenset(
@@ -378,10 +379,6 @@ class ConverseDialect(JsonPostDialect):
     def matches(self, method: str, path: str) -> bool:
         """True for a POST to one of the two operations of a model."""
         return method == "POST" and _ROUTE.fullmatch(path) is not None
-
-    def peek(self, request: bytes) -> RequestFields | None:
-        """Nothing: the model stands in the path."""
-        return None
 
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """The model id, the inference profile or the ARN in the path."""

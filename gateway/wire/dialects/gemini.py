@@ -311,6 +311,7 @@ _reader = StreamReader(_GeminiHead)
 
 class GeminiDialect(JsonPostDialect):
     name = "gemini"
+    peeks = False
     family = GEMINI
     families: tuple[Family, ...] = (VERTEX,)
     routes: ClassVar[frozenset[str]] = frozenset({"generateContent", "streamGenerateContent"})
@@ -329,10 +330,6 @@ class GeminiDialect(JsonPostDialect):
         """True for a POST to one of these methods of a model."""
         found = _ROUTE.fullmatch(path)
         return method == "POST" and found is not None and found[3] in self.routes
-
-    def peek(self, request: bytes) -> RequestFields | None:
-        """None: the model stands in the path."""
-        return None
 
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """The model in the path; a tuned model with its collection, as in its resource name."""

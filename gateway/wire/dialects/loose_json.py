@@ -120,7 +120,7 @@ def lenient(kind: type[T]) -> Callable[[bytes], T]:
     decode = msgspec.json.Decoder(kind).decode
 
     def read(body: bytes) -> T:
-        if is_bulky(body):
+        if len(body) > MOST_OBJECTS and is_bulky(body):
             return kind()
         try:
             return decode(body)
@@ -141,26 +141,27 @@ class _BoundedRequestFields(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
 
 
-_peek = lenient(RequestFields)
-
-
 class _AnyObject(msgspec.Struct):
     """Any JSON object; nothing of it is kept."""
 
 
+_fields = msgspec.json.Decoder(RequestFields).decode
 _named = msgspec.json.Decoder(_BoundedRequestFields).decode
 _object = msgspec.json.Decoder(_AnyObject).decode
 
 
 def peek(body: bytes) -> RequestFields:
     """The few fields of a request's body that its head needs."""
-    if not is_bulky(body):
-        return _peek(body)
     try:
+        if len(body) <= MOST_OBJECTS or not is_bulky(body):
+            return _fields(body)
         found = _named(body)
+        return RequestFields(found.model, found.n, found.tools)
     except UNREADABLE:
-        return RequestFields()
-    return RequestFields(found.model, found.n, found.tools)
+        try:
+            return repaired(_fields, bytes(body))  # which refuses a bulky body
+        except UNREADABLE:
+            return RequestFields()
 
 
 def is_readable(body: bytes) -> bool:

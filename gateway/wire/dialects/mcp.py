@@ -379,16 +379,13 @@ class McpDialect(OpaqueDialect):
     """Messages between an agent and a server of tools."""
 
     name = "mcp"
+    peeks = False
     family: Family = MCP
     unknown = False
 
     def matches(self, method: str, path: str) -> bool:
         """True for every path of a server."""
         return path.startswith(PREFIX)
-
-    def peek(self, request: bytes) -> RequestFields | None:
-        """None: no model is named."""
-        return None
 
     def model(self, request: bytes, path: str = "", asked: RequestFields | None = None) -> str | None:
         """None: no model is called."""

@@ -124,6 +124,17 @@ def test_a_clock_that_goes_back_frees_nothing(store: Store) -> None:
     assert short.window == window_at("1h", NOW)
 
 
+def test_in_memory_a_window_ends_when_it_ends_on_the_tape(store: Store) -> None:
+    b, here = limit(10), LocalLedger(store)
+    whole = asked(b, 10)
+    assert here.reserve(whole, NOW) == []
+    assert here.reserve(asked(b, 1), NOW) != []
+    here.settle(whole, [BudgetCharge(10)])
+    before, last, next_ = (here.reserve(asked(b, 1), at) for at in (NOW - HOUR, NOW + HOUR - 1, NOW + HOUR))
+    assert [short.window for short in before + last] == [window_at("1h", NOW)] * 2
+    assert next_ == []
+
+
 def test_what_the_dead_have_reserved_is_free_when_their_lease_is_over(store: Store) -> None:
     b = limit(10)
     dead = asked(b, 10, who=1)

@@ -174,6 +174,9 @@ async def test_no_such_call_passes_a_budget_of_tokens_or_money(
             assert (status, "unreadable" in said) == (400, True)
         packed: dict[str, Any] = {"headers": {"content-encoding": "x-own"}, "data": b"{packed}", "json": None}
         assert (await ask(http, gateway, "/v1/chat/completions", **packed))[0] == 400
+        status, said = await ask(http, gateway, "/v1/chat/completions", **packed | {"data": b'{"model": "gpt-5"}'})
+        assert (status, "cap" in said) == (403, True), "an encoding that nobody knows may mean anything"
+        counted += 1
         assert not host.posts, "what is refused goes nowhere"
         for call in FREE:
             method, path = call.split()

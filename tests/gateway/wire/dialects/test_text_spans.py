@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.wire.dialects import DIALECTS, by_name
-from penstock.gateway.wire.dialects.loose_json import arr, obj
+from penstock.gateway.wire.dialects.loose_json import arr, obj, peek
 from penstock.gateway.wire.dialects.text_spans import TextLocation, decoded, encoded, spans, spliced
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\t /é漢😀\x00{}[],:\ud800') | st.characters(), max_size=8)
@@ -108,7 +108,7 @@ def test_texts_stand_where_they_are_said_to(name: str, data: st.DataObject, seed
     asked, dialect = json.loads(body), by_name(name)
     (system, seen, unread), tools = dialect.system_texts(body), dialect.tool_texts(body)
     assert unread is None
-    assert seen in (None, dialect.peek(body))  # The body is not read again for what a head needs.
+    assert seen in (None, peek(body) if dialect.peeks else None)  # The body is not read again for what a head needs.
     assert seen is not None or name == "gemini" or b"\\ud" in body
     assert [(it.role, it.text) for it in system] == plain_texts(name, asked)
     assert [(it.name, it.text) for it in tools] == descriptions(name, asked)
