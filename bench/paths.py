@@ -259,12 +259,21 @@ class Agent:
         await self.ask(f"/api/rollouts/{rollout}/attempts/a1/finish", ended)
 
     def busy(self, rollout: str, events: int) -> None:
-        """Make calls one after the other, without pauses. `events`: as in `chat`."""
+        """Make calls one after the other, without pauses, each in one packet. `events`: as in `chat`."""
         asked = {"model": "busy", "messages": [{"role": "user", "content": "word " * 40}]}
         body = json.dumps(asked | ({"stream": True, "n_events": events} if events else {}))
+        fields = HEADERS | {"Host": "127.0.0.1", "Content-Length": str(len(body))}
+        lines = [
+            f"POST /rollout/{rollout}/attempt/a1{CHAT} HTTP/1.1",
+            *(f"{name}: {it}" for name, it in fields.items()),
+        ]
+        request = "\r\n".join([*lines, "", body]).encode()
+        self._connection.connect()
         for _ in range(BUSY_CALLS):
-            self._connection.request("POST", f"/rollout/{rollout}/attempt/a1{CHAT}", body, HEADERS)
-            assert self._connection.getresponse().read()
+            self._connection.sock.sendall(request)
+            response = http.client.HTTPResponse(self._connection.sock, method="POST")
+            response.begin()
+            assert response.read()
 
     async def rewarded(self, rollout: str) -> None:
         """Give a rollout a reward."""
@@ -340,11 +349,12 @@ async def _measure() -> Measured:
         gateway = Gateway(load(config))
         _, port = await gateway.start()
         try:
-            with closing(Agent(port, profiler)) as agent:
-                idle, found = await _walk(profiler, agent)
+            # Before prompts are registered: calls that use none ask for none.
             with ExitStack() as stack:
                 agents = [stack.enter_context(closing(Agent(port, profiler))) for _ in range(BUSY_CONNECTIONS)]
                 loads = {name: await _under_load(profiler, agents, events) for name, events in LOADS.items()}
+            with closing(Agent(port, profiler)) as agent:
+                idle, found = await _walk(profiler, agent)
             return Measured(idle, found, loads)
         finally:
             sys.setprofile(None)

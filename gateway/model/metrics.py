@@ -309,6 +309,15 @@ class Metrics:
         self.resource_coverage_fell: dict[tuple[str, ...], int] = {}
         self.otlp_metric_points = self.otlp_exported = self.otlp_dropped = self.otlp_retries = self.otlp_lag_changes = 0
 
+    def call_answered(self, first_byte_seconds: float, overhead_seconds: float) -> None:
+        """Count an answer: its first byte, and the part of the call spent in the gateway."""
+        for histogram, seconds in (
+            (self.first_byte_seconds, first_byte_seconds),
+            (self.overhead_seconds, overhead_seconds),
+        ):
+            histogram.counts[bisect_left(BOUNDS, seconds)] += 1
+            histogram.total += seconds
+
     def call_ended(self, dialect: str, status: str, seconds: float) -> None:
         ended = self._ended.get((dialect, status))
         if ended is None:

@@ -223,16 +223,14 @@ class CallRecord:
                 self.stream = self.call.dialect.is_stream(False, self.plain, self.call.path, pieces[0])
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self.response_bytes += size
-        if not self.truncated and self._may_keep(self._size + size):
-            self._size += size
+        whole = self._size + size
+        if not self.truncated and whole <= self._limit and (whole <= ALWAYS_KEPT or not self._held.too_much):
+            self._size = whole
             self._held.bytes += size
             self.pieces += pieces if len(pieces) <= _MANY else (b"".join(pieces),)
             self.marks += (elapsed // 1000, size)
         else:
             self.truncated = True
-
-    def _may_keep(self, size: int) -> bool:
-        return size <= self._limit and (size <= ALWAYS_KEPT or not self._held.too_much)
 
     def note(self, attributes: Mapping[str, Any]) -> None:
         """Add attributes of its span. Those that are there are not changed: the recorder may be reading them."""

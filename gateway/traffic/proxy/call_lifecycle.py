@@ -102,7 +102,8 @@ class Relay(UpstreamCaller):
         """Return the bytes for the client: the answer's head and the body bytes of the same read."""
         self.started = True
         self.changes = self._unchunk = self.request.http10 and connection.chunked
-        self._until_close = not connection.ends_itself
+        ends_itself = connection.chunked or connection.length_known or (connection.done and not connection.cut)
+        self._until_close = not ends_itself
         close = not self.request.keep_alive or self.client.draining or self._until_close
         if close or connection.hops or head[5:8] != b"1.1":
             drop = connection.hops or HOP
@@ -441,8 +442,7 @@ class CallLifecycle(ABC):
         metrics.request_bytes += len(record.body)
         metrics.response_bytes += record.response_bytes
         if record.first_byte_ns is not None:
-            metrics.first_byte_seconds.observe(record.first_byte_ns / 1e9)
-            metrics.overhead_seconds.observe(self._overhead + now - self.touched)
+            metrics.call_answered(record.first_byte_ns / 1e9, self._overhead + now - self.touched)
         for part in self._parts:
             part.on_end(record, status)
         if record.pool is not None and record.pool.health.why:

@@ -140,7 +140,7 @@ class ChunkDecoder:
         )
 
     def begin(self) -> None:
-        """Expects a body."""
+        """Expect the body of the next answer."""
         self.parser.feed_data(_CHUNKED)
         self.ends.clear()
         self.trailers.clear()
@@ -349,11 +349,6 @@ class UpstreamConnection(asyncio.Protocol):
     def events(self) -> bool:
         """True if the answer is server-sent events; known once the head is complete."""
         return self.content_type.startswith(EVENT_STREAM)
-
-    @property
-    def ends_itself(self) -> bool:
-        """False if only the end of the connection ends the answer; known once the head is complete."""
-        return self.chunked or self.length_known or (self.done and not self.cut)
 
     def send(self, caller: UpstreamCaller, head: bytes, body: bytes) -> None:
         """Writes a request; a small one in one packet."""
