@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import sys
 import tempfile
 import threading
@@ -268,12 +269,12 @@ class Agent:
             *(f"{name}: {it}" for name, it in fields.items()),
         ]
         request = "\r\n".join([*lines, "", body]).encode()
-        self._connection.connect()
-        for _ in range(BUSY_CALLS):
-            self._connection.sock.sendall(request)
-            response = http.client.HTTPResponse(self._connection.sock, method="POST")
-            response.begin()
-            assert response.read()
+        with socket.create_connection((self._connection.host, self._connection.port)) as connection:
+            for _ in range(BUSY_CALLS):
+                connection.sendall(request)
+                with http.client.HTTPResponse(connection, method="POST") as response:
+                    response.begin()
+                    assert response.read()
 
     async def rewarded(self, rollout: str) -> None:
         """Give a rollout a reward."""
