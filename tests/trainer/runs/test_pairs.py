@@ -35,7 +35,7 @@ async def begun(home: Path, model: Path) -> AsyncGenerator[Stage]:
         "rollouts": {"run": ["--lease=60s", *RUNNER], "group_size": SIZE},
         "engine": {"batch_tokens": 512},
         "evaluate": {"suite": [{"tasks": home / "tasks.jsonl", "samples": 2}], "every": 2},
-        "prompts": {"every": EVERY, "rollouts": 24, "front": 2},
+        "prompts": {"every": EVERY, "rollouts": 24},
         "publish": {"keep": 2, "release": "canary", "policy": home / "policy.toml"},
     }
     (home / "policy.toml").write_text(POLICY)
