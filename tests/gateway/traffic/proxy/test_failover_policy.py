@@ -368,6 +368,25 @@ async def test_a_role_that_comes_at_once_is_not_what_is_waited_for(two: Two) -> 
         assert took >= heard - watch.sent_at
 
 
+async def test_a_client_that_catches_up_does_not_move_the_begin_of_the_wait(two: Two) -> None:
+    second = [request(), wait("asked"), send(events_head() + HEARD), wait("thought"), send(EVENT + LAST)]
+    async with two([request(), close()], second) as it:
+        it.client.send(it.rig.call(STREAM))
+        await until(lambda: any(made.requests for made in it.spare.connections))
+        (call,) = it.rig.gateway.proxy.running
+        assert isinstance(call, HttpCall)
+        asked = monotonic()
+        call.hold()
+        call.go_on()
+        it.spare.go("asked")
+        assert await it.client.until(HEARD) == events_head() + HEARD
+        watch = watched(it)
+        assert watch is not None
+        assert watch.sent_at <= asked
+        it.spare.go("thought")
+        assert await it.client.until(LAST) == EVENT + LAST
+
+
 async def test_the_end_of_an_answer_that_had_to_be_whole_is_not_what_is_waited_for(two: Two) -> None:
     first = [request(), send(events_head() + EVENT), wait("made"), send(LAST)]
     async with two(first, [request()], route=WHOLE) as it:
