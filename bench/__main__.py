@@ -31,13 +31,19 @@ QUICK_SCALE = 0.35
 QUICK_PEERS = ["bare", "penstock"]
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
-    names = ", ".join(peer.name for peer in PEERS)
-    parser.add_argument(
-        "--peers", help=f"`all`, or some of {names}; missing ones are installed. Default: those present"
-    )
+def make_parser(
+    program: str, doc: str | None, peers: list[Peer], usual: str = "those present"
+) -> argparse.ArgumentParser:
+    """Return a parser with the options that `choose` reads. `usual`: the peers without them, for people."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=(doc or "").partition("\n")[0])
+    names = ", ".join(peer.name for peer in peers)
+    parser.add_argument("--peers", help=f"`all`, or some of {names}; missing ones are installed. Default: {usual}")
     parser.add_argument("--install", action="store_true", help="install the peers that are missing")
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser("bench", __doc__, PEERS)
     parser.add_argument("--cases", default="", help=f"some of {', '.join(case.name for case in CASES)}; default: all")
     parser.add_argument("--rounds", type=int, default=3, help="how often every peer takes its turn (default: 3)")
     parser.add_argument(

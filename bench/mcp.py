@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import corpus, measure, programs, report
-from bench.__main__ import choose, machine, say, start_all, tape_note
+from bench.__main__ import choose, machine, make_parser, say, start_all, tape_note
 from bench.cases import Case, Target
 from bench.corpus import Material
 from bench.mcp_peers import PEERS
@@ -170,10 +170,7 @@ def serves(gateway: Gateway, case: Case, notes: list[str]) -> bool:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.mcp", description=(__doc__ or "").partition("\n")[0])
-    names = ", ".join(peer.name for peer in PEERS)
-    parser.add_argument("--peers", help=f"`all`, or some of {names}; missing are installed. Default: those present")
-    parser.add_argument("--install", action="store_true", help="install the peers that are missing")
+    parser = make_parser("bench.mcp", __doc__, PEERS)
     parser.add_argument("--rounds", type=int, default=3, help="how often every peer takes its turn (default: 3)")
     parser.add_argument(
         "--calls", type=int, default=0, help="make so many calls instead of measuring for a time: for busy machines"

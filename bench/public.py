@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 
 from bench import corpus, measure, programs, report
-from bench.__main__ import choose, machine, rest, say, start_all, tape_note
+from bench.__main__ import choose, machine, make_parser, rest, say, start_all, tape_note
 from bench.cases import Case, Target
 from bench.corpus import Material
 from bench.peers import BUILD, FORMER_FILES, HERE, PEERS
@@ -66,12 +66,7 @@ def write(folder: Path) -> Material:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.public", description=(__doc__ or "").partition("\n")[0])
-    names = ", ".join(peer.name for peer in PEERS)
-    parser.add_argument(
-        "--peers", help=f"`all`, or some of {names}; missing are installed. Default: {', '.join(USUAL)}, if present"
-    )
-    parser.add_argument("--install", action="store_true", help="install the peers that are missing")
+    parser = make_parser("bench.public", __doc__, PEERS, f"{', '.join(USUAL)}, if present")
     parser.add_argument("--rounds", type=int, default=3, help="how often every peer climbs (default: 3)")
     parser.add_argument("--seconds", type=float, default=1.0, help="at each number of connections (default: 1)")
     parser.add_argument("--out", type=Path, default=OUT, help="where the JSON goes")

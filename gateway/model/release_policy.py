@@ -432,7 +432,7 @@ def freeze_policy(policy: ReleasePolicy) -> dict[str, Any]:
     _add(made, FIXED)
     _add(made, CONSTANTS)
     made["replay"]["budget"], made["shadow"]["budget"] = policy.replay.budget, policy.shadow.budget
-    for name, value in policy._earlier.items():  # pyright: ignore[reportPrivateUsage]
+    for name, value in policy._earlier.items():  # pyright: ignore[reportPrivateUsage] # its own module
         made[name] = _merged(made[name], value)
     made["replay"]["judge"] = made["shadow"]["judge"] = made.pop("judge")
     made["reward_low"], made["reward_high"] = made.pop("reward_range")
@@ -459,7 +459,7 @@ def thaw_policy(value: Any, validate: Callable[[Any], ReleasePolicy]) -> Release
         if stage.get("name") == f"{stage['split'] * 100:g}%":
             del stage["name"]
     policy = validate(made)
-    policy._earlier = earlier  # pyright: ignore[reportPrivateUsage]
+    policy._earlier = earlier  # pyright: ignore[reportPrivateUsage] # its own module
     return policy
 
 

@@ -96,7 +96,7 @@ class RouteTable:
         self, model: str | None, dialect: Dialect, path: str, headers: Headers, direct: ConnectionPool | None = None
     ) -> RouteChoice:
         """Return where a call goes; raises `ClientFault`. `direct`: the host that its agent has called."""
-        route, of = self.find(model) if self._routes else None, candidate_families(dialect, path, headers)
+        route, of = self.find(model), candidate_families(dialect, path, headers)
         pools = [] if route is None else self.candidates(route, of, dialect)
         if route is None or (not pools and direct is not None):
             return RouteChoice([direct or self.owner(of, dialect, path, headers)], None, None, of)

@@ -72,14 +72,9 @@ class KnownHeads:
         return FoundHead(key, values, end + 4, known, length)
 
     def add(self, found: FoundHead, request: HttpRequest) -> None:
-        """Remember the head of a request, if its body has a length (or there is none) and the connection goes on."""
-        if (
-            request.chunked
-            or request.upgrade
-            or request.http10
-            or not request.keep_alive
-            or request.method == "CONNECT"
-        ):
+        """Remember the head of a whole request, if its body has a length (or there is none) and the connection goes
+        on: HTTP/1.0 and other protocols end it."""
+        if request.chunked or not request.keep_alive:
             return
         headers, text = request.headers, b"".join(found.key)
         places = [at for at, header in enumerate(headers) if header[0] in _VOLATILE]
@@ -143,15 +138,21 @@ class RequestReader:
             if len(self._behind) > self._header_bytes:
                 self._refuse(400, "too much came before another protocol was agreed to", "request")
             return
-        if self._missing and self._request is not None:
-            data = self._add_body(self._request, data)
-        while data and self._request is None and not self.over:
-            self._found = found = self._heads.find(data)
-            if found is None or found.known is None or found.length > self._request_bytes:
+        while data and not self.over:
+            if self._missing and self._request is not None:
+                request, data = self._request, self._add_body(self._request, data)
+            elif self._request is not None:
                 break
-            if found.end > self._header_bytes:
-                break
-            data = self._begin_known(found.known, found, data)
+            else:
+                self._found = found = self._heads.find(data)
+                if found is None or found.known is None or found.length > self._request_bytes:
+                    break
+                if found.end > self._header_bytes:
+                    break
+                request, data = self._begin_known(found.known, found, data)
+            if not self._missing and not (self.requests and self._is_crowded(request)):
+                self._request = None
+                self.requests.append(request)
         if not data:
             return
         self._read = len(data)
@@ -173,26 +174,20 @@ class RequestReader:
         behind, self._behind, self.over = bytes(self._behind or b""), None, True
         return behind
 
-    def _begin_known(self, head: RequestHead, found: FoundHead, data: bytes) -> bytes:
-        """Begin a request whose head was parsed before. Returns the bytes behind the request."""
+    def _begin_known(self, head: RequestHead, found: FoundHead, data: bytes) -> tuple[HttpRequest, bytes]:
+        """Begin a request whose head was parsed before. Returns it, and the bytes behind it."""
         start, end = found.end, found.end + found.length
         self._request = request = HttpRequest(head, found.values, data[start:end])
         request.started = now = monotonic()
         request.started_ns, request.length = self._epoch_ns + int(now * 1e9), found.length
         self._missing = found.length - request.size
-        if not self._missing and not (self.requests and self._is_crowded(request)):
-            self._request = None
-            self.requests.append(request)
-        return data[end:]
+        return request, data[end:]
 
     def _add_body(self, request: HttpRequest, data: bytes) -> bytes:
         """Add bytes to a body of a known length. Returns the bytes behind the request."""
         missing = self._missing
         request.add(data[:missing])
         self._missing = max(0, missing - len(data))
-        if not self._missing and not (self.requests and self._is_crowded(request)):
-            self._request = None
-            self.requests.append(request)
         return data[missing:]
 
     def _parse(self, data: bytes) -> None:
