@@ -411,7 +411,7 @@ class McpCall(HttpCall):
     def _complete(self, connection: UpstreamConnection, out: bytes) -> None:
         self._settle(connection)
         if self._follows(connection.status):
-            self.record.trailers = connection.headers[connection.head_fields :]
+            self.record.trailers = connection.trailers
             self.release_upstream()
             self._set_aside("error", "ended_early")
             if out:

@@ -293,7 +293,7 @@ def begins_json(pieces: Iterable[bytes]) -> bool | None:
 def encode_chunk(connection: UpstreamConnection, body: bytes) -> bytes:
     """A piece of an answer as a chunk; with the last piece, also the end and the answer's trailers."""
     made = chunk(body)
-    return made + last_chunk(connection.headers[connection.head_fields :]) if connection.done else made
+    return made + last_chunk(connection.trailers) if connection.done else made
 
 
 def client_bytes(connection: UpstreamConnection, raw: bytes, chunked: bool) -> bytes:

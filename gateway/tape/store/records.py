@@ -8,7 +8,7 @@ own values (`OWN`); a summary whose style is not in the table holds it itself. T
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, get_args
 
@@ -141,7 +141,7 @@ class SpanEntry:
     parent_id: str | None = None
     kind: str = "llm"
     name: str | None = None
-    versions: dict[str, str] | None = None
+    versions: Mapping[str, str] | None = None
     arm: str | None = None
     attributes: dict[str, Any] | None = None
     span_id: str | None = None

@@ -7,10 +7,10 @@ fails there, the facts are missing, but never the bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from penstock.gateway.model import span
 from penstock.gateway.model.base import SpanKind
@@ -45,10 +45,10 @@ from penstock.gateway.wire.dialects.token_ids import (
     usage_from_token_ids,
 )
 from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
+from penstock.gateway.wire.http.headers import header_fields
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest
-from penstock.gateway.wire.http.upstream_connection import Headers
 
 _log = logging.getLogger("penstock.recorder")
 _OVERHEAD = 1024
@@ -64,6 +64,16 @@ ALWAYS_KEPT = 1 << 20
 """Bytes of an answer that are always kept, whatever other calls hold."""
 PROMPTS = "penstock.prompts.sha256"
 """Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
+
+
+class _NoMembers(dict[str, Any]):
+    """An empty mapping that nobody changes. It can be hashed, as the default of a field of a dataclass must."""
+
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return 0
+
+
+NOTHING: Final[Mapping[str, Any]] = _NoMembers()
 
 
 def decoded_body(pieces: list[bytes], encoding: bytes | None) -> bytes:
@@ -120,7 +130,7 @@ class CallRecord:
         "pool",
         "request",
         "response_bytes",
-        "response_headers",
+        "response_head",
         "sent",
         "settle",
         "sides",
@@ -150,11 +160,11 @@ class CallRecord:
         """Id of its span, if others must refer to it before it is on the tape."""
         self.trace: tuple[str, str] | None = None
         """The caller's trace and span, if the body names them."""
-        self.sent: list[bytes] = []
-        """Header lines as they went upstream, each as four pieces: name, colon, value and line end."""
+        self.sent = b""
+        """The head as it went upstream."""
         self.http_status: int | None = None
-        self.response_headers: Headers = []
-        self.trailers: Headers = []
+        self.response_head = b""
+        self.trailers: Sequence[tuple[bytes, bytes]] = ()
         self.encoding: bytes | None = None
         self.stream = False
         self.pieces: list[bytes] = []
@@ -165,18 +175,18 @@ class CallRecord:
         self.status = "open"
         self.error: str | None = None
         self.end_ns: int | None = None
-        self.versions: dict[str, str] = {}
+        self.versions: Mapping[str, str] = NOTHING
         """Versions of resources that it was sent with, by name."""
         self.arm: str | None = None
-        self.texts: dict[str, str] = {}
+        self.texts: Mapping[str, str] = NOTHING
         """SHA-256 of each prompt as the agent sent it."""
         self.captured: tuple[str, ...] = ()
         """Names of the fields of the body that the gateway has added."""
-        self.attributes: Mapping[str, Any] = {}
+        self.attributes: Mapping[str, Any] = NOTHING
         """Further attributes of its span; `note` adds some."""
         self.convert: Callable[[bytes], bytes] | None = None
         """Converts another body of the agent's for the upstream; None if bodies pass unchanged."""
-        self.sides: list[Side] = []
+        self.sides: Sequence[Side] = ()
         """Exchanges with other parties in another wire format, so far."""
         self.settle: Callable[[Transaction, SpanEntry], None] | None = None
         """Called in the transaction of its span; None for nothing."""
@@ -192,7 +202,7 @@ class CallRecord:
         self._redactor = redactor
         self._secrets = NO_SECRETS
         self._entry: SpanEntry | None = None
-        self._encodings: list[bytes] = []
+        self._encodings: tuple[bytes, ...] = ()
         """The content encodings that the client has named."""
 
     @property
@@ -223,12 +233,12 @@ class CallRecord:
                 self.stream = self.call.dialect.is_stream(False, self.plain, self.call.path, pieces[0])
         size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self.response_bytes += size
-        whole = self._size + size
-        if not self.truncated and whole <= self._limit and (whole <= ALWAYS_KEPT or not self._held.too_much):
+        whole, held = self._size + size, self._held
+        if not self.truncated and whole <= self._limit and (whole <= ALWAYS_KEPT or not held.too_much):
             self._size = whole
-            self._held.bytes += size
+            held.bytes += size
             self.pieces += pieces if len(pieces) <= _MANY else (b"".join(pieces),)
-            self.marks += (elapsed // 1000, size)
+            self.marks += elapsed // 1000, size
         else:
             self.truncated = True
 
@@ -324,7 +334,7 @@ class CallRecord:
             if low not in _NOTED:
                 continue
             if low == b"content-encoding":
-                self._encodings.append(value)
+                self._encodings += (value,)
             elif low == b"x-stainless-retry-count":
                 entry.retried = entry.retried or value not in (b"0", b"")
             elif found := span.parse(value.decode("latin-1")):
@@ -337,7 +347,7 @@ class CallRecord:
         secrets = self._secrets
         asked, told = b"" if self.changed else b",".join(self._encodings), self.encoding or b""
         sent = BodyContext(_content_type([(low, value) for low, _, value in self.request.headers]))
-        came = BodyContext(_content_type(self.response_headers), answer=True, cut=self.truncated)
+        came = BodyContext(_content_type(header_fields(self.response_head)), answer=True, cut=self.truncated)
         request = mask_recorded_body(secrets, self.body, asked.decode("latin-1"), about=sent)
         response = mask_recorded_body(secrets, answer, told.decode("latin-1"), about=came)
         sides = [self._side(side) for side in self.sides]
@@ -442,12 +452,12 @@ class CallRecord:
             return {}
 
     def _bytes(self, request: MaskedBody, response: MaskedBody, sides: list[Side]) -> StoredBody:
-        secrets, block = self._secrets, self._redactor.block
+        secrets, redactor, head_block = self._secrets, self._redactor, self._redactor.head_block
         url = "" if self.pool is None else redact_url(self.pool.url(self.call.path))
-        asked = zip(self.sent[::4], self.sent[2::4], strict=True)
-        sent = block(unencoded(asked) if request.decoded else asked)
-        came = block(unencoded(self.response_headers) if response.decoded else self.response_headers)
-        trailers = block(self.trailers) if self.trailers else b""
+        sent = redactor.block(unencoded(header_fields(self.sent))) if request.decoded else head_block(self.sent)
+        head = self.response_head
+        came = redactor.block(unencoded(header_fields(head))) if response.decoded else head_block(head)
+        trailers = redactor.block(self.trailers) if self.trailers else b""
         if secrets.notes or secrets.values:
             url, sent, came = secrets.text(url), secrets.block(sent), secrets.block(came)
             trailers = secrets.block(trailers) if trailers else trailers

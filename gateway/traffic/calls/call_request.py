@@ -21,6 +21,7 @@ from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, peek
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
 
+_NO_MATCH: Final = ConversationMatch()
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model has this name."""
 
@@ -90,7 +91,7 @@ class CallRequest:
     """Its conversation, if that decides the rollout; None if something else does, or while it was not read."""
     previous: str | None = field(default=None, init=False)
     """The `previous_response_id` that it names."""
-    match: ConversationMatch = field(default_factory=ConversationMatch, init=False)
+    match: ConversationMatch = field(default=_NO_MATCH, init=False)
     """The result of matching its conversation."""
     peeked: RequestFields | None = field(default=None, init=False)
     """Fields that were already read of its body, so that none is read twice."""

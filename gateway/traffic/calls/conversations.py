@@ -91,7 +91,7 @@ class ConversationEnd(msgspec.Struct, eq=False, gc=False):
             self.answer = None
 
 
-class ConversationMatch(msgspec.Struct, gc=False):
+class ConversationMatch(msgspec.Struct, eq=False, gc=False):
     """The rollout of a call."""
 
     rollout: str | None = None

@@ -148,12 +148,13 @@ class HttpCall(RecordedCall):
         decided = admitted.decision if as_it_came else None
         known = None if decided is None else decided.upstream_heads.get(pool)
         if known is not None:
-            head, record.sent, left = known.compose(request.headers, length)
+            head, left = known.compose(request.headers, length)
         else:
             target, rollout = pool.target(record.call.path).encode("latin-1"), record.call.address.rollout
-            head, record.sent, left = pool.heads.compose(request, target, length, rollout, admitted.families)
+            head, left = pool.heads.compose(request, target, length, rollout, admitted.families)
             if decided is not None and not pool.heads.vary:
-                decided.upstream_heads[pool] = KnownUpstreamHead(head, record.sent, left, request)
+                decided.upstream_heads[pool] = KnownUpstreamHead(head, left, request)
+        record.sent = head
         if left:
             self._leave_out(pool, left)
         self._sent = head, frame_body(request, record.body) if request.chunked else record.body
@@ -295,7 +296,7 @@ class HttpCall(RecordedCall):
         record.http_status = connection.status
         if (pool := record.pool) is not None and pool.health.why and not is_down(connection.status):
             pool.health.answered(monotonic())
-        record.response_headers = connection.headers[: connection.head_fields]
+        record.response_head = connection.head
         record.stream = connection.content_type.startswith(record.call.dialect.streaming_content_type)
         record.encoding = connection.encoding
         out = self.begin_answer(connection, head, raw)
@@ -358,7 +359,7 @@ class HttpCall(RecordedCall):
     def _complete(self, connection: UpstreamConnection, out: bytes) -> None:
         """End the call: its answer is complete."""
         status = connection.status
-        self.record.trailers = connection.headers[connection.head_fields :]
+        self.record.trailers = connection.trailers
         self.release_upstream()
         error = (self._problem() if self.filtered else None) or (None if status < 400 else f"http_{status}")
         self._end("ok" if error is None else "error", error)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.gateway.model.release import Pin
-from penstock.gateway.traffic.calls.call_record import CallRecord
+from penstock.gateway.traffic.calls.call_record import NOTHING, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
@@ -82,20 +82,20 @@ class CallPlan:
     """The call, with the dialect and path that go upstream."""
     body: bytes
     headers: Headers
-    versions: dict[str, str] = field(default_factory=dict[str, str])
+    versions: Mapping[str, str] = NOTHING
     arm: str | None = None
-    texts: dict[str, str] = field(default_factory=dict[str, str])
+    texts: Mapping[str, str] = NOTHING
     """Versions, arms and texts of resources as in `CallRecord`."""
     given: tuple[ResourceUse, Mapping[str, Pin]] | None = None
     """The released resources that it uses, and the versions that its rollout was given."""
     captured: tuple[str, ...] = ()
     """Names of fields of the body that the gateway has added."""
-    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: Mapping[str, Any] = NOTHING
     """Attributes to add to its span."""
     convert: Callable[[bytes], bytes] | None = None
     """Converts another body of the agent's for the upstream; None if bodies pass unchanged."""
-    filters: list[CallFilter] = field(default_factory=list[CallFilter])
-    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    filters: tuple[CallFilter, ...] = ()
+    aliases: Mapping[str, str] = NOTHING
     """Model name by upstream; empty if all upstreams use the same name."""
     streams: bool = False
     """True if a part changes a streamed answer; such an answer is a stream whatever its content type says."""

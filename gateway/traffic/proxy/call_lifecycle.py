@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from time import monotonic
@@ -285,7 +285,7 @@ class CallLifecycle(ABC):
         self.record = CallRecord(admitted, request, shared.redactor, shared.config.limits.recorded_bytes, shared.held)
         self._shared = shared
         self._admitted = admitted
-        self._parts: list[CallFilter] = []
+        self._parts: Sequence[CallFilter] = ()
         self._given_at = 0.0
         """When its upstream was chosen; monotonic seconds."""
         self._leave: Callable[[], object] | None = None
@@ -493,7 +493,7 @@ class CallLifecycle(ABC):
             metrics.arm_call_ended(record.arm, record.status, seconds)
 
 
-def client_body(parts: list[CallFilter], pieces: list[bytes], encoding: bytes | None) -> bytes:
+def client_body(parts: Sequence[CallFilter], pieces: list[bytes], encoding: bytes | None) -> bytes:
     """The answer's body as the client got it, plus the fields that the gateway asked for itself."""
     told = next((said for part in parts if (said := part.client_body()) is not None), None)
     return decoded_body(pieces, encoding) if told is None else told

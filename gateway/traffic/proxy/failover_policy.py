@@ -175,7 +175,7 @@ class UpstreamRefusal(NamedTuple):
 
     pool: ConnectionPool
     body: bytes
-    sent: list[bytes]
+    sent: bytes
     """Header lines as they were sent."""
     connection: UpstreamConnection
     """A copy, with the state of that moment."""

@@ -103,7 +103,7 @@ def _switched(
 def _with_features(shared: ProxyContext, send: CallPlan, route: RouteSettings | None) -> CallPlan:
     if route is not None and route.stream == "whole":
         send.whole = True
-        send.attributes[WHOLE] = True
+        send.attributes = {WHOLE: True}
     released = send.given is not None and send.given[0].model is not None
     if route is not None and isinstance(route.alias, dict) and not released:
         asked = send.call.model or ""
@@ -152,7 +152,7 @@ class TokenCaptureMiddleware:
         if asked is not None:
             send.body, send.captured, send.headers = asked.body, asked.added, accept_identity(send.headers)
             send.streams = send.streams or asked.stream
-            send.filters.append(TokenCaptureFilter(asked, self._metrics))
+            send.filters += (TokenCaptureFilter(asked, self._metrics),)
 
 
 class TokenCaptureFilter(CallFilter):
@@ -185,7 +185,7 @@ class ShadowMiddleware:
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Add the part that mirrors; the call itself does not change."""
         if send.given is not None:
-            send.filters.append(ShadowFilter(self._shadow, *send.given))
+            send.filters += (ShadowFilter(self._shadow, *send.given),)
 
 
 class ShadowFilter(CallFilter):

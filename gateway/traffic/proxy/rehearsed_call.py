@@ -46,9 +46,10 @@ class RehearsedCall(HttpCall):
         if played.status >= 400:
             played = played.without(self.own)
             reply = played.reply
-        record.stream, record.response_headers = reply.stream, played.headers
+        head = played.head(self.request.keep_alive)
+        record.stream, record.response_head = reply.stream, head
         record.encoding = reply.header(b"content-encoding").encode("latin-1") or None
         record.set_own_answer(played.status, reply.body)
         self._end("ok" if played.status < 400 else "error", None if played.status < 400 else f"http_{played.status}")
         self.started = True
-        self._write_last(played.head(self.request.keep_alive) + reply.body)
+        self._write_last(head + reply.body)

@@ -50,10 +50,10 @@ class SystemFoldingMiddleware:
         key = send.pools[0].name, route.model
         if key in self._known:
             send.body, count = fold_system_messages(send.body)
-            send.attributes |= {FOLDED: count} if count else {}
+            send.attributes = {**send.attributes, FOLDED: count} if count else send.attributes
             send.convert = _folding(send.convert)
         else:
-            send.filters.append(SystemFoldingFilter(self._known, key))
+            send.filters += (SystemFoldingFilter(self._known, key),)
 
 
 class SystemFoldingFilter(CallFilter):

@@ -18,7 +18,8 @@ from penstock.gateway.wire.capture.request import LOGPROBS, CaptureRequest
 from penstock.gateway.wire.dialects.json_scan import LEAF, JsonRange, KeyTree, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
 from penstock.gateway.wire.dialects.token_ids import IDS
-from penstock.gateway.wire.http.upstream_connection import Headers, UpstreamConnection
+from penstock.gateway.wire.http.headers import Fields
+from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.rewriting import IDENTITY, LIMIT, BufferedFraming, Framing, StreamFraming, begins_json
 
 _PROMPT, _CHOICES, _TOKENS = "prompt_token_ids", "choices", "token_ids"
@@ -88,6 +89,6 @@ def capture_framing(
     return BufferedFraming(CaptureCleaner(asked), chunked, limit, connection.events, told)
 
 
-def _is_json(headers: Headers) -> bool:
+def _is_json(headers: Fields) -> bool:
     types = [value for name, value in headers if name.lower() == b"content-type"]
     return len(types) == 1 and types[0].partition(b";")[0].strip().lower() == b"application/json"

@@ -18,6 +18,9 @@ from penstock.gateway.wire.dialects.owners import KeyFilter, key_kind, query_par
 from penstock.gateway.wire.http.redaction import MASK
 from penstock.gateway.wire.http.request import Headers, HttpRequest, Refusal
 
+Fields = list[tuple[bytes, bytes]]
+"""(name, value) of header or trailer fields, in order."""
+_FIELD: Final = re.compile(rb"([^:]++):[ \t]*+([^\r]*+)\r\n")
 HOP: Final = frozenset(
     {
         b"connection",
@@ -115,9 +118,9 @@ class RequestHeads:
         length: int | None,
         rollout: str | None = None,
         families: Collection[Family] = (),
-    ) -> tuple[bytes, list[bytes], list[bytes]]:
-        """Returns the head to send, its header lines in pieces (name, colon, value and line end of each), and the names
-        of headers and parameters that are left out because they hold another family's key.
+    ) -> tuple[bytes, list[bytes]]:
+        """Returns the head to send, and the names of headers and parameters that are left out because they hold another
+        family's key.
 
         `length`: that of the body if it is no longer the client's. `rollout`: the id that is sent to an upstream with a
         `session` header. `families`: those that the call may be of; empty if unknown.
@@ -144,7 +147,7 @@ class RequestHeads:
             target = _TOKEN.sub(MASK, target)
         if b"?" in target and b"=" in target and not self.verbatim:
             target = self._without_keys(target, own, left)
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), parts, left
+        return b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), target, sent), left
 
     def _parts(
         self, headers: Headers, hops: frozenset[bytes], length: int | None, own: bool, left: list[bytes]
@@ -218,31 +221,40 @@ class RequestHeads:
 class KnownUpstreamHead:
     """The head that goes to one upstream for a head that an agent sends again and again."""
 
-    __slots__ = ("_begin", "_left", "_length", "_parts", "_places")
+    __slots__ = ("_form", "_left", "_length", "_places")
 
-    def __init__(self, head: bytes, parts: list[bytes], left: list[bytes], request: HttpRequest) -> None:
-        """`head`, `parts`, `left`: as `RequestHeads.compose` made them for the request."""
-        self._begin = head[: head.index(b"\r\n") + 2]
-        self._parts, self._left = parts.copy(), left
-        self._length: int | None = None
-        self._places: list[tuple[int, int]] = []
-        """(index in the head's pieces, index of the header in the request) of each value that may differ."""
-        names = parts[::4]
-        for at in () if request.head is None else request.head.places:
-            low, name, _ = request.headers[at]
-            if name in names:
-                self._places.append((4 * names.index(name) + 2, at))
+    def __init__(self, head: bytes, left: list[bytes], request: HttpRequest) -> None:
+        """`head`, `left`: as `RequestHeads.compose` made them for the request."""
+        begin, _, lines = head.partition(b"\r\n")
+        self._left, self._length = left, -1
+        self._places: list[int] = []
+        """Indices of the headers in the request whose values may differ, in the order of the head."""
+        places = () if request.head is None else request.head.places
+        differing = {name: (at, low) for at, low, name in places}
+        form = [begin.replace(b"%", b"%%"), b"\r\n"]
+        for name, value in _FIELD.findall(lines):
+            if name in differing:
+                at, low = differing[name]
                 if low == b"content-length":
-                    self._length = self._places[-1][0]
+                    self._length = len(self._places)
+                self._places.append(at)
+                value = b"%b"
+            else:
+                value = value.replace(b"%", b"%%")
+            form += name.replace(b"%", b"%%"), b": ", value, b"\r\n"
+        self._form = b"".join((*form, b"\r\n"))
 
-    def compose(self, headers: Headers, length: int | None) -> tuple[bytes, list[bytes], list[bytes]]:
+    def compose(self, headers: Headers, length: int | None) -> tuple[bytes, list[bytes]]:
         """Return the same as `RequestHeads.compose` for another request with this head."""
-        parts = self._parts.copy()
-        for place, at in self._places:
-            parts[place] = headers[at][2]
-        if length is not None and self._length is not None:
-            parts[self._length] = b"%d" % length
-        return b"%b%b\r\n" % (self._begin, b"".join(parts)), parts, self._left
+        values = [headers[at][2] for at in self._places]
+        if length is not None and self._length >= 0:
+            values[self._length] = b"%d" % length
+        return self._form % (*values,), self._left
+
+
+def header_fields(head: bytes) -> Fields:
+    """The header fields of a head that was found valid."""
+    return _FIELD.findall(head, head.find(b"\r\n") + 2)
 
 
 def chunk(piece: bytes) -> bytes:

@@ -96,16 +96,18 @@ _LONGEST: Final = 512
 _REMEMBERED: Final = 8192
 
 
-class _HeaderLines(dict[tuple[bytes, bytes], bytes]):
-    """`name: value CRLF` lines with secrets masked, by header; a missing one is composed, and kept if it is short."""
+class _HeaderLines(dict[bytes, bytes]):
+    """`name: value CRLF` lines with secrets masked, by header line as it came; a missing one is composed, and kept if
+    it is short."""
 
     def __init__(self, personal: frozenset[str] = frozenset()) -> None:
         """`personal`: members of `baggage` whose values are masked."""
         super().__init__()
         self.personal = personal
 
-    def __missing__(self, header: tuple[bytes, bytes]) -> bytes:
-        name, value = header
+    def __missing__(self, came: bytes) -> bytes:
+        name, _, value = came.partition(b":")
+        value = value.lstrip(b" \t")
         if is_secret(name):
             return b"%b: %b\r\n" % (name, MASK)
         if self.personal and name.lower() == b"baggage":
@@ -114,7 +116,7 @@ class _HeaderLines(dict[tuple[bytes, bytes], bytes]):
         if len(line) <= _LONGEST:
             if len(self) >= _REMEMBERED:
                 self.clear()
-            self[header] = line
+            self[came] = line
         return line
 
 
@@ -137,7 +139,11 @@ class Redactor:
 
     def block(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """`name: value CRLF` lines with secrets masked."""
-        return b"".join(map(self._lines.__getitem__, headers))
+        return b"".join([self._lines[b"%b: %b" % header] for header in headers])
+
+    def head_block(self, head: bytes) -> bytes:
+        """The same of the header lines of a valid head, from its first line to the empty line."""
+        return b"".join(map(self._lines.__getitem__, head.split(b"\r\n")[1:-2]))
 
     def secrets(self, headers: Iterable[tuple[bytes, bytes, bytes]], path: str) -> Secrets:
         """The gateway's own keys and those that a request presents. `headers`: (name in lower case, name, value);

@@ -78,10 +78,10 @@ class RequestHead:
         target: bytes,
         headers: Headers,
         hops: frozenset[bytes],
-        places: list[int],
+        places: list[tuple[int, bytes, bytes]],
         length: int | None,
     ) -> None:
-        """`places`: indices of the headers whose values differ from request to request. `length`: the index of
+        """`places`: index and names of each header whose value differs from request to request. `length`: the index of
         Content-Length among these; None without one."""
         self.method, self.target, self.headers, self.hops = method, target, headers, hops
         self.places, self.length = places, length
@@ -121,22 +121,22 @@ class HttpRequest:
         self.method = ""
         self.target = b""
         self.headers: Headers = []
-        self.trailers: Headers = []
+        self.trailers: Headers | tuple[()] = ()
         self.hops: frozenset[bytes] = frozenset()
         """Headers that its Connection header makes hop-by-hop (RFC 9110 §7.6.1)."""
         self.http10 = self.keep_alive = self.chunked = False
         if head is not None:
             self.method, self.target, self.hops, self.keep_alive = head.method, head.target, head.hops, True
             self.headers = headers = head.headers.copy()
-            for at, value in zip(head.places, values, strict=True):
-                headers[at] = (*headers[at][:2], value)
+            for value, (at, low, name) in zip(values, head.places, strict=True):
+                headers[at] = low, name, value
         self.upgrade = self.websocket = False
         """True if the request asks for another protocol, and `websocket` if that is a WebSocket."""
         self.length = 0
         """The value of Content-Length."""
         self.size = len(body)
         """Payload bytes received."""
-        self.chunks: list[int] = []
+        self.chunks: list[int] | tuple[()] = ()
         """The offsets at which the client's chunks ended; at most `_CHUNKS` of them."""
         self.started = 0.0
         """Monotonic seconds at which its head was complete."""
@@ -145,18 +145,20 @@ class HttpRequest:
         self.refusal: Refusal | None = None
         """The reason why it cannot be served; None if it can."""
         self._pieces: list[bytes] = [body] if body else []
-        self._gathered = bytearray()
+        self._gathered: bytearray | None = None
 
     def add(self, piece: bytes) -> None:
         """Appends payload. Pieces are joined when the request is whole, or before there are too many small ones."""
         self.size += len(piece)
         self._pieces.append(piece)
         if len(self._pieces) == _PIECES:
+            self._gathered = self._gathered or bytearray()
             self._gathered += b"".join(self._pieces)
             self._pieces.clear()
 
     def end_chunk(self) -> None:
         """Notes the end of a chunk. Ends beyond an absurd number of chunks are forgotten."""
+        self.chunks = self.chunks or []
         if len(self.chunks) < _CHUNKS:
             self.chunks.append(self.size)
 
@@ -164,7 +166,7 @@ class HttpRequest:
         """The payload without transfer framing. It is stored once, however often it is read."""
         if self._gathered:
             self._pieces = [bytes(self._gathered), *self._pieces]
-            self._gathered = bytearray()
+            self._gathered = None
         if len(self._pieces) != 1:
             self._pieces = [b"".join(self._pieces)]
         return self._pieces[0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
 import httptools
 
@@ -34,19 +34,9 @@ _MOST_BYTES, _BESIDE = 8 << 20, 4096
 """Bytes of memory for known heads, and those that each takes besides its text: what it was parsed to, and decided."""
 
 
-class FoundHead(NamedTuple):
-    """The head at the beginning of a read."""
-
-    key: tuple[bytes, ...]
-    """Its bytes without the values of `_VOLATILE`."""
-    values: list[bytes]
-    """These values."""
-    end: int
-    """Offset of the body."""
-    known: RequestHead | None
-    """The same head as it was parsed before; None if it was not."""
-    length: int
-    """The length of the body if the head is known."""
+FoundHead = tuple[tuple[bytes, ...], list[bytes], int, RequestHead | None, int]
+"""The head at the beginning of a read: its bytes without the values of `_VOLATILE`, these values, the offset of the
+body, the same head as it was parsed before (None if it was not), and then the length of the body."""
 
 
 class KnownHeads:
@@ -59,7 +49,7 @@ class KnownHeads:
     def find(self, data: bytes) -> FoundHead | None:
         """Find the head at the beginning of a read; None if it is not complete, or long, or behind an empty line."""
         end = data.find(b"\r\n\r\n", 0, _LONGEST_HEAD)
-        if end < 0 or data[:1] in (b"\r", b"\n"):
+        if end < 0 or data[0] in b"\r\n":
             return None
         pieces = _VALUE.split(data[: end + 2])
         values = pieces[2::3]
@@ -69,28 +59,29 @@ class KnownHeads:
         if known is not None and known.length is not None:
             digits = values[known.length]
             known, length = (known, int(digits)) if digits.isdigit() and len(digits) <= _DIGITS else (None, 0)
-        return FoundHead(key, values, end + 4, known, length)
+        return key, values, end + 4, known, length
 
     def add(self, found: FoundHead, request: HttpRequest) -> None:
         """Remember the head of a whole request, if its body has a length (or there is none) and the connection goes
         on: HTTP/1.0 and other protocols end it."""
         if request.chunked or not request.keep_alive:
             return
-        headers, text = request.headers, b"".join(found.key)
-        places = [at for at, header in enumerate(headers) if header[0] in _VOLATILE]
+        key, values, *_ = found
+        headers, text = request.headers, b"".join(key)
+        places = [(at, low, name) for at, (low, name, _) in enumerate(headers) if low in _VOLATILE]
         lines = text.count(b"\r\n") - 1
         if lines != len(headers) or text.count(b"\n") != lines + 1 or any(low == b"expect" for low, _, _ in headers):
             return
-        if [headers[at][2] for at in places] != found.values or len({headers[at][0] for at in places}) < len(places):
+        if [headers[at][2] for at, *_ in places] != values or len({low for _, low, _ in places}) < len(places):
             return
-        if found.key in self._heads:
+        if key in self._heads:
             return
         self._bytes += len(text) + _BESIDE
         if self._bytes > _MOST_BYTES:
             self._heads, self._bytes = {}, len(text) + _BESIDE
-        length = next((i for i, at in enumerate(places) if headers[at][0] == b"content-length"), None)
+        length = next((i for i, place in enumerate(places) if place[1] == b"content-length"), None)
         request.head = RequestHead(request.method, request.target, headers.copy(), request.hops, places, length)
-        self._heads[found.key] = request.head
+        self._heads[key] = request.head
 
 
 class RequestReader:
@@ -145,11 +136,16 @@ class RequestReader:
                 break
             else:
                 self._found = found = self._heads.find(data)
-                if found is None or found.known is None or found.length > self._request_bytes:
+                if found is None:
                     break
-                if found.end > self._header_bytes:
+                _, values, start, known, length = found
+                if known is None or length > self._request_bytes or start > self._header_bytes:
                     break
-                request, data = self._begin_known(found.known, found, data)
+                self._request = request = HttpRequest(known, values, data[start : start + length])
+                request.started = now = monotonic()
+                request.started_ns, request.length = self._epoch_ns + int(now * 1e9), length
+                self._missing = length - request.size
+                data = data[start + length :]
             if not self._missing and not (self.requests and self._is_crowded(request)):
                 self._request = None
                 self.requests.append(request)
@@ -173,15 +169,6 @@ class RequestReader:
         opening."""
         behind, self._behind, self.over = bytes(self._behind or b""), None, True
         return behind
-
-    def _begin_known(self, head: RequestHead, found: FoundHead, data: bytes) -> tuple[HttpRequest, bytes]:
-        """Begin a request whose head was parsed before. Returns it, and the bytes behind it."""
-        start, end = found.end, found.end + found.length
-        self._request = request = HttpRequest(head, found.values, data[start:end])
-        request.started = now = monotonic()
-        request.started_ns, request.length = self._epoch_ns + int(now * 1e9), found.length
-        self._missing = found.length - request.size
-        return request, data[end:]
 
     def _add_body(self, request: HttpRequest, data: bytes) -> bytes:
         """Add bytes to a body of a known length. Returns the bytes behind the request."""
@@ -233,6 +220,7 @@ class RequestReader:
         if self.in_head:
             request.headers.append((name.lower(), name, value))
         else:
+            request.trailers = request.trailers or []
             request.trailers.append((name.lower(), name, value))
             self._limit_head(_size(request.trailers))
 

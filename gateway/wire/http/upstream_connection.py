@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Final, Protocol
@@ -18,7 +19,7 @@ from typing import Final, Protocol
 import httptools
 
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
-from penstock.gateway.wire.http.headers import HOP
+from penstock.gateway.wire.http.headers import HOP, Fields, header_fields
 
 _log = logging.getLogger("penstock.upstream")
 _HEAD_LIMIT: Final = 256 << 10
@@ -30,7 +31,6 @@ _HEAD: Final = re.compile(
     rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?:\r\n| " + _REST + rb")((?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:" + _REST + rb")*+)\r\n"
 )
 """RFC 9112: no bare CR, LF or NUL, no space before a colon, no line that continues another."""
-_FIELD: Final = re.compile(rb"([^:]++):[ \t]*+([^\r]*+)\r\n")
 _LENGTH: Final = re.compile(rb"[0-9]{1,19}+[ \t]*+")
 _ELEMENT: Final = re.compile(rb"[^,\s](?:[^,]*[^,\s])?")
 """An element of a comma-separated list, without the whitespace around it."""
@@ -40,10 +40,12 @@ _CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _FRAMING: Final = {b"content-length", b"transfer-encoding"}
 _LISTS: Final = _FRAMING | {b"content-encoding", b"connection", b"proxy-connection"}
 """Headers of which several lines count as one list."""
-_WATCHED: Final = HOP | _LISTS | {b"content-type"}
+_BODY_FIELDS: Final = _FRAMING | {b"content-type", b"content-encoding"}
+_WATCHED: Final = HOP | _LISTS | _BODY_FIELDS
+_WATCHED_FIELD: Final = re.compile(rb"\n(" + b"|".join(sorted(_WATCHED)) + rb"):[ \t]*+([^\r]*+)")
 _NO_HOPS: Final[frozenset[bytes]] = frozenset()
+_NOTHING: Final = ()
 _NOT_YET: Final = (b"", b"")
-Headers = list[tuple[bytes, bytes]]
 
 
 class UpstreamCaller(Protocol):
@@ -115,7 +117,7 @@ class ConnectionOwner(Protocol):
         ...
 
 
-def _add(fields: Headers, name: bytes, value: bytes) -> None:
+def _add(fields: Fields, name: bytes, value: bytes) -> None:
     fields.append((name, value))
 
 
@@ -128,7 +130,7 @@ class ChunkDecoder:
         self.payload: list[bytes] = []
         self.ends: list[None] = []
         """Has a member for the end of the body, and one for the first byte of garbage after it."""
-        self.trailers: Headers = []
+        self.trailers: Fields = []
         end = partial(self.ends.append, None)
         self.parser = httptools.HttpResponseParser(
             SimpleNamespace(
@@ -148,8 +150,8 @@ class ChunkDecoder:
 
 class UpstreamConnection(asyncio.Protocol):
     __slots__ = ("_buffer", "_counted", "_decoder", "_framing", "_headed", "_interim", "_left", "caller", "chunked",
-                 "content_type", "cut", "done", "encoding", "head_fields", "headers", "hops", "idle_since",
-                 "keep_alive", "length_known", "owner", "pieces", "reused", "seen", "status", "switched",
+                 "content_type", "cut", "done", "encoding", "head", "hops", "idle_since", "keep_alive",
+                 "length_known", "owner", "pieces", "reused", "seen", "status", "switched", "trailers",
                  "transport")  # fmt: skip
 
     def __init__(self, owner: ConnectionOwner) -> None:
@@ -169,10 +171,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.seen = self._headed = self.done = False
         # What follows is the answer's: of the last one until there is a new head.
         self.status = 0
-        self.headers: Headers = []
-        """Header fields, and once the answer is complete, trailer fields."""
-        self.head_fields = 0
-        """The number of header fields in `headers`."""
+        self.head = b""
+        """From the status line to the empty line."""
+        self.trailers: Sequence[tuple[bytes, bytes]] = _NOTHING
         self.hops = _NO_HOPS
         """Names of headers that concern this connection only; empty when there are none."""
         self.pieces: list[bytes] = []
@@ -222,8 +223,8 @@ class UpstreamConnection(asyncio.Protocol):
                     garbage = garbage or self._framing > _HEAD_LIMIT
                 if decoder.ends:
                     self.done, garbage = True, garbage or len(decoder.ends) > 1
-                    self.headers += decoder.trailers
-                    for name, _ in decoder.trailers:
+                    self.trailers = (*decoder.trailers,)
+                    for name, _ in self.trailers:
                         self.keep_alive = self.keep_alive and name.lower() not in _WATCHED
             else:
                 self._left -= len(data)
@@ -268,14 +269,13 @@ class UpstreamConnection(asyncio.Protocol):
             if len(data) > _HEAD_LIMIT or not (data.startswith(b"HTTP/") or b"HTTP/".startswith(data)):
                 self._break("upstream_protocol")
             return _NOT_YET
-        found: dict[bytes, bytes] = {}
-        self.headers = [] if read is None else _FIELD.findall(head, *read.span(3))
-        for name, value in self.headers:
-            low = name.lower()
-            if low in _WATCHED:
-                found[low] = found[low] + b"," + value if low in found and low in _LISTS else value
-        length, coding = found.pop(b"content-length", None), found.pop(b"transfer-encoding", None)
-        codings = _ELEMENT.findall(coding.lower()) if coding else []
+        fields = _WATCHED_FIELD.findall(head.lower())
+        found = dict[bytes, bytes](fields)
+        if len(found) < len(fields):
+            for name in found.keys() & _LISTS:
+                found[name] = b",".join([value for other, value in fields if other == name])
+        length, coding = found.get(b"content-length"), found.get(b"transfer-encoding")
+        codings: Sequence[bytes] = _ELEMENT.findall(coding) if coding else _NOTHING
         if (
             read is None
             or (length is not None and (coding is not None or _LENGTH.fullmatch(length) is None))
@@ -285,15 +285,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._break("upstream_protocol")
             return _NOT_YET
         self._headed, self._buffer, self._interim, self._framing = True, b"", 0, 0
-        self.status, self.head_fields, self.pieces, self.cut = int(read[2]), len(self.headers), [], False
-        self.content_type = found.pop(b"content-type", b"").lower()
-        self.encoding = found.pop(b"content-encoding", None)
-        options = _NO_HOPS
-        if found:
+        self.status, self.head, self.trailers, self.pieces, self.cut = int(read[2]), head, _NOTHING, [], False
+        self.content_type, self.encoding = found.get(b"content-type", b""), found.get(b"content-encoding")
+        self.hops = options = _NO_HOPS
+        if not found.keys() <= _BODY_FIELDS:
             said = found.get(b"connection", b"") + b"," + found.get(b"proxy-connection", b"")
-            options = frozenset(_ELEMENT.findall(said.lower()))
-        self.hops = HOP | options - _FRAMING if found else _NO_HOPS
-        self.chunked, self.length_known = codings[-1:] == [b"chunked"], length is not None
+            options = frozenset(_ELEMENT.findall(said))
+            self.hops = HOP | options - _FRAMING
+        self.chunked, self.length_known = bool(codings) and codings[-1] == b"chunked", length is not None
         empty = self.status in (204, 304)
         stays = read[1] == b"1" or b"keep-alive" in options
         self.keep_alive = stays and b"close" not in options and (self.chunked or self.length_known or empty)
@@ -344,6 +343,11 @@ class UpstreamConnection(asyncio.Protocol):
             self.switched.on_upstream_full(False)
 
     # -- for the call ------------------------------------------------------------------------------------------------
+
+    @property
+    def headers(self) -> Fields:
+        """The header fields of the answer."""
+        return header_fields(self.head)
 
     @property
     def events(self) -> bool:

@@ -145,15 +145,9 @@ class GenerateConnection(UpstreamConnection):
             return
         self._told = True
         path = redact_url(self._engine.generates_at)
-        self._record.sides.append(
-            Side(
-                who="engine",
-                dialect="generate",
-                path=path,
-                request_body=self._request,
-                response_body=b"".join(self._response),
-            )
-        )
+        answer = b"".join(self._response)
+        side = Side(who="engine", dialect="generate", path=path, request_body=self._request, response_body=answer)
+        self._record.sides = (*self._record.sides, side)
 
     async def _answer(self, response: aiohttp.ClientResponse) -> None:
         """Pass on a plain answer, or a refusal, which is the same as that of the chat endpoint."""
@@ -165,10 +159,10 @@ class GenerateConnection(UpstreamConnection):
             answer = self._words.plain_answer(made, await self._engine.derender(asked) if asked else None)
         await self._tap.open.wait()
         self._record_side()
-        self._begin(response.status, [(b"Content-Type", b"application/json")])
+        head = _PLAIN % (response.status, (response.reason or "").encode("latin-1", "replace"), len(answer))
+        self._begin(response.status, head)
         self.length_known = self.done = True
         self.pieces = [answer]
-        head = _PLAIN % (response.status, (response.reason or "").encode("latin-1", "replace"), len(answer))
         if self.caller is not None:
             self.caller.on_answer(self, head, answer)
 
@@ -224,8 +218,8 @@ class GenerateConnection(UpstreamConnection):
 
     # -- the answer for the call -------------------------------------------------------------------------------------
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._headed, self.status, self.headers, self.head_fields = True, status, headers, len(headers)
+    def _begin(self, status: int, head: bytes) -> None:
+        self._headed, self.status, self.head = True, status, head
 
     def _emit(self, payload: bytes) -> None:
         """Pass on events as one read."""
@@ -237,6 +231,6 @@ class GenerateConnection(UpstreamConnection):
         if self._headed:
             caller.on_data(self, raw)
             return
-        self._begin(200, [(b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Transfer-Encoding", b"chunked")])
+        self._begin(200, _STREAM)
         self.chunked, self.content_type = True, EVENT_STREAM
         caller.on_answer(self, _STREAM, raw)

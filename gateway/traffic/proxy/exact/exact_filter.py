@@ -67,7 +67,7 @@ class ExactMiddleware:
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         """Add the part that decides how the call goes; it does so while connecting, because that needs the engine."""
         if send.call.dialect.name == "chat":
-            send.filters.append(ExactFilter(self._exact))
+            send.filters += (ExactFilter(self._exact),)
 
 
 class ExactFilter(CallFilter):
@@ -123,7 +123,7 @@ class ExactFilter(CallFilter):
         asked, record = obj(strict(self._record.plain)), self._record
         self._let_go()
         self._session = self._how = ""
-        record.attributes, record.sides = _without_marks(record.attributes), []
+        record.attributes, record.sides = _without_marks(record.attributes), ()
         if not sessions.has_standard_prompt(asked) or asked.get("return_token_ids") is not True:
             return None
         conversation = messages(asked)

@@ -143,7 +143,7 @@ class ExactEngineClient:
 
 def _headers(pool: ConnectionPool, request: HttpRequest, families: Sequence[Family]) -> list[tuple[str, str]]:
     """The headers that the call itself would send, without those about its own body."""
-    head, _, _ = pool.heads.compose(request, b"/", None, None, families)
+    head, _ = pool.heads.compose(request, b"/", None, None, families)
     lines = [line.partition(b": ")[::2] for line in head.split(b"\r\n")[1:] if line]
     kept = [(name, value) for name, value in lines if name.lower() not in _OURS]
     return [*_HEADERS, *((name.decode("latin-1"), value.decode("latin-1")) for name, value in kept)]

@@ -138,9 +138,9 @@ class Translator:
         chat, converter = self.chat(dialect, asked), _CONVERSIONS[dialect][1]
         send.call, send.body = replace(call, dialect=find("POST", PATH), path=PATH), chat
         send.convert = lambda body: self.chat(dialect, document(body))
-        send.attributes |= {ATTRIBUTE: dialect} | _unsaid(dialect, asked)
+        send.attributes = {**send.attributes, ATTRIBUTE: dialect, **_unsaid(dialect, asked)}
         send.headers, send.streams = accept_identity(headers(send.headers)), bool(asked.get("stream"))
-        send.filters.append(TranslationFilter(call, bool(asked.get("stream")), converter(self._library, asked), own))
+        send.filters += (TranslationFilter(call, bool(asked.get("stream")), converter(self._library, asked), own),)
 
     def chat(self, dialect: str, asked: Json) -> bytes:
         """The body of chat completions for a request of a dialect. Raises `ClientFault` if there is none."""

@@ -41,9 +41,9 @@ from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.loose_json import label, loads, obj
 from penstock.gateway.wire.dialects.websocket_messages import ClientMessageFacts, ClientMessageKind, ServerMessageKind
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.headers import refusal_body
+from penstock.gateway.wire.http.headers import header_fields, refusal_body
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal
-from penstock.gateway.wire.http.upstream_connection import Headers, UpstreamConnection
+from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 from penstock.gateway.wire.http.websocket import (
     BINARY,
     CLOSE,
@@ -180,7 +180,9 @@ class WebSocketConnection(WebSocketChannel):
     ) -> None:
         self._shared, self.client, self._upstream, self.context = shared, client, upstream, way
         self._limit = shared.config.limits.request_bytes
-        agreed = b",".join(value for name, value in way.headers if name.lower() == b"sec-websocket-extensions")
+        agreed = b",".join(
+            value for name, value in header_fields(way.head) if name.lower() == b"sec-websocket-extensions"
+        )
         asked, told = negotiated_deflate(agreed)
         self._out = ClientMessageForwarder(self._limit, asked, upstream.transport.write)
         self._in = UpstreamMessageForwarder(shared.config.limits.recorded_bytes, told)
@@ -528,7 +530,7 @@ class HandshakeCall(HttpCall):
         self._move(CallState.ENDING)
         self._move(CallState.ENDED)
         self.connection = None
-        way = WebSocketContext(self._admitted, self._spoken, self.request, pool, self.record.sent, _headers(head))
+        way = WebSocketContext(self._admitted, self._spoken, self.request, pool, self.record.sent, head)
         made = WebSocketConnection(shared, self.client, connection, way)
         connection.switch(made)
         self.client.transport.write(self.own.hide(head))
@@ -548,8 +550,3 @@ def _dialect(shared: ProxyContext, request: HttpRequest, admitted: CallRequest) 
         why = "only permessage-deflate is understood of WebSocket extensions"
     check_passthrough(shared, why)
     return dialect
-
-
-def _headers(head: bytes) -> Headers:
-    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:-2])
-    return [(name, value.strip()) for name, _, value in lines]

@@ -52,7 +52,7 @@ class WebSocketCall(CallLifecycle):
         """Steering input that its request takes along."""
         self._prepare(shared, self.request, admitted)
         record = self.record
-        record.pool, record.sent, record.response_headers = way.pool, way.sent, way.headers
+        record.pool, record.sent, record.response_head = way.pool, way.sent, way.head
         record.stream, record.http_status = True, 101
         record.attributes = {WEBSOCKET: True, **({PREWARM: True} if way.dialect.is_prewarm(admitted.body) else {})}
 

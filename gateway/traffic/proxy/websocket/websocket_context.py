@@ -11,7 +11,6 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal
-from penstock.gateway.wire.http.upstream_connection import Headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +23,10 @@ class WebSocketContext:
     """The dialect of its messages."""
     request: HttpRequest
     pool: ConnectionPool
-    sent: list[bytes]
-    """Header lines of the opening, as in `CallRecord.sent`."""
-    headers: Headers
-    """Headers of the answer to the opening."""
+    sent: bytes
+    """The head of the opening, as in `CallRecord.sent`."""
+    head: bytes
+    """The head of the answer to the opening."""
 
 
 class WebSocketChannel(Protocol):

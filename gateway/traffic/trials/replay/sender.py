@@ -103,7 +103,7 @@ def compose(question: OutboundRequest) -> tuple[str, list[tuple[bytes, bytes]]]:
     """Return (path and query, headers) as a call would send them, without headers that hold for one request only."""
     pool, request = question.pool, question.request
     families = question.families or candidate_families(question.dialect, question.path, request.headers)
-    head, _, _ = pool.heads.compose(request, pool.target(question.path).encode("latin-1"), None, None, families)
+    head, _ = pool.heads.compose(request, pool.target(question.path).encode("latin-1"), None, None, families)
     first, *rest = head.split(b"\r\n")
     lines = [line.partition(b": ")[::2] for line in rest if line]
     kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]

@@ -251,7 +251,7 @@ def test_what_another_party_was_told_has_none() -> None:
     redactor, held = Redactor(own_secrets([UPSTREAM_KEY])), BufferUsage(1 << 20)
     record = CallRecord(CallRequest(CallAddress("r"), OPAQUE, "/", b"{}"), request, redactor, 1 << 20, held)
     path = f"/v1/messages?of={AGENT_KEY}"
-    record.sides.append(Side(who="agent", dialect="messages", path=path, request_body=SAID, response_body=ECHOED))
+    record.sides = (Side(who="agent", dialect="messages", path=path, request_body=SAID, response_body=ECHOED),)
     record.set_own_answer(200, b"{}")
     record.status, record.end_ns = "ok", 1
     entry = record.entry(final=True)

@@ -184,7 +184,7 @@ def sent(routes: RouteTable, call: Drawn) -> tuple[list[tuple[ConnectionPool, by
     found = routes.choose("m", find("POST", path), call.target, asked.headers)
     made: list[tuple[ConnectionPool, bytes]] = []
     for pool in found.pools:
-        head, _, left = pool.heads.compose(asked, call.target.encode(), None, None, found.families)
+        head, left = pool.heads.compose(asked, call.target.encode(), None, None, found.families)
         if found.route is not None or not left:
             made.append((pool, head))
     return made, found.route is not None

@@ -48,7 +48,7 @@ async def test_a_plan_says_where_a_call_goes_and_leaves_the_request_alone(within
         other, came = asked(BODY.replace(b"small", b"large"))
         decided = plan(shared, other, came)
         assert isinstance(decided, CallPlan)
-        assert (decided.body, decided.filters, decided.headers) == (other.body, [], came.headers)
+        assert (decided.body, decided.filters, decided.headers) == (other.body, (), came.headers)
 
 
 class Counting(CallFilter):
@@ -79,7 +79,7 @@ class Planted:
 
     def plan(self, send: CallPlan, route: RouteSettings | None) -> None:
         send.body = send.body.replace(b"hi", b"HI")
-        send.filters.append(self.part)
+        send.filters += (self.part,)
 
 
 async def test_a_feature_plugs_in_at_one_place(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:

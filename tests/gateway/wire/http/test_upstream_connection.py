@@ -253,7 +253,7 @@ def test_an_answer_is_read_as_llhttp_reads_it(wire: bytes, cuts: list[int]) -> N
     connection = read.connection
     assert (read.broken is not None) == found.refused
     if not found.refused:
-        assert (connection.status, connection.headers) == (found.status, found.headers)
+        assert (connection.status, [*connection.headers, *connection.trailers]) == (found.status, found.headers)
         assert b"".join(connection.pieces) == b"".join(found.pieces)
         assert (read.complete, connection.keep_alive, read.passed) == (found.done, found.keep_alive, wire)
 
@@ -293,7 +293,7 @@ def agree(wire: bytes, cuts: Iterable[int]) -> None:
     elif read.broken == "upstream_protocol":
         assert any(re.match(pattern, head) for pattern in STRICTER.values())
     elif found.status:
-        assert (connection.status, connection.headers) == (found.status, found.headers)
+        assert (connection.status, [*connection.headers, *connection.trailers]) == (found.status, found.headers)
         assert b"".join(connection.pieces) == b"".join(found.pieces)
         assert read.complete == found.done
         assert connection.keep_alive <= found.keep_alive or not read.complete
