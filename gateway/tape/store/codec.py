@@ -41,7 +41,7 @@ _NEAR = 16384
 _FAR, _FAR_OF_STREAM = 32768, 4096
 """Bytes of the base's remainder in the dictionary. A long answer comes back in the next request; a stream has it in
 pieces, so that only the form of its events is worth keeping."""
-_STEPS = (16384, 1024, 128)
+_STEPS = (16384, 1024, 256)
 _INLINE = 700
 """Bytes of a small segment: five fit into a page of 4 KB. Larger ones would leave more of it empty, and beyond half a
 page take pages of their own."""
@@ -55,6 +55,8 @@ _OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _LEVEL = 6
 _WHOLE = 1 << 53
+_AT_ONCE = 4
+"""Positions of a record that are compared with their defaults at once."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -68,6 +70,8 @@ _MANY = 64
 def encode(values: list[Any], defaults: list[Any]) -> bytes:
     """Return a positional record without its trailing defaults."""
     end = len(values)
+    while end > _AT_ONCE and values[end - _AT_ONCE : end] == defaults[end - _AT_ONCE : end]:
+        end -= _AT_ONCE
     while end and values[end - 1] == defaults[end - 1]:
         end -= 1
     return _pack(values[:end])

@@ -52,12 +52,10 @@ class LoopYield:
 
     def __call__(self) -> None:
         """Called after each piece of work: yield the core if it is time to."""
-        self._pieces += 1
-        enough = (
-            self._pieces * _QUEUED > len(self._queue)
-            and self._pieces * _QUEUED_BYTES > self._metrics.recorder_queue_bytes
-        )
-        if self._spare <= 0 or not enough or time.monotonic() > self._until:
+        pieces = self._pieces = self._pieces + 1
+        if pieces * _QUEUED <= len(self._queue) or pieces * _QUEUED_BYTES <= self._metrics.recorder_queue_bytes:
+            return
+        if self._spare <= 0 or time.monotonic() > self._until:
             return
         self._pieces = 0
         began, loop = time.perf_counter(), self._loop_seconds()

@@ -100,6 +100,7 @@ _ROLLOUT_DEFAULTS = [None, *codec.defaults(Rollout, ROLLOUT)]
 _ROLLOUT_DEFAULTS[1 + _CONFIG] = None
 _ATTEMPT_DEFAULTS = [None, *codec.defaults(Attempt, ATTEMPT)]
 _BODY = 1 + OWN.index("body")
+_OK = SpanStatus.OK.value
 
 
 @dataclass(slots=True, eq=False)
@@ -369,9 +370,8 @@ def add_to_totals(sums: list[int], entry: SpanEntry, usage: list[Any] | None = N
     """Add a finished call to the values of `TOTALS`, in its order; spans of other kinds are not counted."""
     if entry.kind != "llm":
         return
+    status = entry.status
     sums[0] += 1
-    sums[1] += entry.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
-    sums[2] += entry.status == SpanStatus.CANCELLED
     if usage is not None:
         sums[3] += usage[0] or 0
         sums[4] += usage[1] or 0
@@ -380,9 +380,13 @@ def add_to_totals(sums: list[int], entry: SpanEntry, usage: list[Any] | None = N
     if usage is None or usage[0] is None or usage[1] is None:
         sums[7] += lacks_token_counts(entry, by_name(entry.dialect))
     sums[8] += entry.ambiguous
-    if entry.status == SpanStatus.ERROR:
+    if status == _OK:
+        if sums[9] and by_name(entry.dialect).generates:
+            # The agent has succeeded in another way: earlier refusals are no errors.
+            sums[1] -= sums[9]
+            sums[9] = 0
+        return
+    sums[1] += status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+    sums[2] += status == SpanStatus.CANCELLED
+    if status == SpanStatus.ERROR:
         sums[9] += refused(entry)
-    if entry.status == SpanStatus.OK and by_name(entry.dialect).generates:
-        # The agent has succeeded in another way: earlier refusals are no errors.
-        sums[1] -= sums[9]
-        sums[9] = 0

@@ -22,7 +22,7 @@ from penstock.gateway.traffic.calls.address import (
     from_path,
 )
 from penstock.gateway.traffic.calls.auth import KEY_PREFIX, Auth, AuthError
-from penstock.gateway.traffic.calls.call_request import CallRequest, HeadDecision
+from penstock.gateway.traffic.calls.call_request import NOTED, CallRequest, HeadDecision
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher, decode_request
 from penstock.gateway.traffic.calls.fingerprints import EMPTY
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
@@ -247,7 +247,8 @@ def _decide(request: HttpRequest) -> HeadDecision:
         check_path(below)
         form = _form(headers)
     packed, credential = b"content-encoding" in headers, _credential(headers)
-    return HeadDecision(address, dialect, below + mark + query, form, packed, credential, _baggage(request))
+    noted = not NOTED.isdisjoint(headers)
+    return HeadDecision(address, dialect, below + mark + query, form, packed, credential, _baggage(request), noted)
 
 
 def _agreed(address: CallAddress | None, token: str | None) -> CallAddress | None:

@@ -32,7 +32,7 @@ from penstock.gateway.traffic.calls.answer_masking import (
     unencoded,
     without_tokens,
 )
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import NOTED, CallRequest
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
@@ -56,8 +56,6 @@ _MANY = 64
 """Most chunks of one read that are kept as they are; more are joined: chunks of a byte each would take ten times the
 memory."""
 _CAME = BodyContext(answer=True)
-_NOTED = frozenset({b"content-encoding", b"traceparent", b"x-stainless-retry-count"})
-"""Headers of a request that its span tells of."""
 _BEGINNINGS = b"deir:\r\n\xef\0"
 """First bytes of streams of any format; no JSON begins with one."""
 ALWAYS_KEPT = 1 << 20
@@ -323,15 +321,21 @@ class CallRecord:
         """The entry of a call that has begun, as far as the call's address and headers tell."""
         call, request = self.call, self.request
         address = call.address
-        self._secrets = self._redactor.secrets(request.headers, request.target.decode("latin-1"))
+        decided = call.decision
+        if decided is None or decided.secrets is None:
+            self._secrets = self._redactor.secrets(request.headers, request.target.decode("latin-1"))
+            if decided is not None:
+                decided.secrets = self._secrets
+        else:
+            self._secrets = decided.secrets
         entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode)
         entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
         entry.method, entry.request_bytes = request.method, len(self.body)
         entry.kind, entry.name, entry.span_id = self.kind, self.name, self.span_id
         if self.trace is not None:
             entry.trace_id, entry.parent_id = self.trace
-        for low, _, value in request.headers:
-            if low not in _NOTED:
+        for low, _, value in request.headers if decided is None or decided.noted else ():
+            if low not in NOTED:
                 continue
             if low == b"content-encoding":
                 self._encodings += (value,)

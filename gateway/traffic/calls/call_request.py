@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.conversations import ConversationMatch
 from penstock.gateway.traffic.calls.fingerprints import ConversationFingerprint, ParsedConversation
@@ -22,6 +23,8 @@ from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFiel
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
 
 _NO_MATCH: Final = ConversationMatch()
+NOTED: Final = frozenset({b"content-encoding", b"traceparent", b"x-stainless-retry-count"})
+"""Headers of a request that its span tells of."""
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model has this name."""
 
@@ -43,6 +46,10 @@ class HeadDecision:
     """The agent token or the named key that it shows."""
     baggage: str
     """Its `baggage` header."""
+    noted: bool = False
+    """True if it has a header that the span tells of."""
+    secrets: Secrets | None = None
+    """The keys that it presents, and the gateway's own; None while the recorder has not looked for them."""
     own_site: bool = False
     """True once its host and its origin were found to be this machine's."""
     routes: dict[str | None, RouteChoice] = field(default_factory=dict[str | None, RouteChoice])
