@@ -35,7 +35,7 @@ def unchunked(wire: bytes) -> bytes:
 def passed(pieces: list[bytes], chunked: bool = True, plain: bool = False, ours: str | None = "/ours") -> bytes:
     """What the client gets, without the head and without framing."""
     framing = EndpointFraming(lambda endpoint: ours, plain)
-    connection = SimpleNamespace(pieces=list[bytes](), chunked=chunked, done=False, headers=[], head_fields=0)
+    connection = SimpleNamespace(pieces=list[bytes](), chunked=chunked, done=False, trailers=())
     out = framing.begin(cast(UpstreamConnection, connection), HEAD, b"")
     for at, piece in enumerate(pieces):
         connection.pieces, connection.done = [piece], at == len(pieces) - 1
