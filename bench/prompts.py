@@ -24,8 +24,7 @@ from penstock.gateway.releases.prompts.anchors import LONG, TemplateTree, match
 from penstock.gateway.releases.prompts.induction import PromptSample, propose
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
 from penstock.gateway.releases.prompts.rewrite import find_resources, write_versions
-from penstock.gateway.traffic.calls.address import CallAddress
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Facts
 

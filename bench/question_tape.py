@@ -23,9 +23,8 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.work.queue.operations import QueueOperations
 
 AT_ONCE: Final = 128

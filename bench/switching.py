@@ -35,8 +35,7 @@ from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.resource import NewVersion, Resource, StableVersion, Template
 from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.traffic.calls.address import CallAddress
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.http.redaction import Redactor

@@ -73,7 +73,7 @@ from penstock.gateway.tools.policy_enforcement import PolicyAudit
 from penstock.gateway.tools.servers import ServerRegistry
 from penstock.gateway.tools.sessions import SessionTable
 from penstock.gateway.traffic.budgets.service import Budgets, prices_of
-from penstock.gateway.traffic.calls import call_log
+from penstock.gateway.traffic.calls import call_record
 from penstock.gateway.traffic.calls.admission import Admission
 from penstock.gateway.traffic.calls.batches import BatchResultService
 from penstock.gateway.traffic.proxy.exact.sessions import ExactSessionStore
@@ -137,7 +137,7 @@ class Gateway:
         self.store = open_store(config.data, secrets=self._redactor.tape, lock=lock)
         self.feed = ChangeFeed(self.store.cursor())
         self.auth = make_auth(self.store, config)
-        tell = call_log.call_logger(config.log, self.metrics)
+        tell = call_record.call_logger(config.log, self.metrics)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.flush_peers)
         self.state = ProcessHealth(self.recorder)
         # Monotonic times are added to this, so that the tape's clock never runs backwards while the process lives.

@@ -40,7 +40,7 @@ GRAPH: Mapping[str, frozenset[str]] = {
     for name, imported in {
         "tests.gateway.test_tape": "penstock.gateway.tape tests.fakes.tape",
         "tests.gateway.helper": "penstock.gateway.unseen",
-        "tests.providers.test_agents": ("penstock.gateway.traffic.proxy.translation.chat_pieces tests.fakes.odd json"),
+        "tests.providers.test_agents": ("penstock.gateway.traffic.proxy.translation.framing tests.fakes.odd json"),
         "tests.clients.test_same_client": "tests.fakes.odd tests.fakes.tape",
         "tests.clients.test_trained_agents": "tests.fakes.tape",
         "tests.trainer.test_credit": "penstock.trainer.credit",
@@ -51,7 +51,7 @@ GRAPH: Mapping[str, frozenset[str]] = {
         "tests.fakes.odd": "",
         "examples.lookup_rl": "examples.lookup penstock.trainer.credit",
         "examples.lookup": "",
-        "penstock.gateway.traffic.proxy.translation.chat_pieces": "penstock.gateway.pieces penstock.gateway.tape",
+        "penstock.gateway.traffic.proxy.translation.framing": "penstock.gateway.pieces penstock.gateway.tape",
         "penstock.gateway.pieces": "penstock.gateway.bytes penstock.gateway.pieces",
         "penstock.gateway.bytes": "json",
         "penstock.gateway.tape": "penstock.gateway.below",
@@ -78,7 +78,7 @@ def reached(*changed: str) -> list[str]:
     ("changed", "suites"),
     [
         ("tests/providers/test_agents.py", ["providers"]),
-        ("gateway/traffic/proxy/translation/chat_pieces.py", ["providers"]),
+        ("gateway/traffic/proxy/translation/framing.py", ["providers"]),
         # At any depth, in a ring too.
         ("gateway/bytes.py", ["providers"]),
         # Tests that always run have it, and what it stands on.

@@ -20,7 +20,7 @@ def make(name: str, /, *, role: Literal["call", "read", "operate", "release"] = 
     """
     from penstock.gateway.client.console import validated_model
     from penstock.gateway.config import KeySettings
-    from penstock.gateway.traffic.calls.auth import key_hash, make_key
+    from penstock.gateway.traffic.calls.admission import key_hash, make_key
 
     key = make_key()
     kept = validated_model(KeySettings, "name", name=name, role=role, sha256=key_hash(key))

@@ -7,7 +7,7 @@ tape when the last ones are on their way. Followers end when the application shu
 Cursors belong to one tape; the header `Penstock-Tape` of an answer identifies it. A follower that sends it back is
 refused if the gateway has another tape by now.
 
-A follower may choose its changes (`store.change_filter`). Then no other change wakes it, and unwanted ones are skipped
+A follower may choose its changes (`store.view`). Then no other change wakes it, and unwanted ones are skipped
 by the first bytes of their records.
 """
 
@@ -30,8 +30,8 @@ from penstock.gateway.model.answers import TAPE_HEADER, Change, ChangeKind, Chan
 from penstock.gateway.model.base import Noun
 from penstock.gateway.model.rollout import RolloutStatus
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tape.store.feed import FeedSubscription
+from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
 
 BATCH = 256
 """Most changes that are read from the tape at a time."""

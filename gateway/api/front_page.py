@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.gateway.api.guard import HEADERS
 from penstock.gateway.api.openapi import STYLE
-from penstock.gateway.traffic.calls.address import AddressError, from_path
+from penstock.gateway.traffic.calls.call_request import AddressError, from_path
 from penstock.gateway.wire.http.request import HttpRequest
 
 

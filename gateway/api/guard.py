@@ -32,8 +32,8 @@ from penstock.gateway.model.base import ID_PATTERN, Noun
 from penstock.gateway.model.toml import sentence
 from penstock.gateway.reading.filters.query import QueryError
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import OperationRefusedError
-from penstock.gateway.traffic.calls.auth import Auth, credentials, is_token
+from penstock.gateway.tape.store.transaction import OperationRefusedError
+from penstock.gateway.traffic.calls.admission import Auth, credentials, is_token
 from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

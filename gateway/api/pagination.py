@@ -36,8 +36,8 @@ from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, sum
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.filters.query import Query
-from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
 
 # Heavy reads: those that take the bytes of calls off the tape, or look through much of it.
 #

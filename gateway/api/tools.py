@@ -60,7 +60,7 @@ from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, Qu
 from penstock.gateway.reading.policy.report import BacktestCall, BacktestPage, PolicyTest, backtest_call
 from penstock.gateway.reading.policy.rules import check_names
 from penstock.gateway.reading.turns import plain_bodies
-from penstock.gateway.tape.store.damage import unless_damaged
+from penstock.gateway.tape.store.directory import unless_damaged
 from penstock.gateway.tools.definitions.service import DefinitionService
 from penstock.gateway.wire.dialects.mcp import MCP
 

@@ -32,7 +32,7 @@ from penstock.gateway.tools.wrapped.pipe import (
     keep,
     session_key,
 )
-from penstock.gateway.traffic.calls.address import FIRST_ATTEMPT
+from penstock.gateway.traffic.calls.call_request import FIRST_ATTEMPT
 from penstock.gateway.wire.http.redaction import Redactor
 
 FRAMES: Final = "application/octet-stream"

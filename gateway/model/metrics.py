@@ -4,7 +4,7 @@
 unlabelled counter or gauge is an attribute of `Metrics` named without `penstock_` and `_total`, and its owner adds to
 it directly (`metrics.inflight_calls += 1`); metrics with labels or buckets have a method. Labels are few and fixed
 (dialect, status, mode, source, names from the configuration or of registered resources; names of releases only for
-those that `gateway.releases.reader` shows; as many paths of keys as `calls.call_log` counts): never a model
+those that `gateway.releases.reader` shows; as many paths of keys as `calls.call_record` counts): never a model
 or a rollout.
 """
 

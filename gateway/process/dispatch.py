@@ -25,8 +25,7 @@ from penstock.gateway.process.leader_rpc import encode_forwarded_call, needs_lea
 from penstock.gateway.tools.call import McpCall
 from penstock.gateway.tools.middleware import McpContext
 from penstock.gateway.tools.oauth import metadata_call
-from penstock.gateway.traffic.calls.address import AddressError, Tunnel, from_path, host_of
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import AddressError, CallRequest, Tunnel, from_path, host_of
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.rehearsed_call import RehearsedCall

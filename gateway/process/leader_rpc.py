@@ -23,8 +23,7 @@ import msgspec
 from penstock.gateway.model.facts import is_rehearsal
 from penstock.gateway.process.handover import KEEP_SOCKET_FILE, short_socket_path
 from penstock.gateway.tape.store.directory import WRITERS
-from penstock.gateway.traffic.calls.address import CallAddress, Tunnel
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest, Tunnel
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection

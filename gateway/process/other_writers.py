@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.change_filter import ChangeFilter
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.tape.store.view import TapeView
+from penstock.gateway.tape.store.view import ChangeFilter, TapeView
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 
 _RELEASES: Final = ChangeFilter(kinds=("resource", "release"))

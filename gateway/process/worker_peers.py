@@ -37,8 +37,12 @@ from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher, read_answers
-from penstock.gateway.traffic.calls.conversations import UNREAD_BYTES, ConversationMatch, UnreadAnswer
-from penstock.gateway.traffic.calls.fingerprints import ConversationFingerprint
+from penstock.gateway.traffic.calls.conversations import (
+    UNREAD_BYTES,
+    ConversationFingerprint,
+    ConversationMatch,
+    UnreadAnswer,
+)
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
 from penstock.gateway.traffic.upstreams.health import STATES
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool

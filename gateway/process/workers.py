@@ -173,7 +173,7 @@ class WorkerSupervisor:
         config.refuse_open_door()
         _refuse_scarce_places(config, count)
         self._config, self._command, self._taken = config, command, taken
-        # All workers make the same fingerprints of conversations (`calls.fingerprints`), which nobody can foresee.
+        # All workers make the same fingerprints of conversations (`calls.conversations`), which nobody can foresee.
         self._environment = {**os.environ, "PYTHONHASHSEED": str(randbelow(1 << 32))}
         self._lock = lock_directory(config.data) if taken is None else taken.lock
         # All workers share a clock: an attempt must not end because two of them have different ones.

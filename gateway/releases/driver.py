@@ -41,9 +41,8 @@ from penstock.gateway.releases.transitions import PERSON_CHANGES, ROLLED_BACK, e
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 
 T = TypeVar("T")
 RETRY_S: Final = 1.0

@@ -57,8 +57,7 @@ from penstock.gateway.releases.canary.decision import MoveError, check_move
 from penstock.gateway.releases.canary.outcomes import counts_member, unit_of
 from penstock.gateway.releases.coverage.operations import forget
 from penstock.gateway.tape.store import audit_log, keys
-from penstock.gateway.tape.store.operation import OperationRefusedError
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.tape.store.view import TapeView
 
 UNITS: Final = "units"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.gateway.model.release import AuditTrailEntry, Release
 from penstock.gateway.model.resource import audience_terms
-from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.transaction import OperationRefusedError
 
 
 def entry(action: str, who: str, why: str, assignment: int | None = None, early: int = 0) -> AuditTrailEntry:

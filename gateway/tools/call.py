@@ -45,9 +45,8 @@ from penstock.gateway.tools.sessions import (
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.calls.conversations import new_rollout
 from penstock.gateway.traffic.proxy.call import HttpCall
-from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
-from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
+from penstock.gateway.traffic.proxy.proxy_context import CallPlan, ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.capture.request import accept_identity
 from penstock.gateway.wire.dialects.mcp import (

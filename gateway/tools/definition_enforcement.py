@@ -33,8 +33,7 @@ from penstock.gateway.tools.definitions.service import DefinitionService, ListRe
 from penstock.gateway.tools.middleware import McpRequest
 from penstock.gateway.tools.response_handlers import TransformResult
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.proxy.call_filter import CallPlan
-from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
+from penstock.gateway.traffic.proxy.proxy_context import CallPlan, ProxyContext
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, McpDialect
 from penstock.gateway.wire.http.request import ClientFault, GatewayFault, UpstreamFault

@@ -15,9 +15,9 @@ from typing import Protocol
 from penstock.gateway.tools.response_handlers import ResponseHandlers, ResponseObserver, ResponseTransform
 from penstock.gateway.tools.servers import ServerPool, ServerRegistry
 from penstock.gateway.tools.sessions import SessionTable
-from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import CallRecord
-from penstock.gateway.traffic.proxy.call_filter import CallPlan
+from penstock.gateway.traffic.calls.call_request import CallAddress
+from penstock.gateway.traffic.proxy.proxy_context import CallPlan
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage
 from penstock.gateway.wire.http.request import HttpRequest
 

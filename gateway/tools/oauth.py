@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from penstock.gateway.tools.servers import OWN, WELL_KNOWN, ServerPool
-from penstock.gateway.traffic.calls.address import AddressError, CallAddress, from_path
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import AddressError, CallAddress, CallRequest, from_path
 from penstock.gateway.traffic.calls.conversations import new_rollout
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import loads, obj, text

@@ -30,7 +30,7 @@ from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tools.kernels import KernelCall, ask, load
 from penstock.gateway.tools.middleware import McpRequest
-from penstock.gateway.traffic.proxy.call_filter import CallPlan
+from penstock.gateway.traffic.proxy.proxy_context import CallPlan
 from penstock.gateway.wire.dialects.mcp import header_text
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.json_paths import EVERYTHING

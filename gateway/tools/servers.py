@@ -22,7 +22,7 @@ from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.tools.hosted.bridge import NAMED, OWNER, Bridge
 from penstock.gateway.tools.limits import BreakerState, ServerLimits
-from penstock.gateway.traffic.calls.address import CallAddress
+from penstock.gateway.traffic.calls.call_request import CallAddress
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, connect_inside
 from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX

@@ -32,10 +32,9 @@ from penstock.gateway.releases.prompts.rewrite import (
     find_resources,
 )
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.http.redaction import Redactor
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.erasure import WipePosition
-from penstock.gateway.tape.store.operation import QueuedOperation
-from penstock.gateway.tape.store.writer import Writer
+from penstock.gateway.tape.store.transaction import QueuedOperation, Writer
 
 
 def forget(tape: Store | Writer, rollout: str) -> None:

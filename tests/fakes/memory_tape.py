@@ -24,11 +24,11 @@ from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.reader import ReleaseMetrics
 from penstock.gateway.tape.store.audit_log import AuditLog
-from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tools.definitions.service import DefinitionService
-from penstock.gateway.traffic.calls.auth import Auth
+from penstock.gateway.traffic.calls.admission import Auth
 from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 from penstock.gateway.work.runs.service import RunService

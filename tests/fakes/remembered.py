@@ -6,11 +6,9 @@ from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.tape.store import keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, WriterCache
 from penstock.gateway.tape.store.codec import DeltaBase
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.tables import TapeTables
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction, Writer
 from penstock.gateway.tape.store.view import TapeView, last_block
-from penstock.gateway.tape.store.writer import Writer
 from penstock.gateway.work.queue.reader import MemoryQueue
 
 _NUMBERS = ("_styles", "_last_style", "_body", "_untold")

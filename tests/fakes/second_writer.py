@@ -16,9 +16,8 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.tape.store import Store, records
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 
 
 class Second:

@@ -8,8 +8,7 @@ from typing import TypeVar, cast
 from penstock.gateway.model.release import AuditTrailEntry, Release
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.operation import QueuedOperation
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.index import SqlRequest
-from penstock.gateway.traffic.calls import auth
+from penstock.gateway.traffic.calls import admission
 
 ADMIN, UPSTREAM = "an-admin-key-PLANTED-1234", "sk-upstream-PLANTED-1234"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -178,21 +178,21 @@ async def test_an_upstream_whose_certificate_is_not_trusted_gets_nothing(
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key that is presented is compared whole, by `hmac.compare_digest`, wherever the first difference is."""
     compared: list[tuple[bytes, bytes]] = []
-    real = auth.hmac.compare_digest
+    real = admission.hmac.compare_digest
 
     def compare(one: bytes, other: bytes) -> bool:
         compared.append((one, other))
         return real(one, other)
 
-    monkeypatch.setattr(auth.hmac, "compare_digest", compare)
-    made = auth.Auth(ADMIN, b"0123456789abcdef", "a-read-key-1234")
+    monkeypatch.setattr(admission.hmac, "compare_digest", compare)
+    made = admission.Auth(ADMIN, b"0123456789abcdef", "a-read-key-1234")
     presented = ["x" + ADMIN[1:], ADMIN[:-1] + "x", "short", ADMIN]
-    assert made.holder(presented) == auth.Holder("admin", "admin")
+    assert made.holder(presented) == admission.Holder("admin", "admin")
     assert compared == [(one.encode(), ADMIN.encode()) for one in presented]
     compared.clear()
     reader = "a-read-key-1234"
     presented = ["x" + reader[1:], reader]
-    assert made.holder(presented) == auth.Holder("read", "read")
+    assert made.holder(presented) == admission.Holder("read", "read")
     assert compared == [(one.encode(), key.encode()) for key in (ADMIN, reader) for one in presented]
     compared.clear()
     token = made.mint("r1")

@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 
 from examples.demo.model import DemoAnswer, DemoToolCall, pieces
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.traffic.proxy.translation.chat_pieces import AnswerConverter, AnswerPiece, TranslationError
-from penstock.gateway.traffic.proxy.translation.chat_pieces import ChatAnswer as Read
-from penstock.gateway.traffic.proxy.translation.chat_pieces import tool_calls as read_calls
-from penstock.gateway.traffic.proxy.translation.framing import StreamTranslationFraming
+from penstock.gateway.traffic.proxy.translation.framing import (
+    AnswerConverter,
+    AnswerPiece,
+    StreamTranslationFraming,
+    TranslationError,
+)
+from penstock.gateway.traffic.proxy.translation.framing import ChatAnswer as Read
+from penstock.gateway.traffic.proxy.translation.framing import tool_calls as read_calls
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter
 from penstock.gateway.traffic.proxy.translation.responses import ResponsesConverter

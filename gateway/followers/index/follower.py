@@ -42,7 +42,7 @@ from penstock.gateway.followers.index.tables import DAMAGE_ERRORS, IndexTables
 from penstock.gateway.followers.index.texts import TextIndex
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.turn import Passage
-from penstock.gateway.tape.store import Store, codec, damage, keys
+from penstock.gateway.tape.store import Store, codec, directory, keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.view import FORGOTTEN, TapeView
 
@@ -176,7 +176,7 @@ class TapeIndex:
             for piece.cursor, record in _records(view, self.cursor + 1, newest):
                 try:
                     self._take(view, piece.cursor, record, piece)
-                except damage.DAMAGE_ERRORS as error:
+                except directory.DAMAGE_ERRORS as error:
                     _log.error("change %d of the tape is not in the index: %s", piece.cursor, error)
                 if time.monotonic() > until:
                     break
@@ -252,7 +252,7 @@ class TapeIndex:
             for name in names:
                 try:
                     self._read_rollout(view, name, rollouts, attempts, inputs)
-                except damage.DAMAGE_ERRORS as error:
+                except directory.DAMAGE_ERRORS as error:
                     _log.error("rollout %s is not in the index as it is now: %s", name, error)
         self._tables.replace_rows("rollouts", rollouts)
         self._tables.replace_rows("attempts", attempts)
@@ -291,7 +291,7 @@ class TapeIndex:
                     head = SpanRecord(view, key, codec.unpack_open(stored)[0])
                     number = self._rollouts.number(view, head.rollout)
                     rows.append(span_row(head, at, number, head.tools(()), self._prices))
-                except damage.DAMAGE_ERRORS as error:
+                except directory.DAMAGE_ERRORS as error:
                     _log.error("a call that runs is not in the index: %s", error)
         return rows, gone
 
@@ -388,7 +388,7 @@ def _hash(view: TapeView, at: int, record: bytes) -> str:
     named = _rollout_of(record)
     try:
         origins = None if named is None else view.origins(named)
-    except damage.DAMAGE_ERRORS:
+    except directory.DAMAGE_ERRORS:
         return _GONE
     if record == FORGOTTEN or (named is not None and (origins is None or origins.number > at)):
         return _GONE
@@ -406,7 +406,7 @@ def _records(view: TapeView, first: int, last: int) -> Iterator[tuple[int, bytes
     while first <= last:
         try:
             begins, records = view.log_segment(first)
-        except damage.DAMAGE_ERRORS as error:
+        except directory.DAMAGE_ERRORS as error:
             _, end = view.log_gap(first)
             _log.error("changes %d to %d of the tape are not in the index: %s", first, end, error)
             first = end + 1

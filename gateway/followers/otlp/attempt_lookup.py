@@ -23,7 +23,7 @@ from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import Origin
 from penstock.gateway.model.span import trace_id
 from penstock.gateway.tape.store import Store
-from penstock.gateway.traffic.calls.address import FIRST_ATTEMPT, AddressError, check_id, session_rollout
+from penstock.gateway.traffic.calls.call_request import FIRST_ATTEMPT, AddressError, check_id, session_rollout
 
 REMEMBERED = 20_000
 """Most traces that are remembered."""
@@ -154,7 +154,7 @@ _SESSIONS = {
     "gen_ai.conversation.id": ("session", "thread"),
 }
 """Attributes that name a session (Claude Code and others; Codex; the GenAI conventions), with the kinds of the headers
-by which calls may name the same session (`calls.address.SESSION_HEADERS`)."""
+by which calls may name the same session (`calls.call_request.SESSION_HEADERS`)."""
 _AGENTS = {"claude": ("claude_code.", "claude-code", "com.anthropic.claude_code"), "session": ("codex",)}
 """Beginnings of the names in telemetry of agents that are known to send such a header with their calls."""
 

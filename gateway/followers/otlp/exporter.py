@@ -34,8 +34,7 @@ from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.damage import is_damage, unless_damaged
-from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.directory import TapeError, is_damage, unless_damaged
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.wire.http.request import retry_after
 from penstock.gateway.work.queue.dispatcher import Dispatcher

@@ -51,8 +51,8 @@ from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import RewardSource
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 
 SLICE_S = 0.003

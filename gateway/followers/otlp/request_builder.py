@@ -25,7 +25,7 @@ from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.span import Span
 from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.damage import unless_damaged
+from penstock.gateway.tape.store.directory import unless_damaged
 from penstock.gateway.wire.dialects import by_name
 
 # Fills an export request: spans are put under the resource and the instrumentation that they came from.

@@ -31,7 +31,7 @@ from penstock.gateway.model.span_tree import ParentGuess, SpanNode, guess_parent
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.reading.diagnosis.tool_uses import tools_used
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.damage import unless_damaged
+from penstock.gateway.tape.store.directory import unless_damaged
 
 # The cause of a span: the model call whose answer asked for a run of a tool, or the call that a call repeats.
 #

@@ -20,8 +20,7 @@ from penstock.gateway.model.retention import ForgottenRollout, RetentionHold
 from penstock.gateway.tape import background_answers
 from penstock.gateway.tape.store import audit_log, keys
 from penstock.gateway.tape.store.erasure import WipePosition
-from penstock.gateway.tape.store.operation import OperationRefusedError
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.tape.store.view import TapeView
 
 FORGOTTEN, HELD = "forgotten", "held"

@@ -1,10 +1,10 @@
 """The tape: the only package that opens LMDB. It imports nothing of the layers above `tape`.
 
-`keys` has the layout, `codec` the record formats, `tables` the changes of a transaction. Begin with `writer` and
+`keys` has the layout, `codec` the record formats, `tables` the changes of a transaction. Begin with `transaction` and
 `reader`.
 
 *Writing.* `Store.write` takes a batch of entries and commits them in one transaction with one fsync. It is called from
-  one thread, the recorder's; a write transaction never leaves it (`writer`).
+  one thread, the recorder's; a write transaction never leaves it (`transaction`).
 
 *Reading.* Every read is one short transaction or a series of slices, from any thread and beside the writer (`reader`).
 
@@ -12,7 +12,7 @@
   never finished are found in `open` when the tape is next opened for writing, and end as `interrupted`.
 
 *Handing over.* For a while two processes write one tape: the one that serves its last calls, and the next one. LMDB has
-  one write transaction at a time; each reads back what the other has changed (`writer`, `tables`), and knows which
+  one write transaction at a time; each reads back what the other has changed (`transaction`, `tables`), and knows which
   calls belong to which process (`directory`).
 """
 
@@ -32,7 +32,7 @@ from penstock.gateway.tape.store.erasure import OverwritePass
 from penstock.gateway.tape.store.feed import Follower
 from penstock.gateway.tape.store.reader import SECRET, StoreReader
 from penstock.gateway.tape.store.tables import no_op
-from penstock.gateway.tape.store.writer import ActivityHook, WriteItem, Writer
+from penstock.gateway.tape.store.transaction import ActivityHook, WriteItem, Writer
 
 F = TypeVar("F")
 

@@ -7,8 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from penstock.gateway.tape.store.change_filter import ChangeFilter
-from penstock.gateway.tape.store.view import TapeView
+from penstock.gateway.tape.store.view import ChangeFilter, TapeView
 
 
 class ChangeFeed:

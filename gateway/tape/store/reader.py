@@ -18,13 +18,11 @@ from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Chunk, Exchange
 from penstock.gateway.tape.store import codec, keys
-from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tape.store.codec import StoredBody
-from penstock.gateway.tape.store.damage import DAMAGE_ERRORS, DamageLog, is_damage
-from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.directory import DAMAGE_ERRORS, DamageLog, TapeError, is_damage
 from penstock.gateway.tape.store.environment import ORDER, Cursor, Environment
 from penstock.gateway.tape.store.records import Style
-from penstock.gateway.tape.store.view import BLOCK, FORGOTTEN, ForgottenBodyError, TapeView
+from penstock.gateway.tape.store.view import ALL_CHANGES, BLOCK, FORGOTTEN, ChangeFilter, ForgottenBodyError, TapeView
 
 # Makes an `Exchange`, the noun that people and programs read, of a stored body.
 

@@ -22,10 +22,9 @@ from penstock.gateway.model.tools import (
 )
 from penstock.gateway.tape.store import audit_log, keys
 from penstock.gateway.tape.store.directory import DamagedRecordError
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.tools.definitions.list_answer import (
     Definition,
     DefinitionChange,

@@ -7,15 +7,19 @@ fails there, the facts are missing, but never the bytes.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from penstock.gateway.model import span
-from penstock.gateway.model.base import SpanKind
+from penstock.gateway.model.base import CALLS, SpanKind
 from penstock.gateway.model.facts import AMBIGUOUS, BACKGROUND, CAPTURED, UNREAD
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.settings import LogSettings
+from penstock.gateway.model.span import span_id, trace_id
 from penstock.gateway.model.turn import Side
 from penstock.gateway.reading.turns import CUT, decode_body
 from penstock.gateway.tape import background_answers
@@ -46,7 +50,8 @@ from penstock.gateway.wire.dialects.token_ids import (
 )
 from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
 from penstock.gateway.wire.http.headers import header_fields
-from penstock.gateway.wire.http.redaction import Redactor
+from penstock.gateway.wire.http.log import moment
+from penstock.gateway.wire.http.redaction import Redactor, plain_text
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest
 
@@ -487,3 +492,96 @@ def _content_type(headers: Iterable[tuple[bytes, bytes]]) -> str:
         if name.lower() == b"content-type":
             return value.decode("latin-1")
     return ""
+
+
+# Writes a log line for each call that has ended (`[log] calls`): its outcome, and nothing of its content. Also counts
+# the keys of answers that were not read.
+#
+# Both happen on the recorder's thread, when the call has its place on the tape and its secrets are masked.
+
+LOGGER: Final = "penstock.calls"
+_LONGEST: Final = 200
+"""Most characters of a name that an agent has chosen."""
+_MOST_KEYS: Final = 100
+"""Most paths of keys that are counted separately; all others are counted together."""
+OTHER: Final = "other"
+_log_log = logging.getLogger(LOGGER)
+
+
+def call_logger(log: LogSettings, metrics: Metrics) -> Callable[[SpanEntry, bool], None]:
+    """The function that is called with each recorded call. Lines of calls do not depend on the level of the log."""
+    if log.calls:
+        _log_log.setLevel(logging.INFO)
+
+    def told(entry: SpanEntry, recorded: bool) -> None:
+        if entry.attributes and entry.status != "open" and (keys := entry.attributes.get(UNREAD)):
+            count_unread(metrics, entry.dialect, keys)
+        if log.calls:
+            log_call(entry, recorded)
+
+    return told
+
+
+def count_unread(metrics: Metrics, dialect: str, keys: Iterable[str]) -> None:
+    """Count the keys of an answer that were not read."""
+    counts = Counter(metrics.unread)
+    for key in keys:
+        known = (dialect, key) in counts or len(counts) < _MOST_KEYS
+        counts[dialect, key if known else OTHER] += 1
+    # A new object, since the event loop may be iterating over the old one.
+    metrics.unread = counts
+
+
+def log_call(entry: SpanEntry, recorded: bool) -> None:
+    """Write the line of a call that has ended; nothing for other spans or open calls. `recorded`: the tape has it."""
+    if entry.status != "open" and entry.kind in CALLS:
+        _log_log.info("call %s", entry.status, extra={"fields": fields(entry, recorded)})
+
+
+def fields(entry: SpanEntry, recorded: bool) -> dict[str, Any]:
+    """The fields of the line, in order; unknown ones are left out."""
+    usage, end_ns = entry.usage, entry.end_ns or entry.start_ns
+    trace = entry.trace_id or trace_id(entry.rollout, entry.attempt)
+    found: dict[str, Any] = {
+        "event.start": moment(entry.start_ns / 1e9),
+        "penstock.rollout.id": entry.rollout,
+        "penstock.attempt.id": entry.attempt,
+        "penstock.span.sequence": entry.sequence or None,
+        "penstock.span.kind": entry.kind,
+        "penstock.span.status": entry.status,
+        "penstock.span.name": _short(entry.name),
+        "penstock.mode": entry.mode,
+        "gen_ai.agent.name": _short(entry.agent),
+        "gen_ai.request.model": _short(entry.model),
+        "gen_ai.response.model": _short(entry.model_served),
+        "penstock.dialect": entry.dialect,
+        "penstock.upstream": entry.upstream,
+        "http.response.status_code": entry.http_status,
+        "error.type": _short(entry.error),
+        "penstock.duration_ms": round((end_ns - entry.start_ns) / 1e6, 3),
+        "penstock.first_byte_ms": None if entry.first_byte_ns is None else round(entry.first_byte_ns / 1e6, 3),
+        "gen_ai.usage.input_tokens": None if usage is None else usage.input_tokens,
+        "gen_ai.usage.output_tokens": None if usage is None else usage.output_tokens,
+        "http.request.body.size": entry.request_bytes,
+        "http.response.body.size": entry.response_bytes,
+        "penstock.versions": entry.versions,
+        "penstock.arm": entry.arm,
+        "penstock.recorded": recorded,
+        "trace.id": trace,
+        "span.id": _span(entry, trace),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _span(entry: SpanEntry, trace: str) -> str | None:
+    if entry.span_id is None and entry.sequence:
+        return span_id(trace, entry.rollout, entry.attempt, entry.sequence)
+    return entry.span_id
+
+
+def _short(name: str | None) -> str | None:
+    """A name with secrets masked, then cut, so that no part of a secret is left."""
+    if name is None:
+        return None
+    shown = plain_text(name)
+    return shown if len(shown) <= _LONGEST else shown[:_LONGEST] + "…"

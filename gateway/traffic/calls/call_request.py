@@ -7,13 +7,18 @@ gateway runs: keys, tokens, releases, budgets and the health of upstreams are lo
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from functools import lru_cache
+from typing import Final, cast, get_args
+from urllib.parse import unquote
 
+from penstock.gateway.model.base import ID_PATTERN, Mode, Origin
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.traffic.calls.address import CallAddress
-from penstock.gateway.traffic.calls.conversations import ConversationMatch
-from penstock.gateway.traffic.calls.fingerprints import ConversationFingerprint, ParsedConversation
+from penstock.gateway.model.span import members
+from penstock.gateway.traffic.calls.conversations import ConversationFingerprint, ConversationMatch, ParsedConversation
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteChoice
 from penstock.gateway.wire.dialects import form
@@ -21,6 +26,196 @@ from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, peek
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
+from penstock.gateway.wire.http.redaction import looks_secret
+
+# The address of a call: URL, headers or baggage <-> (rollout, attempt, agent). Pure; only this module knows the
+# grammar.
+#
+#     /rollout/{rollout}[/attempt/{attempt}][/agent/{agent}][/prompt/{prompt}]/v1/...
+#     /proxy/rollout/{rollout}/attempt/{attempt}/mode/{mode}/openai/v1/...       Agent Lightning 1.0
+#     x-rollout-id, x-attempt-id, x-agent-id
+#     baggage: penstock.rollout_id=...,penstock.attempt_id=...,penstock.agent_id=...
+#     session headers that coding agents send by themselves
+#
+# The first one that names a rollout wins. Without any, `gateway.traffic.calls.conversations` follows the
+# conversation. Agent Lightning 0.3 writes the first form too.
+
+FIRST_ATTEMPT = "a1"
+SESSION_HEADERS = {
+    b"x-claude-code-session-id": "claude",
+    b"session-id": "session",
+    b"session_id": "session",
+    b"x-session-id": "session",
+    b"thread-id": "thread",
+}
+"""Headers that name a session: Claude Code; Codex and opencode; opencode; Codex."""
+
+ADDRESS_HEADERS = frozenset({b"x-rollout-id", b"x-attempt-id", b"x-agent-id", b"baggage", *SESSION_HEADERS})
+
+_ID = re.compile(ID_PATTERN)
+_SEGMENTS = ("rollout", "attempt", "agent", "mode", "prompt")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_REMEMBERED_LENGTH = 1024
+
+
+class AddressError(ValueError):
+    """An id that is not valid; names the part, the value and what is allowed."""
+
+    def __init__(
+        self, part: str, value: str, allowed: str = f"1 to 128 of A-Z a-z 0-9 . _ - ({ID_PATTERN}), not . or .."
+    ) -> None:
+        self.part, self.value = part, value
+        super().__init__(f"{part} {value[:140]!r} is not valid: use {allowed}")
+
+
+@dataclass(slots=True, frozen=True)
+class CallAddress:
+    """The rollout, attempt and agent that a call belongs to."""
+
+    rollout: str
+    attempt: str = FIRST_ATTEMPT
+    agent: str | None = None
+    mode: Mode = "online"
+    origin: Origin = "header"
+    prompt: str | None = None
+    """Name of the registered prompt that the first system text is."""
+    ambiguous: bool = False
+    """True if the call could belong to another implicit rollout as well (`gateway.traffic.calls.conversations`)."""
+    session: bool = False
+    """True if a coding agent's own session header names it."""
+
+
+def check_id(part: str, value: str) -> str:
+    """Return the value if it is a valid id; else raise `AddressError`."""
+    if value in (".", "..") or not _ID.fullmatch(value):
+        raise AddressError(part, value)
+    return value
+
+
+def from_path(path: str) -> tuple[CallAddress | None, str]:
+    """(address, path below it); (None, path) if the path names no rollout. Raises `AddressError`."""
+    # An attempt repeats the same paths; a path too long to be one of those is not worth the memory.
+    return _remembered(path) if len(path) <= _REMEMBERED_LENGTH else _parse(path)
+
+
+def _parse(path: str) -> tuple[CallAddress | None, str]:
+    lightning = path.startswith("/proxy/rollout/")
+    if not lightning and not path.startswith("/rollout/"):
+        return None, path
+    rest = path[6:] if lightning else path
+    found: dict[str, str] = {}
+    for name in _SEGMENTS:
+        value, tail = _segment(rest, name)
+        if value is not None:
+            found[name], rest = check_id(name, value), tail
+    mode = found.get("mode", "online")
+    if mode not in get_args(Mode):
+        raise AddressError("mode", mode, "train, val, test or online")
+    if lightning and rest.startswith("/openai/"):
+        rest = rest[7:]
+    attempt = found.get("attempt", FIRST_ATTEMPT)
+    address = CallAddress(found["rollout"], attempt, found.get("agent"), cast(Mode, mode), prompt=found.get("prompt"))
+    return address, rest or "/"
+
+
+_remembered = lru_cache(maxsize=8192)(_parse)
+
+
+def _segment(path: str, name: str) -> tuple[str | None, str]:
+    head = f"/{name}/"
+    if not path.startswith(head):
+        return None, path
+    value, slash, tail = path[len(head) :].partition("/")
+    return value, slash + tail
+
+
+def from_headers(headers: Mapping[bytes, bytes]) -> CallAddress | None:
+    """The address in a request's headers (names in lower case); None if they name no rollout."""
+    if not ADDRESS_HEADERS & headers.keys():
+        return None
+    named = _named(headers)
+    if "rollout" in named:
+        return CallAddress(
+            check_id("x-rollout-id", named["rollout"]),
+            check_id("x-attempt-id", named.get("attempt", FIRST_ATTEMPT)),
+            _agent(named),
+        )
+    for header, kind in SESSION_HEADERS.items():
+        if session := headers.get(header):
+            rollout = session_rollout(kind, session.decode("latin-1"))
+            return CallAddress(rollout, agent=_agent(named), origin="implicit", session=True)
+    return None
+
+
+def session_rollout(kind: str, session: str) -> str:
+    """The implicit rollout of a session. `kind`: of the header that names it (`SESSION_HEADERS`)."""
+    return f"{kind}-{_UNSAFE.sub('-', _unkeyed(session))[:100]}"
+
+
+def _unkeyed(session: str) -> str:
+    """A session as it may be shown; if it looks like a key, its hash."""
+    return hashlib.sha256(session.encode()).hexdigest()[:32] if looks_secret(session) else session
+
+
+def _agent(named: Mapping[str, str]) -> str | None:
+    agent = named.get("agent")
+    return None if agent is None else check_id("x-agent-id", agent)
+
+
+def _named(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    found = _baggage(headers.get(b"baggage", b"").decode("latin-1"))
+    for name in ("rollout", "attempt", "agent"):
+        if (value := headers.get(b"x-%s-id" % name.encode())) is not None:
+            found[name] = value.decode("latin-1")
+    return found
+
+
+def _baggage(header: str) -> dict[str, str]:
+    """The baggage's members of Penstock."""
+    ours = ((name, value) for name, value in members(header) if name.startswith("penstock.") and name.endswith("_id"))
+    return {name[9:-3]: unquote(value) for name, value in ours}
+
+
+def path_of(address: CallAddress) -> str:
+    """The path prefix of an agent's base URL; the inverse of `from_path`."""
+    agent = "" if address.agent is None else f"/agent/{address.agent}"
+    mode = "" if address.mode == "online" else f"/mode/{address.mode}"
+    prompt = "" if address.prompt is None else f"/prompt/{address.prompt}"
+    return f"/rollout/{address.rollout}/attempt/{address.attempt}{agent}{mode}{prompt}"
+
+
+# Connections of a sidecar, which ends an agent's TLS, and names once the rollout and the host of the calls that
+# follow.
+#
+#     CONNECT api.anthropic.com:443 HTTP/1.1
+#     Proxy-Authorization: Bearer pst_...         the agent token; also x-rollout-id, x-attempt-id, x-agent-id, baggage
+#
+# After the gateway's `200` the agent's own bytes follow, in plain text. Nothing in them can name another rollout,
+# reach the control API or go to another host, so a sidecar need not look into them. They are forwarded unchanged: an
+# agent behind a sidecar sends its model the same bytes as without one.
+
+_AUTHORITY: Final = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5})")
+
+
+@dataclass(slots=True, frozen=True)
+class Tunnel:
+    """The data that all calls of one connection share."""
+
+    address: CallAddress | None
+    """Address of the calls; None if their conversation decides."""
+    token: bool
+    """True if its agent token was presented."""
+    direct_pool: ConnectionPool
+    """The host that the agent has called."""
+    key: str | None = None
+    """Name of the key that was presented."""
+
+
+def host_of(target: str) -> tuple[str, int] | None:
+    """The host and the port of a CONNECT target; None if it names none."""
+    found = _AUTHORITY.fullmatch(target)
+    return None if found is None else (found[1].strip("[]").lower(), int(found[2]))
+
 
 _NO_MATCH: Final = ConversationMatch()
 NOTED: Final = frozenset({b"content-encoding", b"traceparent", b"x-stainless-retry-count"})

@@ -14,21 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from penstock.gateway.reading.turns import decode_body
-from penstock.gateway.traffic.calls.address import CallAddress
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.traffic.calls.conversations import (
+    EMPTY,
     ConversationEnd,
+    ConversationFingerprint,
     ConversationIndex,
     ConversationMatch,
+    FingerprintCache,
+    ParsedConversation,
     ReadableAnswer,
     UnreadAnswer,
     new_rollout,
-)
-from penstock.gateway.traffic.calls.fingerprints import (
-    EMPTY,
-    ConversationFingerprint,
-    FingerprintCache,
-    ParsedConversation,
 )
 from penstock.gateway.wire.dialects.items import LARGE
 from penstock.gateway.wire.http.client_connection import ConnectionHints

@@ -9,7 +9,7 @@ upstream, so that no client waits for an answer that cannot come.
 Until the client has a byte of it, an answer can be dropped: for an answer of the next upstream if this one is down
 (`failover_policy`), or of the same one, a moment later or with a request that a filter has changed.
 
-Work that only some calls need (translation, token ids, exact sessions, shadows) is in their `call_filter`, never here.
+Work that only some calls need (translation, token ids, exact sessions, shadows) is in their `CallFilter`, never here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from penstock.gateway.model.release import Pin
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.traffic.calls.call_record import decoded_body
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState, RecordedCall
 from penstock.gateway.traffic.proxy.failover_policy import (
     LONGEST_REFUSAL,
@@ -38,7 +37,7 @@ from penstock.gateway.traffic.proxy.failover_policy import (
     retry_delay_s,
 )
 from penstock.gateway.traffic.proxy.plan import PinWait, plan, plan_pinned
-from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
+from penstock.gateway.traffic.proxy.proxy_context import CallPlan, ProxyContext
 from penstock.gateway.traffic.upstreams.health import retry_after_s, take_next
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse

@@ -23,8 +23,7 @@ from penstock.gateway.traffic.calls.answer_masking import masking_framing
 from penstock.gateway.traffic.calls.call_record import CallRecord, decoded_body
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.calls.conversations import UnreadAnswer
-from penstock.gateway.traffic.proxy.call_filter import CallFilter
-from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
+from penstock.gateway.traffic.proxy.proxy_context import CallFilter, ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConcurrencyLimit
 from penstock.gateway.wire.dialects import family
 from penstock.gateway.wire.dialects.base import Dialect

@@ -10,10 +10,9 @@ from penstock.gateway.model.lifecycle import ACTIVE, FINAL, LIVE, WAITING
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Rollout, RolloutStatus
 from penstock.gateway.tape.store import keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.tables import DORMANT
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.work.queue.reader import MemoryQueue
 from penstock.gateway.work.queue.results import queue_key
 

@@ -34,10 +34,9 @@ from penstock.gateway.model.queue import (
 )
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.work.queue.deadlines import Deadlines
 from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations
 from penstock.gateway.work.queue.reader import MemoryQueue, QueueReader

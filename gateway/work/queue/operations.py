@@ -48,9 +48,8 @@ from penstock.gateway.model.rollout import (
 )
 from penstock.gateway.tape.store import audit_log, keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.wire.http import redaction
 from penstock.gateway.work.queue.attempts import AttemptRecords, attempt_of, decides, ended_quietly, get, put, status_of
 from penstock.gateway.work.queue.results import MODES, ClaimedAttempt, FinishResult

@@ -28,8 +28,7 @@ from penstock.gateway.model.run import (
     RunHead,
 )
 from penstock.gateway.tape.store import keys
-from penstock.gateway.tape.store.operation import OperationRefusedError
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.work.runs.curves import MetricRow, encode_block, merge_rows, readable_block
 
 FOLD = 256

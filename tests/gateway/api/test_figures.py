@@ -22,7 +22,7 @@ from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.reading.filters.query import parse
-from penstock.gateway.traffic.calls.call_log import OTHER, count_unread
+from penstock.gateway.traffic.calls.call_record import OTHER, count_unread
 
 
 def asked(tape: MemoryTape, by: BreakdownDimension, filter: str = "", most: int = 1000) -> dict[str, BreakdownRow]:

@@ -25,7 +25,7 @@ from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.answers import ErrorAnswer
 from penstock.gateway.model.audit import ROLES, ActionRequest
 from penstock.gateway.model.release import NewRelease
-from penstock.gateway.traffic.calls.auth import Auth, Holder, key_hash, make_key
+from penstock.gateway.traffic.calls.admission import Auth, Holder, key_hash, make_key
 
 ADMIN, READ = "the-key-of-the-owner-1", "the-key-of-a-guest-2"
 OWN = {"PENSTOCK_ADMIN_KEY": ADMIN, "PENSTOCK_READ_KEY": READ}

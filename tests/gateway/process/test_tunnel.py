@@ -12,7 +12,7 @@ from fakes.raw import Wire
 from fakes.rig import GOOD, Rig, based
 from fakes.tape import Tape
 
-from penstock.gateway.traffic.calls.address import host_of
+from penstock.gateway.traffic.calls.call_request import host_of
 
 ASK = b'{"model":"m","messages":[]}'
 AGREED = b"HTTP/1.1 200 OK\r\n\r\n"

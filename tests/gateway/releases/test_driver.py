@@ -31,10 +31,9 @@ from penstock.gateway.releases.reader import QUIET_NS, ReleaseReader
 from penstock.gateway.releases.transitions import entry
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.feed import ChangeFeed
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
 from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.work.queue.operations import SpanOperations

@@ -28,8 +28,7 @@ from penstock.gateway.releases.canary.outcomes import MOST, unit_hash
 from penstock.gateway.releases.operations import UNITS, PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.environment import READERS
-from penstock.gateway.tape.store.operation import OperationRefusedError
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 
 T = TypeVar("T")
 S = 10**9

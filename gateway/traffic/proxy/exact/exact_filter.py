@@ -19,7 +19,6 @@ import aiohttp
 
 from penstock.gateway.model.facts import BEGAN
 from penstock.gateway.traffic.calls.call_record import CallRecord
-from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan, PendingCall
 from penstock.gateway.traffic.proxy.exact import sessions
 from penstock.gateway.traffic.proxy.exact.chat_answer import (
     ChatCompletionWriter,
@@ -27,7 +26,13 @@ from penstock.gateway.traffic.proxy.exact.chat_answer import (
     messages,
     only_text,
 )
-from penstock.gateway.traffic.proxy.exact.connection import GenerateConnection
+from penstock.gateway.traffic.proxy.exact.connection import (
+    ExactEngineClient,
+    GenerateConnection,
+    RenderResponse,
+    VllmError,
+    id_list,
+)
 from penstock.gateway.traffic.proxy.exact.sessions import (
     SESSION,
     AttemptTurns,
@@ -42,7 +47,7 @@ from penstock.gateway.traffic.proxy.exact.sessions import (
     new_session,
     turn_tail,
 )
-from penstock.gateway.traffic.proxy.exact.vllm import ExactEngineClient, RenderResponse, VllmError, id_list
+from penstock.gateway.traffic.proxy.proxy_context import CallFilter, CallPlan, PendingCall
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects.loose_json import Json, obj, strict

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from penstock.gateway.traffic.proxy.translation.chat_pieces import (
+from penstock.gateway.traffic.proxy.translation.framing import (
     AnswerPiece,
     ChatAnswer,
+    IteratorDriver,
     PieceKind,
     items,
     joined_text,
@@ -25,7 +26,6 @@ from penstock.gateway.traffic.proxy.translation.chat_pieces import (
     refuse,
     tool_calls,
 )
-from penstock.gateway.traffic.proxy.translation.framing import IteratorDriver
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.wire.dialects.loose_json import Json, arr, count, dumps, loads, obj, objs, text
 

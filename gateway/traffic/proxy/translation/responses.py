@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock.gateway.traffic.proxy.translation.chat_pieces import (
+from penstock.gateway.traffic.proxy.translation.framing import (
     AnswerPiece,
     ChatAnswer,
     PieceKind,

@@ -21,20 +21,18 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.turn import Side
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan
+from penstock.gateway.traffic.proxy.proxy_context import CallFilter, CallPlan
 from penstock.gateway.traffic.proxy.translation import litellm, messages, responses
-from penstock.gateway.traffic.proxy.translation.chat_pieces import (
+from penstock.gateway.traffic.proxy.translation.framing import (
     KIND,
     AnswerConverter,
     AnswerPiece,
-    ChatAnswer,
-    document,
-)
-from penstock.gateway.traffic.proxy.translation.framing import (
     BufferedTranslationFraming,
+    ChatAnswer,
     StreamTranslationFraming,
     TranslationFraming,
     can_stream,
+    document,
 )
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter

@@ -30,8 +30,8 @@ from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.websocket.lanes import CallInstruction, LaneTable
-from penstock.gateway.traffic.proxy.websocket.websocket_call import WebSocketCall
-from penstock.gateway.traffic.proxy.websocket.websocket_context import (
+from penstock.gateway.traffic.proxy.websocket.websocket_call import (
+    WebSocketCall,
     WebSocketChannel,
     WebSocketContext,
     check_passthrough,

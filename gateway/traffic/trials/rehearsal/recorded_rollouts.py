@@ -27,7 +27,7 @@ from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Message, Part, Turn
 from penstock.gateway.reading.turns import decode_exchange, read_exchange
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.damage import unless_damaged
+from penstock.gateway.tape.store.directory import unless_damaged
 from penstock.gateway.traffic.trials.replay.judges import canonical, next_action
 from penstock.gateway.traffic.trials.replay.recorded_calls import DAMAGED, HISTORY, ReplayableCall, ReplaySource
 from penstock.gateway.traffic.trials.replay.sender import unrepeatable

@@ -25,7 +25,7 @@ from penstock.gateway.model.rollout import RolloutConfig
 from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import RecordedRollout, is_comparable
 from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer, RehearsalContext, ToolPlayer

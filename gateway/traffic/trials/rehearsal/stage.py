@@ -34,7 +34,7 @@ from penstock.gateway.releases.canary.evidence import PairedTest
 from penstock.gateway.releases.canary.pass_test import ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.feed import ChangeFeed
-from penstock.gateway.tape.store.operation import OperationRefusedError
+from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import (
     RecordedRollout,
     draw,

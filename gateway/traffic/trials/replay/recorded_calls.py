@@ -29,8 +29,7 @@ from penstock.gateway.releases.canary.assignment import Requester, audience_incl
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText
 from penstock.gateway.releases.prompts.rewrite import TextFindings, find_resources
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.tape.store.damage import is_damage, unless_damaged
-from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.directory import TapeError, is_damage, unless_damaged
 from penstock.gateway.traffic.trials.replay.judges import next_action
 from penstock.gateway.traffic.trials.replay.sender import (
     OutboundRequest,

@@ -27,10 +27,9 @@ from penstock.gateway.releases.catalog import Catalog, ModelTarget
 from penstock.gateway.releases.prompts.rewrite import TextFindings
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.codec import StoredBody
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.traffic.calls.address import ADDRESS_HEADERS
+from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.traffic.calls.answer_masking import (
     mask_recorded_body,
     masked_facts,
@@ -38,6 +37,7 @@ from penstock.gateway.traffic.calls.answer_masking import (
     unencoded,
     without_tokens,
 )
+from penstock.gateway.traffic.calls.call_request import ADDRESS_HEADERS
 from penstock.gateway.traffic.upstreams.pool import CONNECT_S, ConnectionPool, UpstreamGate
 from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.traffic.versions import PinTable

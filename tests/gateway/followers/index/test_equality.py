@@ -41,8 +41,8 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.reading.filters.fields import FIELDS, Target
 from penstock.gateway.reading.filters.query import Term, parse
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import QueuedOperation
 from penstock.gateway.work.queue.operations import QueueOperations
 
 T0 = 1_790_000_000_000_000_000

@@ -20,8 +20,8 @@ from penstock.gateway.followers.index.tables import IndexTables
 from penstock.gateway.model.facts import UNREAD
 from penstock.gateway.reading.filters.query import parse
 from penstock.gateway.tape.store import Store, keys
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import QueuedOperation
 from penstock.gateway.tape.store.view import TapeView
 
 T0 = 1_790_000_000_000_000_000

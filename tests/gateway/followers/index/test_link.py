@@ -50,7 +50,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.reading.filters.query import parse
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.transaction import QueuedOperation
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.work.queue.operations import QueueOperations
 

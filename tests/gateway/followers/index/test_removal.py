@@ -13,8 +13,8 @@ from fakes.indexing import caught_up, followed
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.protocol import FindRequest, SumRequest
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import QueuedOperation
 
 T0 = 1_790_000_000_000_000_000
 SEALED = 10

@@ -36,8 +36,8 @@ from penstock.gateway.model.rollout import AttemptStatus, Judgement
 from penstock.gateway.model.rollout import Outcome as Ended
 from penstock.gateway.model.span import Usage
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import QueuedOperation
 from penstock.gateway.work.queue.operations import QueueOperations
 
 pq: Any = import_module("pyarrow.parquet")

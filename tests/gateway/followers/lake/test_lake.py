@@ -47,9 +47,8 @@ from penstock.gateway.followers.lake.table import OURS, LakeTable
 from penstock.gateway.followers.lake.table_definitions import BODIES, SCHEMA, TABLE_DEFINITIONS
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.tape.store.view import TapeView
 
 deltalake: Any = import_module("deltalake")

@@ -25,9 +25,8 @@ from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpe
 from penstock.gateway.model.rollout import Judgement, Outcome
 from penstock.gateway.model.span import Usage, span_id, trace_id
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 
 
 async def exported(inlet: Inlet, collector: Collector, *entries: SpanEntry, **settings: Any) -> Sequence[Any]:

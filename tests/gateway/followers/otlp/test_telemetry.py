@@ -35,7 +35,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from penstock.gateway.followers.otlp.signals import JSON, PATHS, PROTOBUF
-from penstock.gateway.traffic.calls.auth import key_hash, make_key
+from penstock.gateway.traffic.calls.admission import key_hash, make_key
 
 NOW = 1_790_000_000_000_000_000
 CLAUDE, CODEX = "com.anthropic.claude_code.events", "codex_otel"

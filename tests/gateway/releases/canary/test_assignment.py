@@ -22,11 +22,9 @@ from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import OperationRefusedError
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.traffic.calls.address import CallAddress
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.traffic.versions import PinTable, ResourceUse
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.http.redaction import Redactor

@@ -32,9 +32,8 @@ from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.releases.prompts.rewrite import find_resources
-from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.traffic.trials.replay.sender import ReleaseSender
 from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
 from penstock.gateway.traffic.versions import ResourceUse

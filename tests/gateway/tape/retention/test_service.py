@@ -25,10 +25,9 @@ from penstock.gateway.tape.retention import service
 from penstock.gateway.tape.retention.service import RetentionService
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.cache import WriterCache
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 
 ANN = ActionRequest(who="ann")
 

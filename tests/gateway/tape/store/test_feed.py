@@ -7,8 +7,8 @@ import asyncio
 from fakes.waiting import PATIENCE_S
 
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tape.store.feed import ChangeFeed
+from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
 
 
 async def test_who_is_behind_returns_at_once() -> None:

@@ -18,7 +18,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.tape.store import Store, codec
 from penstock.gateway.tape.store.directory import WriterRegistry
-from penstock.gateway.tape.store.operation import QueuedOperation
+from penstock.gateway.tape.store.transaction import QueuedOperation
 
 ORDERS = st.lists(st.tuples(st.sampled_from(["own", "call", "open", "end"]), st.sampled_from("abc")), max_size=12)
 

@@ -31,12 +31,11 @@ from penstock.gateway.app import open_store
 from penstock.gateway.config import TapeSettings
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import Totals
-from penstock.gateway.tape.store import loop_yield
 from penstock.gateway.tape.store import recorder as recorder_module
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
-from penstock.gateway.tape.store.operation import QueuedOperation
-from penstock.gateway.tape.store.recorder import Recorder
+from penstock.gateway.tape.store.recorder import LoopYield, Recorder
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import QueuedOperation
 
 OK = reply(200, b'{"fine":1}')
 
@@ -163,8 +162,8 @@ def test_the_library_takes_memory_back() -> None:
 async def test_it_gives_way_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise an event loop on the same core waits for a whole commit."""
     given: list[int] = []
-    monkeypatch.setattr(loop_yield, "time", Clocks())
-    monkeypatch.setattr(loop_yield, "_YIELD", lambda: given.append(0))
+    monkeypatch.setattr(recorder_module, "time", Clocks())
+    monkeypatch.setattr(recorder_module, "_YIELD", lambda: given.append(0))
     rack = Rack()
     for number in range(10):
         rack.put(f"few{number}")
@@ -190,11 +189,11 @@ def test_it_gives_way_the_less_often_the_more_waits(
 ) -> None:
     """Otherwise an event loop that is never idle fills the queue."""
     given: list[int] = []
-    monkeypatch.setattr(loop_yield, "_YIELD", lambda: given.append(0))
-    monkeypatch.setattr(loop_yield, "time", Clocks())
+    monkeypatch.setattr(recorder_module, "_YIELD", lambda: given.append(0))
+    monkeypatch.setattr(recorder_module, "time", Clocks())
     metrics = Metrics()
     metrics.recorder_queue_bytes = size
-    way = loop_yield.LoopYield(metrics, range(calls), threading.Event())
+    way = LoopYield(metrics, range(calls), threading.Event())
     way.begin()
     for _ in range(64):
         way()
@@ -218,9 +217,9 @@ def test_it_gives_way_only_for_a_moment_to_others_and_where_somebody_waits(
         clocks.now += 0.003  # a slice
         clocks.loop += 0.003 if own else 0.0
 
-    monkeypatch.setattr(loop_yield, "_YIELD", give)
-    monkeypatch.setattr(loop_yield, "time", clocks)
-    way = loop_yield.LoopYield(Metrics(), (), threading.Event())
+    monkeypatch.setattr(recorder_module, "_YIELD", give)
+    monkeypatch.setattr(recorder_module, "time", clocks)
+    way = LoopYield(Metrics(), (), threading.Event())
     for _ in range(2):
         way.begin(hurry)
         for _ in range(60):
@@ -238,8 +237,8 @@ def test_without_the_loop_s_clock_all_counts_as_that_of_others(monkeypatch: pyte
         while time.thread_time() < until:
             pass
 
-    monkeypatch.setattr(loop_yield, "_YIELD", give)
-    way = loop_yield.LoopYield(Metrics(), (), threading.Event())
+    monkeypatch.setattr(recorder_module, "_YIELD", give)
+    way = LoopYield(Metrics(), (), threading.Event())
     way.begin()
     for _ in range(60):
         way()
@@ -248,8 +247,8 @@ def test_without_the_loop_s_clock_all_counts_as_that_of_others(monkeypatch: pyte
 
 def test_a_late_batch_gives_way_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(loop_yield, "_YIELD", lambda: given.append(0))
-    way = loop_yield.LoopYield(Metrics(), (), threading.Event())
+    monkeypatch.setattr(recorder_module, "_YIELD", lambda: given.append(0))
+    way = LoopYield(Metrics(), (), threading.Event())
     way.begin(until=time.monotonic() - 1)
     way()
     assert not given

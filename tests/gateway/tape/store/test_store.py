@@ -31,9 +31,9 @@ from penstock.gateway.model.turn import Exchange
 from penstock.gateway.tape.store import Store, codec, environment, keys, records
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.environment import FORMAT, ORDER, REMAP_BYTES
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.reader import header_lines
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.tape.store.transaction import QueuedOperation
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.work.queue.operations import QueueOperations
 

@@ -29,12 +29,10 @@ from penstock.gateway.releases.operations import LiveReleases, PinRequest, Relea
 from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.environment import Environment
 from penstock.gateway.tape.store.erasure import OverwritePass, WipePosition
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction, WriteItem, Writer
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.tape.store.writer import WriteItem, Writer
 from penstock.gateway.work.queue.attempts import record_sign_of_life
 from penstock.gateway.work.queue.deadlines import DeadlineOperations
 from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations

@@ -18,8 +18,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.tools import ApproveRequest, DefinitionKind, ServerDefinitions
 from penstock.gateway.tape.store import Store
-from penstock.gateway.tape.store.operation import OperationRefusedError, QueuedOperation
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
 from penstock.gateway.tools.definitions.list_answer import (
     Definition,
     DefinitionChange,

@@ -9,7 +9,7 @@ import pytest
 from fakes.budgets import CHAT, budget, call, world
 from fakes.mistakes import tells
 
-from penstock.gateway.traffic.calls.auth import key_hash, make_key
+from penstock.gateway.traffic.calls.admission import key_hash, make_key
 
 
 def keyed(name: str, role: str = "call") -> tuple[str, str]:

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.budget import Budget
 from penstock.gateway.tape.store import Store, keys
-from penstock.gateway.tape.store.operation import QueuedOperation
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.traffic.budgets.ledgers import LedgerServer, LocalLedger, RemoteLedger
 from penstock.gateway.traffic.budgets.limits import Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import (

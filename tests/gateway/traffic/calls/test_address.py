@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.base import ID_PATTERN, Mode
-from penstock.gateway.traffic.calls.address import (
+from penstock.gateway.traffic.calls.call_request import (
     SESSION_HEADERS,
     AddressError,
     CallAddress,

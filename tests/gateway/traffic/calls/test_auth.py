@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.traffic.calls.auth import Auth, AuthError, credentials
+from penstock.gateway.traffic.calls.admission import Auth, AuthError, credentials
 
 SECRET = b"0123456789abcdef"
 AUTH = Auth(None, SECRET)

@@ -14,16 +14,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from penstock.gateway.traffic.calls.address import CallAddress, check_id
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest, check_id
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
-from penstock.gateway.traffic.calls.conversations import ConversationIndex, ConversationMatch, UnreadAnswer, new_rollout
-from penstock.gateway.traffic.calls.fingerprints import (
+from penstock.gateway.traffic.calls.conversations import (
     EMPTY,
     LONGEST,
     ConversationFingerprint,
+    ConversationIndex,
+    ConversationMatch,
     FingerprintCache,
     ParsedConversation,
+    UnreadAnswer,
+    new_rollout,
 )
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect

@@ -20,9 +20,8 @@ from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.turn import Side
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.codec import StoredBody
-from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.wire.dialects import OPAQUE
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.request import HttpRequest

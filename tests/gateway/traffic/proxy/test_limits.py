@@ -10,9 +10,8 @@ from fakes.raw import Wire, chunk, events_head, head, post, reply
 from fakes.rig import CHAT, Rig
 from fakes.waiting import until
 
-from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
-from penstock.gateway.traffic.calls.call_request import CallRequest
+from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.wire.dialects import OPAQUE
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.request import HttpRequest

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.facts import BEGAN, FOLDED
 from penstock.gateway.model.span import Span
-from penstock.gateway.traffic.proxy.system_messages import fold_system_messages
+from penstock.gateway.traffic.proxy.plan import fold_system_messages
 
 CLAUDE: list[Json] = [
     {"role": "system", "content": [{"type": "text", "text": "Be good."}, {"type": "text", "text": "Be brief."}]},

@@ -288,7 +288,7 @@ OTHERS = {
     "gateway/wire/capture/request.py": "which of chat's events are there for token ids alone",
     "gateway/model/price_lists.py": "providers, as LiteLLM's list of prices names them",
     "gateway/traffic/proxy/exact/exact_filter.py": "engines render chat completions only",
-    "gateway/traffic/proxy/system_messages.py": "templates that take one system message get chat completions",
+    "gateway/traffic/proxy/plan.py": "templates that take one system message get chat completions",
     "gateway/traffic/proxy/translation/translator.py": "the formats that are translated to chat completions",
 }
 """Where names are known, and why: what converts between two formats names them."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.calls.address import ADDRESS_HEADERS
+from penstock.gateway.traffic.calls.call_request import ADDRESS_HEADERS
 from penstock.gateway.wire.http import redaction
 from penstock.gateway.wire.http.redaction import MASK, Redactor
 

@@ -34,9 +34,8 @@ from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, MissNote
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.prompts.recogniser import SentVersion
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry as SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.dialects.text_spans import TextLocation
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts

@@ -25,8 +25,7 @@ from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.queue import LONGEST_WAIT_S, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, Reward, RolloutConfig, RolloutStatus
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.tape.store.operation import OperationRefusedError, QueuedOperation
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
 from penstock.gateway.work.queue import deadlines
 from penstock.gateway.work.queue.operations import QueueOperations
 from penstock.gateway.work.queue.reader import MemoryQueue

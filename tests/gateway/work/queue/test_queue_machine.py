@@ -30,9 +30,8 @@ from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.queue import AttemptEnd, HeartbeatRequest, HeldAttempt, QueueState, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig, RolloutStatus
 from penstock.gateway.tape.store import Store, keys
-from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.work.queue.deadlines import DeadlineOperations
 from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations
 from penstock.gateway.work.queue.reader import MemoryQueue, QueueReader

@@ -21,8 +21,7 @@ from fakes.provider import Provider
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RolloutStatus
-from penstock.gateway.tape.store.operation import OperationRefusedError
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.work.queue import deadlines
 from penstock.gateway.work.queue.deadlines import DeadlineOperations
 from penstock.gateway.work.queue.reader import QueueReader
