@@ -26,7 +26,7 @@ from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 AT_ONCE: Final = 128
 """Rollouts that run at the same time; a commit has a call of each."""

@@ -94,8 +94,8 @@ from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.request_parser import HEADER_BYTES
 from penstock.gateway.wire.masking.masker import MaskingCounts, masker
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.runs.service import RunService
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.runs import RunService
 
 if TYPE_CHECKING:
     from penstock.gateway.followers.otlp.exporter import Exporter

@@ -28,8 +28,8 @@ from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.auth import Auth
 from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.upstream_settings import RouteSettings
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.runs.service import RunService
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.runs import RunService
 
 
 class Readiness(Protocol):

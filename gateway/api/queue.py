@@ -1,7 +1,7 @@
 """The part of the control API that changes the queue: enqueuing, claiming, finishing, rewarding.
 
 Each function is an operation (`gateway.api.operations`): it gets the checked ids of its path and its checked body,
-hands them to the dispatcher (`gateway.work.queue.dispatcher`) and answers when the change is durable. If the tape
+hands them to the dispatcher (`gateway.work.dispatcher`) and answers when the change is durable. If the tape
 refuses something, the guard makes an `ApiError` of it. An agent's own requests come through
 `gateway.process.dispatch`, which has checked the rollout; they arrive below `/agent` with their scope in the path.
 """
@@ -40,7 +40,7 @@ from penstock.gateway.model.rollout import Judgement, Rollout
 from penstock.gateway.releases.canary.outcomes import is_hard
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.traffic.calls.address import CallAddress, path_of
-from penstock.gateway.work.queue.results import ClaimedAttempt
+from penstock.gateway.work.queue import ClaimedAttempt
 
 TOKEN_S: Final = 7 * 86400
 """Seconds for which the token of a claim is valid."""

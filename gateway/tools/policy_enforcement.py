@@ -34,7 +34,7 @@ from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.wire.dialects.mcp import header_text
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.json_paths import EVERYTHING
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 LARGE: Final = 256 << 10
 """Messages of more bytes are read on a thread."""

@@ -18,7 +18,7 @@ from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tools.hosted.process import GRACE_S
 from penstock.gateway.tools.hosted.session import Owner, ProcessSession
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 _PAUSES: Final = Backoff(1.0, 60.0)
 """Longest wait between two starts of a server that ends before it has answered anything."""

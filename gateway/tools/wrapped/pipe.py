@@ -35,7 +35,7 @@ from penstock.gateway.wire.dialects.mcp import (
     read_truncated_message,
     request_facts,
 )
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 if TYPE_CHECKING:
     from penstock.gateway.model.base import Origin

@@ -35,7 +35,7 @@ from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.retention.operations import RetentionOperations
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.operation import QueuedOperation
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund a basic fare."
 """As discovery took it on one day, when all messages agreed on the date."""

@@ -29,7 +29,7 @@ from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import DamagedRecordError
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.work.queue.operations import SpanOperations
+from penstock.gateway.work.operations import SpanOperations
 
 S = 10**9
 T0 = 1_000 * S

@@ -37,7 +37,7 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
 from penstock.gateway.upstream_settings import UpstreamSettings
-from penstock.gateway.work.queue.operations import SpanOperations
+from penstock.gateway.work.operations import SpanOperations
 
 T = TypeVar("T")
 ANN = ActionRequest(who="ann")

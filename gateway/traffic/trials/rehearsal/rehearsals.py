@@ -32,8 +32,8 @@ from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswe
 from penstock.gateway.traffic.trials.replay.sender import RUN, ReleaseContext, ReleaseSender, background
 from penstock.gateway.wire.dialects import OPAQUE
 from penstock.gateway.wire.http.request import ClientFault, GatewayFault, HttpRequest
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.queue.results import ClaimedAttempt
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.queue import ClaimedAttempt
 
 RESTARTED: Final = "restarted"
 """Short reason of a refusal: the gateway has lost the answers that the agent has had."""

@@ -54,7 +54,7 @@ from penstock.gateway.traffic.trials.replay.recorded_calls import ReplaySource
 from penstock.gateway.traffic.trials.replay.sender import ARM_OF, CANDIDATE, INCUMBENT, ReleaseContext, background
 from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
 from penstock.gateway.wire.dialects.loose_json import dumps, loads
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 LEGS: Final = (CANDIDATE, INCUMBENT)
 TRIES: Final = 5

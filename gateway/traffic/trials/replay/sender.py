@@ -49,7 +49,7 @@ from penstock.gateway.wire.dialects.websocket_messages import ClientMessageKind
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest, Refusal
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 # Requests that repeat a recorded or live call for a release: which calls may be repeated, and what is sent. Pure.
 #

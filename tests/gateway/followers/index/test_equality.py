@@ -43,7 +43,7 @@ from penstock.gateway.reading.filters.query import Term, parse
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 T0 = 1_790_000_000_000_000_000
 NOW = T0 + 3600 * 10**9

@@ -52,7 +52,7 @@ from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 SEALED, PATIENCE_S = 40, 60.0
 DONE = AttemptStatus.SUCCEEDED

@@ -35,10 +35,8 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.tape.store.writer import WriteItem, Writer
-from penstock.gateway.work.queue.attempts import record_sign_of_life
-from penstock.gateway.work.queue.deadlines import DeadlineOperations
-from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations
-from penstock.gateway.work.queue.reader import MemoryQueue
+from penstock.gateway.work.operations import DeadlineOperations, QueueOperations, SpanOperations
+from penstock.gateway.work.queue import MemoryQueue, record_sign_of_life
 
 PHASES = (Phase.explicit, Phase.generate)
 """Without shrinking: each step commits, so that it would take minutes."""

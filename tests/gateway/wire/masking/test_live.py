@@ -41,8 +41,8 @@ from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.dialects.text_spans import TextLocation
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts
 from penstock.gateway.wire.masking.rules import MaskingRule
-from penstock.gateway.work.queue.operations import SpanOperations
-from penstock.gateway.work.runs.operations import RunOperations
+from penstock.gateway.work.operations import SpanOperations
+from penstock.gateway.work.runs import RunOperations
 
 NEEDLE = "7f3e-91c4-d05b-66a2"
 RULES = """
