@@ -121,8 +121,9 @@ _SPARSE: Final = 4
 
 
 class MemoryQueue:
-    """Keys of the queue (`keys.queue_key`) with the names of their rollouts, equal to the database `queue`: a claim must not
-    read the tape, because every read would release the interpreter and wait for it again."""
+    """Keys of the queue (`keys.queue_key`) with the names of their rollouts, equal to the database `queue`.
+
+    A claim must not read the tape, because every read would release the interpreter and wait for it again."""
 
     def __init__(self) -> None:
         self.state: QueueState = "open"
