@@ -57,7 +57,7 @@ from penstock.gateway.process.worker_peers import WorkerPeers, WorkerServices
 from penstock.gateway.process.workers import ParentChannel
 from penstock.gateway.reading.policy.policy import ToolPolicy
 from penstock.gateway.reading.policy.questions import QuestionQueue
-from penstock.gateway.releases.coverage.monitor import CoverageMonitor
+from penstock.gateway.releases.coverage import CoverageMonitor
 from penstock.gateway.releases.driver import Driver, DriverCallbacks, StageJobs
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.retention.service import RetentionService

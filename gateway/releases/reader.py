@@ -31,8 +31,15 @@ from penstock.gateway.model.resource import Audience, Need, Resource, StableVers
 from penstock.gateway.model.rollout import Attempt, Rollout, last_seen_ns
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.decision import Canary, figures
-from penstock.gateway.releases.coverage.operations import DATABASE
-from penstock.gateway.releases.operations import UNITS, assignments, parse_release, pins_of, release_of, unit_key
+from penstock.gateway.releases.operations import (
+    DATABASE,
+    UNITS,
+    assignments,
+    parse_release,
+    pins_of,
+    release_of,
+    unit_key,
+)
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.view import TapeView

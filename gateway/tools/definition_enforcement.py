@@ -18,8 +18,8 @@ from penstock.gateway.model.release import Pin
 from penstock.gateway.model.resource import Template
 from penstock.gateway.model.tools import DefinitionKind
 from penstock.gateway.reading.diagnosis.tool_results import MatchDegree, match_name
-from penstock.gateway.releases.prompts.recogniser import Recogniser
-from penstock.gateway.releases.prompts.rewrite import find_tools, write_versions
+from penstock.gateway.releases.catalog import find_tools, write_versions
+from penstock.gateway.releases.prompt_recogniser import Recogniser
 from penstock.gateway.tools.definitions.list_answer import (
     LISTS,
     DefinitionChange,
@@ -130,7 +130,7 @@ class DefinitionMiddleware:
 # The description of a tool is changed if it is the text of a resource of kind `tool-text`; its name and its schema
 # never are. The rollout is pinned before the list is requested: to the resources of tools that the server has listed
 # before or, if these are unknown, to all. In requests to models the same resources are found and written by
-# `releases.prompts`, as prompts are.
+# `releases.catalog`, as prompts are.
 
 _LIST: Final = "tools/list"
 _DIALECT: Final = McpDialect()

@@ -72,8 +72,8 @@ def test_both_formats_hold_the_same(form: Form) -> None:
     lines, parquet = io.BytesIO(), io.BytesIO()
     for file, format in ((lines, "jsonl"), (parquet, "parquet")):
         out = sink(file, form, "jsonl" if format == "jsonl" else "parquet")
-        for row in rows(form):
-            out.write(row)
+        for line in rows(form):
+            out.write(line)
         out.close()
     found = [json.loads(line) for line in lines.getvalue().splitlines()]
     table = import_module("pyarrow.parquet").read_table(io.BytesIO(parquet.getvalue()))

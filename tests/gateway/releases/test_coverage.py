@@ -29,8 +29,8 @@ from penstock.gateway.model.known_secrets import NO_SECRETS
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, CoverageMonitor, MissNote
-from penstock.gateway.releases.coverage.operations import CoverageDelta, CoverageOperations
+from penstock.gateway.releases.coverage import CallNote, CoverageCounter, CoverageMonitor, MissNote
+from penstock.gateway.releases.operations import CoverageDelta, CoverageOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.retention.operations import RetentionOperations
 from penstock.gateway.tape.store.directory import TapeError
@@ -212,7 +212,7 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
             assert go.wait(PATIENCE)
             return super().count(calls, catalog, now)
 
-    monkeypatch.setattr("penstock.gateway.releases.coverage.monitor.CoverageCounter", Slow)
+    monkeypatch.setattr("penstock.gateway.releases.coverage.CoverageCounter", Slow)
 
     async with counting() as provider, bench(tmp_path, provider) as made:
         context, figures = made.context, Metrics()
@@ -237,7 +237,7 @@ async def test_what_cannot_be_added_up_does_not_keep_a_gateway_from_ending(
         def count(self, calls: Iterable[CallNote], catalog: Catalog, now: int) -> dict[str, CoverageDelta]:
             raise TapeError("cannot read the tape")
 
-    monkeypatch.setattr("penstock.gateway.releases.coverage.monitor.CoverageCounter", Failing)
+    monkeypatch.setattr("penstock.gateway.releases.coverage.CoverageCounter", Failing)
 
     async with counting() as provider, bench(tmp_path, provider) as made:
         watch = watched(made)

@@ -21,8 +21,8 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.rollout import Judgement
-from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.canary.decision import Canary
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.canary_counter import OutcomeCounter
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
 from penstock.gateway.tape.store import Store, keys

@@ -23,7 +23,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.releases.canary.assignment import Requester
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.canary.verification import verify
 from penstock.gateway.releases.driver import Driver, DriverCallbacks, JobProgress, JobReport, StageJobs
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations

@@ -22,7 +22,7 @@ from penstock.gateway.model.facts import LEG, REHEARSAL, REPLAY_OF
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import RolloutConfig
-from penstock.gateway.releases.canary.assignment import Requester
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.operation import OperationRefusedError

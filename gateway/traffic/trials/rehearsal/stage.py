@@ -30,8 +30,7 @@ from penstock.gateway.model.rollout import Attempt, AttemptStatus
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import read_exchange
-from penstock.gateway.releases.canary.evidence import PairedTest
-from penstock.gateway.releases.canary.pass_test import ReorderBuffer
+from penstock.gateway.releases.canary.evidence import PairedTest, ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.operation import OperationRefusedError

@@ -23,8 +23,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Outcome
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import decode_body
-from penstock.gateway.releases.catalog import Catalog, ModelTarget
-from penstock.gateway.releases.prompts.rewrite import TextFindings
+from penstock.gateway.releases.catalog import Catalog, ModelTarget, TextFindings
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.operation import OperationRefusedError

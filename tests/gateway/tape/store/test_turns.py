@@ -23,8 +23,8 @@ from penstock.gateway.model.queue import HeartbeatRequest, HeldAttempt, RolloutS
 from penstock.gateway.model.release import AuditTrailEntry as Link
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig
-from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.canary.decision import NEXT
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.operations import LiveReleases, PinRequest, ReleaseOperations
 from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.environment import Environment

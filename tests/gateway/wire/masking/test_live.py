@@ -31,9 +31,9 @@ from penstock.gateway.model.resource import Template
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import CandidateTree, NewRun, RunCandidate, RunChange, RunEnd, RunEvent
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, MissNote
+from penstock.gateway.releases.coverage import CallNote, CoverageCounter, MissNote
 from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.releases.prompts.recogniser import SentVersion
+from penstock.gateway.releases.prompt_recogniser import SentVersion
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry as SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
