@@ -29,8 +29,7 @@ from penstock.gateway.tape.store.audit_log import entry_of
 from penstock.gateway.tape.store.environment import TapeError
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.tools.definitions.list_answer import fingerprint
-from penstock.gateway.tools.definitions.operations import DefinitionReader, unpacked
+from penstock.gateway.tools.definitions import DefinitionReader, fingerprint, unpacked
 from penstock.gateway.wire.dialects.mcp import LISTENING
 from penstock.gateway.work.curves import MetricBlock
 from penstock.gateway.work.queue import queue_key

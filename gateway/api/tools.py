@@ -61,7 +61,7 @@ from penstock.gateway.reading.policy.report import BacktestCall, BacktestPage, P
 from penstock.gateway.reading.policy.rules import check_names
 from penstock.gateway.reading.turns import plain_bodies
 from penstock.gateway.tape.store.damage import unless_damaged
-from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.wire.dialects.mcp import MCP
 
 MOST_ROLLOUTS: Final = 2_000

@@ -27,7 +27,7 @@ from penstock.gateway.tape.store.audit_log import AuditLog
 from penstock.gateway.tape.store.change_filter import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed
-from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.traffic.calls.auth import Auth
 from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.work.dispatcher import Dispatcher

@@ -32,7 +32,7 @@ from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage import CallNote, CoverageCounter, CoverageMonitor, MissNote
 from penstock.gateway.releases.operations import CoverageDelta, CoverageOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.tape.retention.operations import RetentionOperations
+from penstock.gateway.tape.retention import RetentionOperations
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.work.operations import QueueOperations
