@@ -23,7 +23,7 @@ from fakes.process import ROOT
 from bench import structure
 from penstock.gateway import config
 from penstock.gateway.model.release_policy import ReleasePolicy
-from penstock.gateway.reading.filters import query
+from penstock.gateway.reading import filters
 from penstock.trainer import config as trainer_config
 from penstock.trainer.apo import config as apo_config
 from penstock.tui import settings
@@ -111,7 +111,7 @@ def claimed(block: Block, kind: str, what: str, path: Path) -> str:
     if kind == "json":
         return "" if json.loads(block.text) else "it says nothing"
     if kind == "filter":
-        return "" if query.parse(block.text).terms else "it has no terms"
+        return "" if filters.parse(block.text).terms else "it has no terms"
     if kind == "file":
         return "" if block.text == (ROOT / what).read_text(encoding="utf-8") else f"{what} is another: copy it anew"
     if kind == "tested":

@@ -55,7 +55,7 @@ from penstock.gateway.model.rollout import Attempt, Outcome, Rollout, Worker
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.turn import Exchange, Side, Transcript, TranscriptCall
 from penstock.gateway.reading.diagnosis.diagnosis import diagnose
-from penstock.gateway.reading.filters.query import Query, parse
+from penstock.gateway.reading.filters import Query, parse
 from penstock.gateway.reading.turns import plain_bodies, read_exchange
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.work.queue import QueueReader

@@ -54,7 +54,7 @@ from penstock.gateway.reading.diagnosis.tool_join import (
 )
 from penstock.gateway.reading.diagnosis.tool_results import match_name
 from penstock.gateway.reading.diagnosis.tool_uses import RuleLookup, model_call, run_of, tools_used
-from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading.filters import parse
 from penstock.gateway.reading.policy.policy import ToolPolicy
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionList
 from penstock.gateway.reading.policy.report import BacktestCall, BacktestPage, PolicyTest, backtest_call

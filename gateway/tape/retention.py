@@ -39,7 +39,7 @@ from penstock.gateway.model.retention import (
 )
 from penstock.gateway.model.rollout import Rollout, last_seen_ns, summarised
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.reading.filters.query import Query, QueryError, parse
+from penstock.gateway.reading.filters import Query, QueryError, parse
 from penstock.gateway.tape import background_answers
 from penstock.gateway.tape.store import Store, audit_log, keys
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError

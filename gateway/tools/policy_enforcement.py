@@ -1,6 +1,6 @@
 """Policies on passing tool calls: these are refused, changed, or held until a person has decided.
 
-A call that cannot be read counts as one that a rule may be about (`gateway.reading.policy.call_parser`), so no call
+A call that cannot be read counts as one that a rule may be about (`gateway.reading.policy.policy`), so no call
 evades a rule by its size, its encoding or its form. A batch is sent only if all of its members may be.
 """
 
@@ -22,11 +22,20 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.facts import POLICY_HARD, POLICY_RULE, TOOL
 from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, redacted, strict, tool_call
-from penstock.gateway.reading.policy.conditions import UnreadableCall, text_of
-from penstock.gateway.reading.policy.policy import ALLOWED, Decision, HintsOf, ToolPolicy
+from penstock.gateway.reading.policy.policy import (
+    ALLOWED,
+    CALL,
+    Decision,
+    HintsOf,
+    ToolCall,
+    ToolPolicy,
+    encode_messages,
+    redacted,
+    strict,
+    tool_call,
+)
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
-from penstock.gateway.reading.policy.rules import PolicyRule, Redaction
+from penstock.gateway.reading.policy.rules import PolicyRule, Redaction, UnreadableCall, text_of
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.recorder import Recorder

@@ -34,7 +34,7 @@ from penstock.gateway.model.release_policy import (
     Replay,
     Shadow,
 )
-from penstock.gateway.reading.filters.query import FIELDS
+from penstock.gateway.reading.filter_fields import FIELDS
 from penstock.gateway.releases.canary import decision
 from penstock.gateway.tape.store import codec, keys, records
 from penstock.gateway.tape.store.environment import DATABASES, FORMAT
