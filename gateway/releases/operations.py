@@ -190,7 +190,8 @@ class ReleaseOperations:
         if not present:
             self._put_stable(name, StableVersion(version=version))
         if made.content.get("sent"):
-            forget(self._tape, name)
+            # Its coverage begins anew: agents are known to send another text of it.
+            self._tape.delete("coverage", name.encode())
         self._tape.append(b"v" + keys.rollout_key(name))
         return made
 
@@ -587,8 +588,6 @@ def _of(stable: StableVersion, only: Audience) -> str:
 
 # -- coverage ---------------------------------------------------------------------------------------------------------
 
-DATABASE = "coverage"
-
 
 @dataclass(slots=True)
 class CoverageDelta:
@@ -622,7 +621,7 @@ class CoverageOperations:
         return self._tape.get("stable", name.encode()) is not None
 
     def _add(self, name: str, added: CoverageDelta, now: int) -> tuple[Coverage, CoverageChange | None]:
-        stored = self._tape.get(DATABASE, name.encode())
+        stored = self._tape.get("coverage", name.encode())
         coverage = Coverage(since_ns=now) if stored is None else Coverage.model_validate_json(stored)
         coverage.matched += added.matched
         coverage.missed = dict(Counter(coverage.missed) + added.missed)
@@ -632,7 +631,7 @@ class CoverageOperations:
         for matched in added.rollouts:
             observe(coverage, matched)
             turned = detect_change(coverage, now) or turned
-        self._tape.put(DATABASE, name.encode(), coverage.model_dump_json(exclude_defaults=True).encode())
+        self._tape.put("coverage", name.encode(), coverage.model_dump_json(exclude_defaults=True).encode())
         if turned is not None:
             self._tape.append(b"v" + keys.rollout_key(name))
         return coverage, turned
@@ -641,8 +640,3 @@ class CoverageOperations:
         """True if a rollout was forgotten since it called: its text must not come back."""
         key = keys.rollout_key(rollout)
         return self._tape.get("forgotten", key) is not None and self._tape.rollout(rollout) is None
-
-
-def forget(tape: Transaction, name: str) -> None:
-    """Drop the coverage of a resource: agents are known to send another text of it."""
-    tape.delete(DATABASE, name.encode())

@@ -32,7 +32,6 @@ from penstock.gateway.model.rollout import Attempt, Rollout, last_seen_ns
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.decision import Canary, figures
 from penstock.gateway.releases.operations import (
-    DATABASE,
     UNITS,
     assignments,
     parse_release,
@@ -127,7 +126,7 @@ class ReleaseReader:
         """Return the coverage of resources, by name; those without a call that had their text, or nearly, are left
         out."""
         with self._tape.view() as view:
-            stored = {name: view.get(DATABASE, name.encode()) for name in names}
+            stored = {name: view.get("coverage", name.encode()) for name in names}
         return {name: Coverage.model_validate_json(it) for name, it in stored.items() if it is not None}
 
     def _resource(self, view: TapeView, name: str) -> tuple[StableVersion, list[Resource]] | None:

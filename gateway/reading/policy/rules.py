@@ -145,7 +145,7 @@ def check_names(rules: list[PolicyRule]) -> None:
 #
 # A key that is written in another case than the path's makes a value uncertain: some servers read it as the same key.
 
-MOST: Final = 10_000
+MOST_VALUES: Final = 10_000
 """Most values that paths may find."""
 
 
@@ -173,8 +173,8 @@ def values_at(value: Any, paths: JsonPaths) -> list[Any]:
         one, bits = waiting.pop()
         if bits & paths.end:
             found.append(one)
-            if len(found) > MOST:
-                raise UnreadableCall(f"it has more than {MOST:,} values at {', '.join(paths.written)}")
+            if len(found) > MOST_VALUES:
+                raise UnreadableCall(f"it has more than {MOST_VALUES:,} values at {', '.join(paths.written)}")
         if isinstance(one, dict | list):
             inner = [(value, bits) for _, value, bits in _below(cast("dict[str, Any] | list[Any]", one), paths, bits)]
             waiting += reversed(inner)
