@@ -11,7 +11,8 @@ attempts, and one span of it must satisfy all the others together. `parse` refus
 `QueryError` that says what is allowed. `gateway.reading.filter_fields` is the table of the fields.
 
 Pure: a parsed `Query` is a predicate, and states what it needs: a rollout alone, one with its attempts, or contents.
-Contents are the most expensive part; they come from callables (`ContentReaders`), which are called last.
+Contents are the most expensive part; they come from callables (`ContentReaders`), which are called last. `search` finds
+a text in passages, `where` is a filter as SQL.
 """
 
 from __future__ import annotations

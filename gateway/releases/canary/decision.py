@@ -16,6 +16,9 @@ it, or `resume` after a hold, which sets that cause of holding aside for good (t
 allow any looking, stopping and going on). Both take effect at the rollout that was looked at last.
 
 A canary is replayed from the tape when a gateway starts, and to verify one that ran (`canary.verification`).
+
+The moves between stages, and a fall of a resource's coverage, are decided here too. `interval` and `warnings` are for
+people.
 """
 
 from __future__ import annotations
