@@ -15,11 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.adapters.attempt_rewards import AttemptRewards
 from penstock.adapters.episode import Episode, EpisodeAttempt, EpisodeCall
-from penstock.adapters.options import Options
-from penstock.adapters.report import SampleReport
-from penstock.adapters.selection import select_attempts, select_calls
+from penstock.adapters.selection import AttemptRewards, Options, SampleReport, select_attempts, select_calls
 from penstock.gateway.model.turn import Message, Part, Tool
 from penstock.gateway.reading.diagnosis.rows import TurnChoice, TurnNode, TurnTree, message_digests
 from penstock.gateway.wire.dialects.parts import fingerprint

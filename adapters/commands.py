@@ -26,7 +26,7 @@ from penstock.gateway.client.files import check_format, whole_file
 
 if TYPE_CHECKING:
     from penstock.adapters.export import Form, Format
-    from penstock.adapters.options import Options
+    from penstock.adapters.selection import Options
     from penstock.gateway.client.client import Client
 
 Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
@@ -57,7 +57,7 @@ class SampleOptions:
 
     def options(self) -> Options:
         """The same options in the form that the adapters use. Raises `CommandError`."""
-        from penstock.adapters.options import Options
+        from penstock.adapters.selection import Options
 
         return Options(
             model=self.model,
@@ -110,10 +110,9 @@ def samples(
 async def _write(
     client: Client, filter: str, form: Form, format: Format, options: Options, margin: float, output: Path | None
 ) -> None:
-    from penstock.adapters.export import sink
-    from penstock.adapters.report import SampleReport
+    from penstock.adapters.export import rows, sink
+    from penstock.adapters.selection import SampleReport
     from penstock.adapters.source import by_group, list_rollouts, load
-    from penstock.adapters.training_rows import rows
 
     report, gone = SampleReport(), list[str]()
     with whole_file(output) as file:
@@ -133,7 +132,7 @@ async def _write(
 def _check_extras(form: Form, format: Format) -> None:
     """Raise `CommandError` when numpy is missing for a form of tokens; chat and preferences need no extra as JSON
     lines."""
-    from penstock.adapters.training_rows import TOKENS
+    from penstock.adapters.export import TOKENS
 
     if form in TOKENS and find_spec("numpy") is None:
         extras = "samples,parquet" if format == "parquet" and find_spec("pyarrow") is None else "samples"
@@ -156,7 +155,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _reasons(words: Sequence[str]) -> frozenset[str]:
-    from penstock.adapters.report import REASONS
+    from penstock.adapters.selection import REASONS
 
     unknown = next((word for word in words if word not in REASONS), None)
     if unknown is not None:

@@ -19,7 +19,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from penstock.adapters.chat import ChatConversation, Wire
-from penstock.adapters.report import Unpaired
+from penstock.adapters.selection import Unpaired
 
 if TYPE_CHECKING:
     from penstock.adapters.samples import Sample

@@ -13,15 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.adapters.attempt_rewards import AttemptRewards
 from penstock.adapters.episode import Episode, EpisodeAttempt, EpisodeCall
-from penstock.adapters.options import Options
-from penstock.adapters.report import Reason, SampleReport, Start
-from penstock.adapters.selection import select_attempts, select_calls
+from penstock.adapters.selection import (
+    AttemptRewards,
+    Options,
+    Reason,
+    SampleReport,
+    Start,
+    select_attempts,
+    select_calls,
+)
 from penstock.adapters.tokens import CompletionOutput, Ids
 from penstock.gateway.reading.diagnosis.findings import CUT
 from penstock.gateway.reading.diagnosis.rows import Lack, RowBuilder, TurnNode, lacks
@@ -237,3 +243,64 @@ def _segment(node: TurnNode[EpisodeCall], output: CompletionOutput, start: int, 
         forced=call.forced,
         truncated=(output.finish or call.span.finish) in CUT,
     )
+
+
+def returns(samples: Sequence[Sample], gamma: float = 1.0) -> list[npt.NDArray[np.float32]]:
+    """The discounted return of every segment (Sutton and Barto, 2018, §3.3): for each sample an array [S].
+
+    `samples` are all those of one attempt, merged or not. The return of a call is its own reward plus the later
+    rewards of the attempt, discounted by `gamma` for each later call; the terminal reward belongs to the last call.
+    Choices of one call have the same return. Raises ValueError for samples of several attempts and for gamma outside
+    0 to 1.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma is {gamma}: it must be from 0 to 1")
+    names = {(sample.rollout, sample.attempt) for sample in samples}
+    if len(names) > 1:
+        raise ValueError(f"returns are made attempt by attempt, and these samples are of {len(names)}")
+    own = {part.sequence: part.reward or 0.0 for sample in samples for part in sample.segments}
+    after, total = (samples[0].reward if samples else 0.0), dict[int, float]()
+    for place, sequence in enumerate(sorted(own, reverse=True)):
+        after = own[sequence] + (after if place == 0 else gamma * after)
+        total[sequence] = after
+    return [np.array([total[part.sequence] for part in sample.segments], np.float32) for sample in samples]
+
+
+def triplets(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+    """Triplets of the samples of any number of rollouts, merged or not, in their order: a prompt, a response and a
+    reward for each call, in Agent Lightning's format. Arrays are numpy's.
+
+    A call has its own reward; the last call of an attempt has the terminal one added. As in Agent Lightning, calls
+    without a reward have null. Unlike there, all calls with equal prompts are kept, and so is every choice.
+    """
+    last: dict[tuple[str, str], int] = {}
+    for sample in samples:
+        name, newest = (sample.rollout, sample.attempt), max(segment.sequence for segment in sample.segments)
+        last[name] = max(newest, last.get(name, 0))
+    for sample in samples:
+        yield from _of_sample(sample, last[sample.rollout, sample.attempt])
+
+
+def _of_sample(sample: Sample, last: int) -> Iterator[dict[str, Any]]:
+    for segment in sample.segments:
+        here = slice(segment.start, segment.end)
+        yield {
+            "prompt": {"token_ids": np.concatenate([sample.prompt, sample.response[: segment.start]])},
+            "response": {"token_ids": sample.response[here], "logprobs": sample.logprobs[here]},
+            "reward": _reward(segment.reward, sample.reward if segment.sequence == last else None),
+            "metadata": {
+                "rollout_id": sample.rollout,
+                "attempt_id": sample.attempt,
+                "data_id": sample.group,
+                "agent_name": sample.agent,
+                "model": sample.model,
+                "sequence_id": segment.sequence,
+                "choice": segment.choice,
+                "version": segment.version,
+            },
+        }
+
+
+def _reward(own: float | None, terminal: float | None) -> float | None:
+    given = [reward for reward in (own, terminal) if reward is not None]
+    return sum(given) if given else None

@@ -33,8 +33,8 @@ from typing import Any
 from bench.procfs import cpu_seconds
 from bench.store import URL, entry
 from penstock.adapters.episode import Bodies, Episode, read_episode
-from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Sample, samples
+from penstock.adapters.selection import SampleReport
 from penstock.adapters.source import load
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client

@@ -12,8 +12,7 @@ import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.gateway.reading.policy.call_parser import redacted, tool_calls
-from penstock.gateway.reading.policy.policy import ToolPolicy
+from penstock.gateway.reading.policy.policy import ToolPolicy, redacted, tool_calls
 from penstock.gateway.reading.policy.rules import PolicyRule, Redaction
 
 REPEATS = 5

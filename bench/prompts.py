@@ -20,10 +20,9 @@ from bench import trajectories
 from bench.families import FAMILIES, TEMPLATES, WORDS, Maker, filled, similar
 from bench.store import HERE, Figure, report
 from penstock.gateway.model.resource import Template
-from penstock.gateway.releases.prompts.anchors import LONG, TemplateTree, match
-from penstock.gateway.releases.prompts.induction import PromptSample, propose
-from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
-from penstock.gateway.releases.prompts.rewrite import find_resources, write_versions
+from penstock.gateway.releases.catalog import find_resources, write_versions
+from penstock.gateway.releases.prompt_induction import PromptSample, propose
+from penstock.gateway.releases.prompt_recogniser import LONG, Recogniser, RegisteredText, TemplateTree, TextMatch, match
 from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Facts

@@ -25,7 +25,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 AT_ONCE: Final = 128
 """Rollouts that run at the same time; a commit has a call of each."""

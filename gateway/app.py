@@ -57,18 +57,17 @@ from penstock.gateway.process.worker_peers import WorkerPeers, WorkerServices
 from penstock.gateway.process.workers import ParentChannel
 from penstock.gateway.reading.policy.policy import ToolPolicy
 from penstock.gateway.reading.policy.questions import QuestionQueue
-from penstock.gateway.releases.coverage.monitor import CoverageMonitor
+from penstock.gateway.releases.coverage import CoverageMonitor
 from penstock.gateway.releases.driver import Driver, DriverCallbacks, StageJobs
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.tape.retention.service import RetentionService
+from penstock.gateway.tape.retention import RetentionService
 from penstock.gateway.tape.store.audit_log import AuditLog
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.tools.definitions.service import DefinitionService
-from penstock.gateway.tools.hosted.bridge import Bridge
-from penstock.gateway.tools.hosted.process_pool import TapeProcessJournal
+from penstock.gateway.tools.bridge import Bridge, TapeProcessJournal
+from penstock.gateway.tools.call import build_mcp_middleware
+from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.tools.middleware import McpContext
-from penstock.gateway.tools.middleware_stack import build_mcp_middleware
 from penstock.gateway.tools.policy_enforcement import PolicyAudit
 from penstock.gateway.tools.servers import ServerRegistry
 from penstock.gateway.tools.sessions import SessionTable
@@ -94,8 +93,8 @@ from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.request_parser import HEADER_BYTES
 from penstock.gateway.wire.masking.masker import MaskingCounts, masker
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.runs.service import RunService
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.runs import RunService
 
 if TYPE_CHECKING:
     from penstock.gateway.followers.otlp.exporter import Exporter

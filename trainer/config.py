@@ -258,7 +258,7 @@ class DataSettings(Section):
     @field_validator("allow")
     @classmethod
     def _reasons(cls, value: list[str]) -> list[str]:
-        from penstock.adapters.report import REASONS
+        from penstock.adapters.selection import REASONS
 
         for word in value:
             if word not in REASONS:

@@ -29,13 +29,11 @@ from penstock.gateway.tape.store.audit_log import entry_of
 from penstock.gateway.tape.store.environment import TapeError
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.tools.definitions.list_answer import fingerprint
-from penstock.gateway.tools.definitions.operations import DefinitionReader, unpacked
+from penstock.gateway.tools.definitions import DefinitionReader, fingerprint, unpacked
 from penstock.gateway.wire.dialects.mcp import LISTENING
-from penstock.gateway.work.queue.results import queue_key
-from penstock.gateway.work.runs.curves import MetricBlock
-from penstock.gateway.work.runs.operations import RunRecord, event_key
-from penstock.gateway.work.runs.service import RunReader, event_of
+from penstock.gateway.work.curves import MetricBlock
+from penstock.gateway.work.queue import queue_key
+from penstock.gateway.work.runs import RunReader, RunRecord, event_key, event_of
 
 # The checks of `penstock check` for records of training runs.
 

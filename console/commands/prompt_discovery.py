@@ -14,8 +14,8 @@ from penstock.gateway.model.facts import is_release_call
 from penstock.gateway.model.resource import PromptText, ResourceView, ToolText
 from penstock.gateway.model.span import Span
 from penstock.gateway.reading.turns import decode_body, encoding
-from penstock.gateway.releases.prompts.induction import PromptProposal, PromptSample
-from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch, sha256
+from penstock.gateway.releases.prompt_induction import PromptProposal, PromptSample
+from penstock.gateway.releases.prompt_recogniser import Recogniser, RegisteredText, TextMatch, sha256
 from penstock.gateway.traffic.calls.call_record import PROMPTS
 from penstock.gateway.wire.dialects import by_name
 

@@ -13,7 +13,7 @@ from penstock.gateway.client.console import LOCAL, CommandError, Json, Limit, Te
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.releases.prompts.induction import PromptProposal
+    from penstock.gateway.releases.prompt_induction import PromptProposal
 
 Text = Annotated[str, Parameter(allow_leading_hyphen=True)]
 
@@ -42,7 +42,7 @@ def discover(
     """
     from penstock.console.commands.prompt_discovery import as_json, recogniser, registered_resource, samples_of
     from penstock.console.views import resources
-    from penstock.gateway.releases.prompts.induction import propose
+    from penstock.gateway.releases.prompt_induction import propose
 
     terms = joined_terms(filter)
     found: list[tuple[PromptProposal, str | None]] = []
@@ -76,7 +76,7 @@ def check(file: Text, /, *, tool: str | None = None, json: Json = False, gateway
     """
     from penstock.console.commands.prompt_discovery import PromptMatch, recogniser
     from penstock.console.views import resources
-    from penstock.gateway.releases.prompts.recogniser import TextMatch
+    from penstock.gateway.releases.prompt_recogniser import TextMatch
 
     text = text_of(file)
 

@@ -36,8 +36,7 @@ from penstock.console.views.table import asked_by, duration, moment
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, ReleaseView
 from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.toml import pluralized
-from penstock.gateway.releases.canary.decision import Canary, figures, replay_steps
-from penstock.gateway.releases.canary.display import interval
+from penstock.gateway.releases.canary.decision import Canary, figures, interval, replay_steps
 from penstock.gateway.releases.canary.outcomes import as_of
 
 # The evidence of a release over time: computed again from the tape, as decisions are. Pure.

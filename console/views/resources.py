@@ -15,9 +15,8 @@ from penstock.console.views.release_summary import audience
 from penstock.console.views.rollouts import BRIEF, pluralized
 from penstock.console.views.table import Column, Listing, abbreviate, age, ago, clean, figure, joined, plain
 from penstock.gateway.model.resource import Resource, ResourceList, ResourceView, Template, sent_by_agents
-from penstock.gateway.releases.prompts.induction import FEWEST, PromptProposal
-from penstock.gateway.releases.prompts.recogniser import TextMatch
-from penstock.gateway.releases.prompts.volatile_values import find_volatile_values
+from penstock.gateway.releases.prompt_induction import FEWEST, PromptProposal, find_volatile_values
+from penstock.gateway.releases.prompt_recogniser import TextMatch
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

@@ -14,7 +14,7 @@ from typing import Final
 from penstock.gateway.api import guard
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.settings import ADMIN_KEY, McpServer
-from penstock.gateway.tools.hosted.bridge import Bridge
+from penstock.gateway.tools.bridge import Bridge
 from penstock.gateway.tools.servers import HostedServerPool, ServerRegistry
 from penstock.gateway.traffic.calls.admission import Auth
 from penstock.gateway.wire.http.request import ClientFault

@@ -10,7 +10,7 @@ from typing import Protocol
 from penstock.gateway.model.facts import TOOL
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Exchange, Passage
-from penstock.gateway.reading.filters.query import ContentReaders
+from penstock.gateway.reading.filters import ContentReaders
 from penstock.gateway.reading.turns import decode_body, encoding
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.traffic.calls.passages import is_conversation, passages, tools_called

@@ -20,16 +20,16 @@ from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.reading.policy.policy import ToolPolicy
 from penstock.gateway.reading.policy.questions import QuestionQueue
 from penstock.gateway.releases.driver import Driver
-from penstock.gateway.tape.retention.service import RetentionService
+from penstock.gateway.tape.retention import RetentionService
 from penstock.gateway.tape.store.audit_log import AuditLog
 from penstock.gateway.tape.store.feed import ChangeFeed
-from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.admission import Auth
 from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.upstream_settings import RouteSettings
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.runs.service import RunService
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.runs import RunService
 
 
 class Readiness(Protocol):

@@ -30,7 +30,7 @@ from penstock.gateway.model.answers import AuditPage, ErrorAnswer, Problem
 from penstock.gateway.model.audit import CALL, ROLES, AuditEntry, Caller, Role
 from penstock.gateway.model.base import ID_PATTERN, Noun
 from penstock.gateway.model.toml import sentence
-from penstock.gateway.reading.filters.query import QueryError
+from penstock.gateway.reading.filters import QueryError
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.traffic.calls.admission import Auth, credentials, is_token

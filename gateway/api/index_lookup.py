@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.pagination import IndexLookup, scan
 from penstock.gateway.followers.index import protocol
-from penstock.gateway.reading.filters.fields import Target
-from penstock.gateway.reading.filters.query import Query
+from penstock.gateway.reading.filter_fields import Target
+from penstock.gateway.reading.filters import Query
 
 
 def index_lookup(control: Control, target: Target, query: Query, now_ns: int) -> IndexLookup:

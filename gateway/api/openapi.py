@@ -25,7 +25,7 @@ from pydantic.json_schema import models_json_schema
 from penstock.gateway.model.answers import ErrorAnswer
 from penstock.gateway.model.audit import ActionRequest, Role
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.reading.filters.query import FIELDS
+from penstock.gateway.reading.filter_fields import FIELDS
 
 REF = "#/components/schemas/{model}"
 OCTETS, EVENTS, HTML, TEXT = "application/octet-stream", "text/event-stream", "text/html", "text/plain"

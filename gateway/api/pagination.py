@@ -35,7 +35,7 @@ from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, summarised
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Exchange
-from penstock.gateway.reading.filters.query import Query
+from penstock.gateway.reading.filters import Query
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
 

@@ -40,7 +40,7 @@ from penstock.gateway.model.rollout import Judgement, Rollout
 from penstock.gateway.releases.canary.outcomes import is_hard
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.traffic.calls.call_request import CallAddress, path_of
-from penstock.gateway.work.queue.results import ClaimedAttempt
+from penstock.gateway.work.queue import ClaimedAttempt
 
 TOKEN_S: Final = 7 * 86400
 """Seconds for which the token of a claim is valid."""

@@ -55,10 +55,10 @@ from penstock.gateway.model.rollout import Attempt, Outcome, Rollout, Worker
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.turn import Exchange, Side, Transcript, TranscriptCall
 from penstock.gateway.reading.diagnosis.diagnosis import diagnose
-from penstock.gateway.reading.filters.query import Query, parse
+from penstock.gateway.reading.filters import Query, parse
 from penstock.gateway.reading.turns import plain_bodies, read_exchange
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.work.queue.reader import QueueReader
+from penstock.gateway.work.queue import QueueReader
 
 SHOWN_NS: Final = 15 * 60 * 10**9
 """Nanoseconds for which a worker is listed after its last sign of life."""

@@ -77,7 +77,7 @@ from penstock.gateway.model.release import ENDED, ReleaseStage
 from penstock.gateway.model.rollout import Judgement, Rollout, RolloutSummary
 from penstock.gateway.model.tools import ToolList
 from penstock.gateway.model.turn import Transcript
-from penstock.gateway.reading.filters.fields import describe_fields
+from penstock.gateway.reading.filter_fields import describe_fields
 
 
 class StatsQuery(Noun):

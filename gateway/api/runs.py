@@ -37,8 +37,8 @@ from penstock.gateway.model.run import (
     Step,
     status_at,
 )
-from penstock.gateway.work.runs.curves import curve
-from penstock.gateway.work.runs.service import RunService
+from penstock.gateway.work.curves import curve
+from penstock.gateway.work.runs import RunService
 
 
 class RunsQuery(Noun):

@@ -28,7 +28,7 @@ from penstock.gateway.api.pagination import (
 from penstock.gateway.api.rollouts import PageQuery
 from penstock.gateway.model.index import Hit, SearchPage, SearchRow
 from penstock.gateway.model.turn import Passage
-from penstock.gateway.reading.filters.query import PassageMatch, TextSearch, search
+from penstock.gateway.reading.filters import PassageMatch, TextSearch, search
 
 HITS: Final = 10
 """Most passages of one span that are shown."""

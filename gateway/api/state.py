@@ -31,7 +31,7 @@ from penstock.gateway.model.retention import (
 )
 from penstock.gateway.model.upstream import PauseRequest, RouteView, UpstreamList, UpstreamView
 from penstock.gateway.model.webhook import Delivery, DeliveryList, WebhookList, WebhookTest, WebhookTestResult
-from penstock.gateway.tape.retention.service import RetentionService
+from penstock.gateway.tape.retention import RetentionService
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.upstream_settings import RouteSettings as Configured
 

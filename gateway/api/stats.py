@@ -38,7 +38,7 @@ from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.rollout import Reward, RewardSource, Rollout, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolStats
-from penstock.gateway.reading.filters.query import Query, parse
+from penstock.gateway.reading.filters import Query, parse
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.token_ids import lacks_token_counts
 

@@ -54,14 +54,14 @@ from penstock.gateway.reading.diagnosis.tool_join import (
 )
 from penstock.gateway.reading.diagnosis.tool_results import match_name
 from penstock.gateway.reading.diagnosis.tool_uses import RuleLookup, model_call, run_of, tools_used
-from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading.filters import parse
 from penstock.gateway.reading.policy.policy import ToolPolicy
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionList
 from penstock.gateway.reading.policy.report import BacktestCall, BacktestPage, PolicyTest, backtest_call
 from penstock.gateway.reading.policy.rules import check_names
 from penstock.gateway.reading.turns import plain_bodies
 from penstock.gateway.tape.store.directory import unless_damaged
-from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.wire.dialects.mcp import MCP
 
 MOST_ROLLOUTS: Final = 2_000

@@ -21,10 +21,9 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.stdio_frames import PATH, StdioFrame, parse_frames
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tools.definitions.list_answer import cursor_of
-from penstock.gateway.tools.definitions.operations import AttemptRef
-from penstock.gateway.tools.definitions.service import DefinitionService, ListRequest
-from penstock.gateway.tools.wrapped.pipe import (
+from penstock.gateway.tools.definition_enforcement import DefinitionService, ListRequest
+from penstock.gateway.tools.definitions import AttemptRef, cursor_of
+from penstock.gateway.tools.pipe import (
     Pipe,
     WrapperSession,
     decode_progress,

@@ -13,7 +13,7 @@ from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.view import ChangeFilter, TapeView
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 _RELEASES: Final = ChangeFilter(kinds=("resource", "release"))
 _log = logging.getLogger("penstock.handover")

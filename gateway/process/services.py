@@ -27,8 +27,7 @@ from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.calls.admission import Auth, Holder
 from penstock.gateway.traffic.proxy.proxy_context import ActiveCall
 from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
-from penstock.gateway.work.queue.attempts import record_sign_of_life
-from penstock.gateway.work.queue.reader import MemoryQueue
+from penstock.gateway.work.queue import MemoryQueue, record_sign_of_life
 
 RETRY_S: Final = 1.0
 """Seconds until a service that could not start is started again."""

@@ -48,7 +48,7 @@ from penstock.gateway.traffic.upstreams.health import STATES
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.http.client_connection import ConnectionHints
-from penstock.gateway.work.queue.reader import MemoryQueue
+from penstock.gateway.work.queue import MemoryQueue
 
 # Conversations of several workers: the first keeps them for all (`calls.conversation_matcher`), the others ask it.
 #

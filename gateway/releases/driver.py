@@ -28,9 +28,10 @@ from penstock.gateway.releases.canary.decision import (
     add_outcomes,
     figures,
     hard_stop,
+    interval,
     stage_progress,
+    warnings,
 )
-from penstock.gateway.releases.canary.display import interval, warnings
 from penstock.gateway.releases.canary.forecast import Baseline, BaselineReader, forecast
 from penstock.gateway.releases.canary.outcomes import has_early_guard, is_hard
 from penstock.gateway.releases.canary.verification import OUT_OF_TURN, UNCOVERED, circumstances, coverage_figures

@@ -1,4 +1,4 @@
-"""Resources, releases and pins, as operations inside a write transaction.
+"""Resources, releases, pins and coverage, as operations inside a write transaction.
 
 Every change of a release is one operation. It names the revision that it was made from, and writes the release, the
 next link of its audit chain and, at a promotion, the stable version. Rollouts are pinned here too. The pin is decided
@@ -16,12 +16,14 @@ Nobody drives it; rollouts keep the versions that it has given them, and others 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.gateway.model.base import parse_record
+from penstock.gateway.model.coverage import Coverage, LastMiss
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -44,18 +46,18 @@ from penstock.gateway.model.resource import (
     TemplateError,
     check_candidate,
 )
-from penstock.gateway.releases.canary.assignment import (
+from penstock.gateway.releases.canary.decision import CoverageChange, MoveError, check_move, detect_change, observe
+from penstock.gateway.releases.canary.outcomes import (
     Requester,
     are_disjoint,
     audience_includes,
     began_before,
+    counts_member,
     pins_on,
     share,
     stable_version,
+    unit_of,
 )
-from penstock.gateway.releases.canary.decision import MoveError, check_move
-from penstock.gateway.releases.canary.outcomes import counts_member, unit_of
-from penstock.gateway.releases.coverage.operations import forget
 from penstock.gateway.tape.store import audit_log, keys
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.tape.store.view import TapeView
@@ -187,7 +189,8 @@ class ReleaseOperations:
         if not present:
             self._put_stable(name, StableVersion(version=version))
         if made.content.get("sent"):
-            forget(self._tape, name)
+            # Its coverage begins anew: agents are known to send another text of it.
+            self._tape.delete("coverage", name.encode())
         self._tape.append(b"v" + keys.rollout_key(name))
         return made
 
@@ -580,3 +583,59 @@ def _served(resource: Resource) -> tuple[frozenset[str], str, str | None]:
 def _of(stable: StableVersion, only: Audience) -> str:
     """Return the version that an audience gets now."""
     return next((rule.version for rule in stable.rules if rule.only == only), stable.version)
+
+
+# -- coverage ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CoverageDelta:
+    """Additions to the coverage of a resource."""
+
+    matched: int = 0
+    """Calls in which its text was recognised."""
+    missed: Counter[str] = field(default_factory=Counter[str])
+    """Calls with a text that is nearly its own, by reason."""
+    rollouts: list[bool] = field(default_factory=list[bool])
+    """For each rollout that has not called before, in order: True if its text was recognised."""
+    last: LastMiss | None = None
+    """The last of these misses."""
+
+
+CoverageUpdates = Mapping[str, tuple[Coverage, CoverageChange | None]]
+"""The coverage by the resource's name, and its turn if it has just fallen or come back."""
+
+
+class CoverageOperations:
+    """The operations on coverage in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._tape = transaction
+
+    def add(self, added: Mapping[str, CoverageDelta], now: int) -> CoverageUpdates:
+        """Add calls to the coverage, rollout by rollout."""
+        return {name: self._add(name, one, now) for name, one in added.items() if self._is_there(name)}
+
+    def _is_there(self, name: str) -> bool:
+        return self._tape.get("stable", name.encode()) is not None
+
+    def _add(self, name: str, added: CoverageDelta, now: int) -> tuple[Coverage, CoverageChange | None]:
+        stored = self._tape.get("coverage", name.encode())
+        coverage = Coverage(since_ns=now) if stored is None else Coverage.model_validate_json(stored)
+        coverage.matched += added.matched
+        coverage.missed = dict(Counter(coverage.missed) + added.missed)
+        if added.last is not None and not self._forgotten(added.last.rollout):
+            coverage.last = added.last
+        turned: CoverageChange | None = None
+        for matched in added.rollouts:
+            observe(coverage, matched)
+            turned = detect_change(coverage, now) or turned
+        self._tape.put("coverage", name.encode(), coverage.model_dump_json(exclude_defaults=True).encode())
+        if turned is not None:
+            self._tape.append(b"v" + keys.rollout_key(name))
+        return coverage, turned
+
+    def _forgotten(self, rollout: str) -> bool:
+        """True if a rollout was forgotten since it called: its text must not come back."""
+        key = keys.rollout_key(rollout)
+        return self._tape.get("forgotten", key) is not None and self._tape.rollout(rollout) is None

@@ -31,8 +31,14 @@ from penstock.gateway.model.resource import Audience, Need, Resource, StableVers
 from penstock.gateway.model.rollout import Attempt, Rollout, last_seen_ns
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.decision import Canary, figures
-from penstock.gateway.releases.coverage.operations import DATABASE
-from penstock.gateway.releases.operations import UNITS, assignments, parse_release, pins_of, release_of, unit_key
+from penstock.gateway.releases.operations import (
+    UNITS,
+    assignments,
+    parse_release,
+    pins_of,
+    release_of,
+    unit_key,
+)
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.view import TapeView
@@ -120,7 +126,7 @@ class ReleaseReader:
         """Return the coverage of resources, by name; those without a call that had their text, or nearly, are left
         out."""
         with self._tape.view() as view:
-            stored = {name: view.get(DATABASE, name.encode()) for name in names}
+            stored = {name: view.get("coverage", name.encode()) for name in names}
         return {name: Coverage.model_validate_json(it) for name, it in stored.items() if it is not None}
 
     def _resource(self, view: TapeView, name: str) -> tuple[StableVersion, list[Resource]] | None:

@@ -24,10 +24,11 @@ from typing import Any, Final
 from penstock.gateway.model import span
 from penstock.gateway.model.known_secrets import fingerprint
 from penstock.gateway.model.settings import LocalNames
-from penstock.gateway.tools.limits import Permit
+from penstock.gateway.reading.policy.questions import QuestionQueue
+from penstock.gateway.tools.definition_enforcement import DefinitionMiddleware, DefinitionService, ToolTextMiddleware
 from penstock.gateway.tools.middleware import McpContext, McpMiddleware, McpRequest
 from penstock.gateway.tools.oauth import DocumentFraming, PublicUrls, is_rewritable
-from penstock.gateway.tools.response_handlers import ResponseHandlers
+from penstock.gateway.tools.policy_enforcement import PolicyEnvironment, PolicyMiddleware
 from penstock.gateway.tools.response_rewriter import (
     EndpointFraming,
     McpStreamReader,
@@ -35,10 +36,11 @@ from penstock.gateway.tools.response_rewriter import (
     refusal_response,
     rewrite_framing,
 )
-from penstock.gateway.tools.servers import WELL_KNOWN, DirectServerPool, ServerPool
+from penstock.gateway.tools.servers import WELL_KNOWN, DirectServerPool, Permit, ServerPool
 from penstock.gateway.tools.sessions import (
     McpSession,
     PendingExchangeRecord,
+    ResponseHandlers,
     ServerMessageRecord,
     with_session_attributes,
 )
@@ -499,3 +501,13 @@ class McpCall(HttpCall):
         ids = list(self._waiting) or [b"null"]
         errors = [refusal_response(id, refusal) for id in ids]
         return errors[0] if len(errors) == 1 else b"[%b]" % b",".join(errors)
+
+
+def build_mcp_middleware(
+    shared: ProxyContext, definitions: DefinitionService, questions: QuestionQueue, around: PolicyEnvironment
+) -> tuple[McpMiddleware, ...]:
+    """All features, in the order in which they plan an exchange and change its answers: policy rules come first; a
+    server's lists are held to their approved versions before releases change them."""
+    rules = shared.config.policy
+    policing = [PolicyMiddleware(rules, definitions.annotations, questions, around)] if rules else []
+    return *policing, DefinitionMiddleware(definitions, shared.metrics), ToolTextMiddleware(shared, definitions)

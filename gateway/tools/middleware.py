@@ -12,9 +12,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.gateway.tools.response_handlers import ResponseHandlers, ResponseObserver, ResponseTransform
 from penstock.gateway.tools.servers import ServerPool, ServerRegistry
-from penstock.gateway.tools.sessions import SessionTable
+from penstock.gateway.tools.sessions import ResponseHandlers, ResponseObserver, ResponseTransform, SessionTable
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallAddress
 from penstock.gateway.traffic.proxy.proxy_context import CallPlan

@@ -1,40 +1,51 @@
 """Policies on passing tool calls: these are refused, changed, or held until a person has decided.
 
-A call that cannot be read counts as one that a rule may be about (`gateway.reading.policy.call_parser`), so no call
+A call that cannot be read counts as one that a rule may be about (`gateway.reading.policy.policy`), so no call
 evades a rule by its size, its encoding or its form. A batch is sent only if all of its members may be.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Final, Protocol, cast
 
 from penstock.gateway.model.audit import NOBODY
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.facts import POLICY_HARD, POLICY_RULE, TOOL
 from penstock.gateway.model.span import POLICY_VIOLATION
-from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, redacted, strict, tool_call
-from penstock.gateway.reading.policy.conditions import UnreadableCall, text_of
-from penstock.gateway.reading.policy.policy import ALLOWED, Decision, HintsOf, ToolPolicy
+from penstock.gateway.model.toml import ConfigError
+from penstock.gateway.reading.policy.policy import (
+    ALLOWED,
+    CALL,
+    Decision,
+    HintsOf,
+    ToolCall,
+    ToolPolicy,
+    encode_messages,
+    redacted,
+    strict,
+    tool_call,
+)
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
-from penstock.gateway.reading.policy.rules import PolicyRule, Redaction
+from penstock.gateway.reading.policy.rules import PolicyRule, Redaction, UnreadableCall, text_of
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tools.kernels import KernelCall, ask, load
 from penstock.gateway.tools.middleware import McpRequest
 from penstock.gateway.traffic.proxy.proxy_context import CallPlan
 from penstock.gateway.wire.dialects.mcp import header_text
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
 from penstock.gateway.wire.json_paths import EVERYTHING
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 LARGE: Final = 256 << 10
 """Messages of more bytes are read on a thread."""
@@ -93,7 +104,7 @@ class PolicyMiddleware:
         self._questions = questions
         self._around = around
         self._modes: OrderedDict[str, Mode] = OrderedDict()
-        self._kernels = {rule.name: load(rule.name, rule.kernel) for rule in rules if rule.kernel is not None}
+        self._kernels = {rule.name: load_kernel(rule.name, rule.kernel) for rule in rules if rule.kernel is not None}
         self._by_mode = any(rule.mode for rule in rules)
 
     def changes(self, server: str) -> bool:
@@ -235,7 +246,7 @@ class PolicyMiddleware:
                 raise self._refusal(asking, rule, f"the tool {call.tool!r} was not run: its arguments are no object")
             who = address.rollout, address.attempt, address.agent, self._mode(asking)
             made = KernelCall(asking.server.name, call.tool, cast(dict[str, Any], arguments), *who)
-            allowed, reason = await ask(self._kernels[rule.name], made, rule.wait)
+            allowed, reason = await ask_kernel(self._kernels[rule.name], made, rule.wait)
             asking.record.note({_REASON: reason})
             if not allowed:
                 why = f"policy rule {rule.name!r} does not allow it" + (f": {reason}" if reason else "")
@@ -372,7 +383,7 @@ def _check_headers(request: HttpRequest, message: Any, call: ToolCall | None) ->
             raise UnreadableCall("its header Mcp-Name names another tool than its body")
 
 
-# The events that policies leave on the tape, and the releases that react to them. No call waits for any of this.
+# -- events of policies on the tape, and releases that react to them; no call waits for any of this -------------------
 
 _TURNS: Final = 8
 _log = logging.getLogger("penstock.mcp")
@@ -423,3 +434,94 @@ class PolicyAudit:
         """Waits for running work for at most `seconds`."""
         if self._running:
             await asyncio.wait(self._running, timeout=seconds)
+
+
+# -- kernels: policies of third parties, written in Python, that a rule asks (`verdict = "kernel"`) -------------------
+#
+# They run in threads. A kernel is named `module:name`, which must be one of these; no package of Microsoft's is
+# imported here:
+#
+#     a function             takes a `KernelCall`; returns True or False, or (allowed, reason); it may be asynchronous
+#     `intercept_tool_call`  an `MCPGateway` of the Agent Governance Toolkit (`agent_os.mcp_gateway`)
+#     `evaluate`             a `PolicyEvaluator` of the same toolkit (`agent_os.policies`)
+#
+# A kernel that fails denies the call.
+
+KERNEL_FAILED: Final = "it failed; the log of the gateway says why"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A tool call on which a kernel decides."""
+
+    server: str
+    tool: str
+    arguments: dict[str, Any]
+    rollout: str
+    attempt: str
+    agent: str | None
+    """Name of the agent, if its address gave one."""
+    mode: Mode
+
+    @property
+    def agent_id(self) -> str:
+        """The caller, as kernels count calls: an attempt."""
+        return f"{self.rollout}/{self.attempt}"
+
+
+Kernel = Callable[[KernelCall], tuple[bool, str]]
+"""Returns (allowed, reason)."""
+
+
+def load_kernel(rule: str, name: str) -> Kernel:
+    """Imports the kernel of a rule; raises `ConfigError`."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        hint = "it must be importable: put its folder into PYTHONPATH"
+        raise ConfigError(f"policy rule {rule!r}: kernel {name!r} cannot be loaded ({error}); {hint}") from None
+    asked = _as_kernel(found)
+    if asked is None:
+        wanted = "a function, an MCPGateway or a PolicyEvaluator"
+        raise ConfigError(f"policy rule {rule!r}: kernel {name!r} is of type {type(found).__name__}, not {wanted}")
+    return asked
+
+
+def _as_kernel(found: Any) -> Kernel | None:
+    if hasattr(found, "intercept_tool_call"):
+        return lambda call: _verdict(found.intercept_tool_call(call.agent_id, call.tool, call.arguments))
+    if hasattr(found, "evaluate"):
+        return lambda call: _verdict(found.evaluate(_context(call)))
+    return (lambda call: _verdict(found(call))) if callable(found) else None
+
+
+def _context(call: KernelCall) -> dict[str, Any]:
+    """The variables of the toolkit's rules. No argument of the call can replace a value of the gateway's."""
+    known = {"agent_id": call.agent_id, "tool_name": call.tool, "server": call.server, "mode": call.mode}
+    return {**call.arguments, "params": call.arguments, **known}
+
+
+def _verdict(answer: Any) -> tuple[bool, str]:
+    if inspect.iscoroutine(answer):
+        answer = asyncio.run(cast(Coroutine[Any, Any, Any], answer))
+    if isinstance(answer, tuple):
+        allowed, reason = cast(tuple[Any, Any], answer)
+    else:
+        allowed, reason = getattr(answer, "allowed", answer), getattr(answer, "reason", "")
+    # Only True allows the call, not any truthy object.
+    return allowed is True, str(reason or "")
+
+
+async def ask_kernel(kernel: Kernel, call: KernelCall, seconds: float) -> tuple[bool, str]:
+    """Asks a kernel, on a thread. Denies the call if it fails or takes more than `seconds`."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(kernel, call), seconds)
+    except TimeoutError:
+        return False, f"it has not answered within {seconds:g} s (wait)"
+    except Exception:
+        # Third parties' code may raise anything: the call was not allowed.
+        _log.exception("a kernel failed on a call of %s", call.tool)
+        return False, KERNEL_FAILED

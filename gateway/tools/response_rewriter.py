@@ -10,8 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from penstock.gateway.tools.response_handlers import ResponseHandlers, TransformResult
-from penstock.gateway.tools.sessions import McpSession
+from penstock.gateway.tools.sessions import McpSession, ResponseHandlers, TransformResult
 from penstock.gateway.wire.dialects import sse
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, error_of, messages
 from penstock.gateway.wire.http.request import Refusal, UpstreamFault

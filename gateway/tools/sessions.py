@@ -1,4 +1,4 @@
-"""Open requests of sessions: their answers come in another exchange, or never.
+"""Open requests of sessions, whose answers come in another exchange or never, and who watches or changes these answers.
 
 Up to revision 2025-11-25 a server may end the stream of a request before it has answered; the client then opens another
 stream and gets the answer there. In the older HTTP with SSE every answer comes that way. And the server sends requests,
@@ -12,15 +12,17 @@ by `PendingRequest.answered` or `PendingRequest.given_up`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from time import monotonic
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import orjson
 
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tools.response_handlers import ResponseHandlers
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.wire.dialects.mcp import JsonRpcMessage, outcome, request_facts
 from penstock.gateway.wire.http.redaction import Redactor
@@ -228,7 +230,7 @@ def _newest(kept: dict[T, None], key: T, limit: int) -> dict[T, None]:
     return kept
 
 
-# Spans of messages in a stream that are recorded apart from the exchange that carried them.
+# -- spans of messages in a stream that are recorded apart from the exchange that carried them ------------------------
 #
 # A `ServerMessageRecord` is a request or a notification of the server: it has a span of its own. A
 # `PendingExchangeRecord` is an exchange whose request is answered in another one.
@@ -371,3 +373,97 @@ def with_session_attributes(attributes: dict[str, Any], session: str | None, pro
     """The attributes of a span with those of its session."""
     more = {"mcp.session.id": session, "mcp.protocol.version": protocol}
     return attributes | {name: value for name, value in more.items() if value is not None}
+
+
+# -- watches and changes of answers that have not come yet, by the ids of their requests ------------------------------
+#
+# An answer may come as a document, in the stream of its exchange, or in a later stream of its session, and a server
+# may send it again there. So the interests of an exchange are those of its session, too.
+
+ResponseObserver = Callable[[bytes], None]
+"""Receives an answer as the JSON that the server has sent. It is kept with its session, so it must hold no record."""
+
+
+class TransformResult(NamedTuple):
+    """A changed answer, and the attributes that describe the change on the span of the exchange that brought it."""
+
+    answer: bytes
+    attributes: dict[str, str]
+
+
+ResponseTransform = Callable[[bytes], "bytes | TransformResult"]
+"""Returns the answer for the client; raises `Refusal` if the client gets an error in its place."""
+_KEPT: Final = 1000
+"""Most answers of one session that are watched or changed, the newest: a server may repeat them in a later stream."""
+
+
+@dataclass(slots=True)
+class ResponseHandler:
+    """The watches and changes of the answer to one request."""
+
+    observers: list[ResponseObserver] = field(default_factory=list[ResponseObserver])
+    transforms: list[ResponseTransform] = field(default_factory=list[ResponseTransform])
+
+
+class ResponseHandlers:
+    """Watches and changes of answers, by the ids of their requests."""
+
+    __slots__ = ("_by_id", "default_transforms")
+
+    def __init__(self) -> None:
+        self._by_id: OrderedDict[str, ResponseHandler] | None = None
+        """None while there are none, as in most sessions, of which there may be very many."""
+        self.default_transforms: list[ResponseTransform] = []
+        """Changes of all other answers in this exchange: to requests of before a restart of the gateway, or without an
+        entry here."""
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id or self.default_transforms)
+
+    def handler_of(self, id: bytes) -> ResponseHandler:
+        """The entry of a request, which may be new."""
+        if self._by_id is None:
+            self._by_id = OrderedDict()
+        return self._by_id.setdefault(_loose(id), ResponseHandler())
+
+    def observers_of(self, one: JsonRpcMessage) -> Sequence[ResponseObserver]:
+        """The watches of a server's message. An unreadable message may be any answer: it gets those of the newest
+        request."""
+        if not self._by_id:
+            return ()
+        if one.kind == "unreadable" and one.raw.strip():
+            return next((found.observers for found in reversed(self._by_id.values()) if found.observers), ())
+        found = self._by_id.get(_loose(one.id)) if one.kind == "answer" else None
+        return () if found is None else found.observers
+
+    def transforms_of(self, id: bytes) -> Sequence[ResponseTransform]:
+        """The changes of the answer to a request."""
+        found = self._by_id.get(_loose(id)) if self._by_id else None
+        return () if found is None else found.transforms
+
+    def merge(self, others: ResponseHandlers) -> None:
+        """Adds the entries of one exchange."""
+        if not others._by_id:
+            return
+        mine = self._by_id = self._by_id or OrderedDict()
+        mine.update(others._by_id)
+        while len(mine) > _KEPT:
+            mine.popitem(last=False)
+
+
+def _loose(id: bytes) -> str:
+    """An id as the loosest client compares it: SDKs take `"1"` and `1.0` for an answer to `1`."""
+    try:
+        value = orjson.loads(id)
+    except ValueError:
+        return id.decode("latin-1")
+    text = value.strip() if isinstance(value, str) else id.decode()
+    try:
+        return str(int(text, 0))
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return str(int(number)) if number.is_integer() else repr(number)

@@ -21,16 +21,15 @@ from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import Assignment, Pin, Release
 from penstock.gateway.model.resource import Audience, Resource, StableVersion
 from penstock.gateway.model.rollout import Rollout
-from penstock.gateway.releases.canary.assignment import Requester, audience_includes, pins_on, stable_version
-from penstock.gateway.releases.canary.outcomes import unit_of
-from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.monitor import CallNotes
-from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
-from penstock.gateway.releases.prompts.rewrite import (
+from penstock.gateway.releases.canary.outcomes import Requester, audience_includes, pins_on, stable_version, unit_of
+from penstock.gateway.releases.catalog import (
+    Catalog,
     TextFindings,
     TextMiss,
     find_resources,
 )
+from penstock.gateway.releases.coverage import CallNotes
+from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry

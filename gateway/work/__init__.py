@@ -1,2 +1,4 @@
-"""Work for agents, and the runs of trainers: operations on the tape. Begin with `queue.dispatcher`; `runs` keeps the
-events and figures of training runs."""
+"""Work for agents, and the runs of trainers: operations on the tape.
+
+Begin with `dispatcher`; `runs` keeps the events and figures of training runs.
+"""

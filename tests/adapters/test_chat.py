@@ -12,8 +12,8 @@ from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 
 from penstock.adapters.chat import REWARD_REASONS, ChatConversation, Wire, conversations, openai_messages, openai_tool
-from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Options
+from penstock.adapters.selection import SampleReport
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Message, Part, Tool
 from penstock.gateway.wire.dialects import by_name

@@ -16,8 +16,8 @@ from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Sample, samples
+from penstock.adapters.selection import SampleReport
 from penstock.gateway.model.answers import Diagnosis
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Exchange

@@ -20,10 +20,10 @@ from fakes.shell import Shell
 from fakes.tokens import Talk, message
 
 from penstock.adapters.chat import conversations
-from penstock.adapters.export import COLUMNS, Form, Row, of_conversations, of_pairs, of_samples, of_triplets, sink
-from penstock.adapters.preferences import pairs
-from penstock.adapters.report import Note, SamplingReason, Start, Unpaired
-from penstock.adapters.samples import Options, samples
+from penstock.adapters.export import COLUMNS, Form, Row, of_conversations, of_samples, sink
+from penstock.adapters.preferences import pairs, row
+from penstock.adapters.samples import Options, samples, triplets
+from penstock.adapters.selection import Note, SamplingReason, Start, Unpaired
 from penstock.console.main import main
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.turn import Exchange
@@ -56,9 +56,9 @@ def rows(form: Form) -> list[Row]:
     episodes = [talk.episode() for talk in talks()]
     if form in ("samples", "triplets"):
         made = [it for one in episodes for it in samples(one, Options(allow=frozenset({"no_logprobs"})))[0]]
-        return list(of_samples(made) if form == "samples" else of_triplets(made))
+        return list(of_samples(made) if form == "samples" else triplets(made))
     said = [it for one in episodes for it in conversations(one)[0]]
-    return list(of_conversations(said) if form == "chat" else of_pairs(pairs(said)[0]))
+    return list(of_conversations(said) if form == "chat" else map(row, pairs(said)[0]))
 
 
 def plain(logprobs: list[float]) -> list[float | None]:
@@ -72,8 +72,8 @@ def test_both_formats_hold_the_same(form: Form) -> None:
     lines, parquet = io.BytesIO(), io.BytesIO()
     for file, format in ((lines, "jsonl"), (parquet, "parquet")):
         out = sink(file, form, "jsonl" if format == "jsonl" else "parquet")
-        for row in rows(form):
-            out.write(row)
+        for line in rows(form):
+            out.write(line)
         out.close()
     found = [json.loads(line) for line in lines.getvalue().splitlines()]
     table = import_module("pyarrow.parquet").read_table(io.BytesIO(parquet.getvalue()))

@@ -21,7 +21,7 @@ CLIENTS = (
     "penstock.gateway.tape.store",
 )
 ARRAYS = ("numpy", "pyarrow")
-WITHOUT = "from penstock.adapters import chat, preferences, export, training_rows"
+WITHOUT = "from penstock.adapters import chat, preferences, export"
 """What needs no numpy."""
 
 
@@ -35,7 +35,7 @@ def loaded(*programs: str, names: tuple[str, ...] = (*CLIENTS, *ARRAYS)) -> list
 
 
 def test_the_pure_modules_load_no_client_and_no_framework_and_only_samples_numpy() -> None:
-    assert loaded(WITHOUT, "from penstock.adapters import samples, triplets, verl") == [[], ["numpy"]]
+    assert loaded(WITHOUT, "from penstock.adapters import samples, verl") == [[], ["numpy"]]
 
 
 def test_conversations_and_preferences_are_loaded_from_a_gateway_without_numpy() -> None:

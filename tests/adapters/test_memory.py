@@ -20,11 +20,9 @@ from fakes.tokens import Talk, message
 
 from penstock.adapters.chat import ChatConversation, conversations
 from penstock.adapters.episode import Episode, EpisodeCall
-from penstock.adapters.export import Form, Row, sink
-from penstock.adapters.options import Options
-from penstock.adapters.report import SampleReport
+from penstock.adapters.export import Form, Row, preferences, rows, sink
+from penstock.adapters.selection import Options, SampleReport
 from penstock.adapters.source import by_group
-from penstock.adapters.training_rows import preferences, rows
 from penstock.gateway.model.rollout import RolloutSummary
 from penstock.gateway.model.turn import Exchange
 

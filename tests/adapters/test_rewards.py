@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from fakes.tokens import Talk
 
-from penstock.adapters.attempt_rewards import collect_rewards
-from penstock.adapters.report import SampleReport
-from penstock.adapters.rewards import returns
-from penstock.adapters.samples import Options, Sample, samples
+from penstock.adapters.samples import Options, Sample, returns, samples
+from penstock.adapters.selection import SampleReport, collect_rewards
 
 NAN, INF = math.nan, math.inf
 

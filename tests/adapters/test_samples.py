@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fakes.tokens import Talk, logprob, message
 
-from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Options, Sample, samples
+from penstock.adapters.selection import SampleReport
 from penstock.gateway.model.rollout import AttemptStatus
 
 U = message("user", [1])

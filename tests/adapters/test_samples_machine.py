@@ -14,9 +14,8 @@ from fakes.turn_trees import STEPS, Step, played
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.report import SampleReport
-from penstock.adapters.rewards import returns
-from penstock.adapters.samples import Options, Sample, samples
+from penstock.adapters.samples import Options, Sample, returns, samples
+from penstock.adapters.selection import SampleReport
 
 
 def places(made: Iterable[Sample], report: SampleReport, calls: Iterable[Made]) -> Counter[tuple[int, int]]:

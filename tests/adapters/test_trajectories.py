@@ -14,8 +14,8 @@ from fakes.tokens import Talk
 from bench.trajectories import DATA, calls_of, wire_answer
 from penstock.adapters.chat import conversations
 from penstock.adapters.episode import Episode
-from penstock.adapters.report import SampleReport
-from penstock.adapters.training_rows import preferences
+from penstock.adapters.export import preferences
+from penstock.adapters.selection import SampleReport
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 Source = dict[str, Any]

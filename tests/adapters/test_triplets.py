@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from fakes.tokens import Talk, logprob
 
-from penstock.adapters.samples import Options, samples
-from penstock.adapters.triplets import triplets
+from penstock.adapters.samples import Options, samples, triplets
 
 
 @pytest.mark.parametrize("merge", [True, False])

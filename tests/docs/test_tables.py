@@ -34,11 +34,11 @@ from penstock.gateway.model.release_policy import (
     Replay,
     Shadow,
 )
-from penstock.gateway.reading.filters.query import FIELDS
+from penstock.gateway.reading.filter_fields import FIELDS
 from penstock.gateway.releases.canary import decision
 from penstock.gateway.tape.store import codec, keys, records
 from penstock.gateway.tape.store.environment import DATABASES, FORMAT
-from penstock.gateway.work.runs import operations
+from penstock.gateway.work.runs import FOLD
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "Top level": ReleasePolicy,
@@ -153,7 +153,7 @@ def test_diagrams_and_figures_are_those_of_the_code() -> None:
         *(("runs.md", runs, f"| {what} | {most:,}") for what, most in limits.items()),
         *(("runs.md", runs, f"`{word}`") for word in (*get_args(run.RunKind), *get_args(run.RunStatus))),
         ("runs.md", runs, f"`lease_s`, {run.NewRun(kind='sft').lease_s:g} s unless given"),
-        ("tape.md", tape, f"have {operations.FOLD} rows they become one"),
+        ("tape.md", tape, f"have {FOLD} rows they become one"),
         ("tape.md", tape, f"format `{FORMAT.decode()}`"),
         ("tape.md", tape, f"at most {codec.DEPTH}"),
         *(("lake.md", read("lake.md"), f"### {name}\n\n{shape.help}\n") for name, shape in TABLE_DEFINITIONS.items()),

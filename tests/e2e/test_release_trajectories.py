@@ -19,7 +19,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
-from penstock.gateway.releases.prompts.induction import PromptSample, propose
+from penstock.gateway.releases.prompt_induction import PromptSample, propose
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")
 AT_ONCE = 16

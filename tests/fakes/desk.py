@@ -28,8 +28,8 @@ from penstock.gateway.model.queue import (
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, RolloutConfig, RolloutStatus
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.queue.results import ClaimedAttempt
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.queue import ClaimedAttempt
 
 SECOND = 10**9
 AGAIN = RolloutConfig(retry_on=["failed", "timeout", "unresponsive"])

@@ -27,11 +27,11 @@ from penstock.gateway.tape.store.audit_log import AuditLog
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
-from penstock.gateway.tools.definitions.service import DefinitionService
+from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.traffic.calls.admission import Auth
 from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.runs.service import RunService
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.runs import RunService
 
 T0 = 1_790_000_000_000_000_000
 """When the tests' calls begin: 2026-09-21 14:13:20 UTC."""

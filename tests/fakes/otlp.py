@@ -36,7 +36,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 LIMIT = 1 << 20
 

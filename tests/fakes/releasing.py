@@ -45,7 +45,7 @@ from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.work.queue.operations import SpanOperations
+from penstock.gateway.work.operations import SpanOperations
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"

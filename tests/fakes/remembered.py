@@ -9,7 +9,7 @@ from penstock.gateway.tape.store.codec import DeltaBase
 from penstock.gateway.tape.store.tables import TapeTables
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction, Writer
 from penstock.gateway.tape.store.view import TapeView, last_block
-from penstock.gateway.work.queue.reader import MemoryQueue
+from penstock.gateway.work.queue import MemoryQueue
 
 _NUMBERS = ("_styles", "_last_style", "_body", "_untold")
 _SPANS, _SEEN = map(records.ATTEMPT.index, ("spans", "last_seen_ns"))

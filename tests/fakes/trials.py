@@ -20,7 +20,6 @@ from penstock.gateway.model.release import (
 )
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.releases.canary.assignment import share
 from penstock.gateway.releases.canary.decision import (
     NEXT,
     Canary,
@@ -28,10 +27,11 @@ from penstock.gateway.releases.canary.decision import (
     apply_early_look,
     decision_of,
     figures,
+    interval,
     stage_progress,
+    warnings,
 )
-from penstock.gateway.releases.canary.display import interval, warnings
-from penstock.gateway.releases.canary.outcomes import has_early_guard, observation, unit_hash, unit_outcome
+from penstock.gateway.releases.canary.outcomes import has_early_guard, observation, share, unit_hash, unit_outcome
 
 START = 1_790_000_000 * 10**9
 EVERY = 10 * 10**9

@@ -20,8 +20,8 @@ from fakes.tokens import Talk
 
 from bench.trajectories import DATA, calls_of, wire_answer
 from penstock.adapters.chat import ChatConversation, conversations
-from penstock.adapters.report import SampleReport
-from penstock.adapters.training_rows import preferences
+from penstock.adapters.export import preferences
+from penstock.adapters.selection import SampleReport
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.chat_template import tokenise
 from penstock.trainer.data.training_examples import ExampleBuilder, group_by_attempt

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from penstock.adapters.episode import Episode
-from penstock.adapters.report import SampleReport
 from penstock.adapters.samples import Options, Sample, samples
+from penstock.adapters.selection import SampleReport
 from penstock.adapters.source import ENDED, load
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.base import Mode

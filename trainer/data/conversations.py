@@ -20,11 +20,10 @@ import orjson
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from penstock.adapters.chat import ChatConversation
-from penstock.adapters.export import Row, of_conversations
-from penstock.adapters.report import SampleReport
+from penstock.adapters.export import Row, of_conversations, rows
 from penstock.adapters.samples import Options
+from penstock.adapters.selection import SampleReport
 from penstock.adapters.source import load
-from penstock.adapters.training_rows import rows
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import brief
 from penstock.gateway.model.toml import ConfigError

@@ -12,7 +12,7 @@ std is the sample's (n - 1) and eps 1e-6, as in verl; DeepSeekMath has no eps an
 the rollout, however many calls or samples it was cut into: normalising over rows instead would let long rollouts decide
 the mean.
 
-With `credit = "turn"` the unit is the call and r its return (`adapters.rewards.returns`); the baseline is taken over
+With `credit = "turn"` the unit is the call and r its return (`adapters.samples.returns`); the baseline is taken over
 all calls of the group (for rloo: of the other rollouts). The process supervision of DeepSeekMath, §4.1.3, compares all
 steps of a group, too, but normalises their rewards and sums afterwards.
 
@@ -43,8 +43,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.adapters.rewards import returns
-from penstock.adapters.samples import Sample, Segment
+from penstock.adapters.samples import Sample, Segment, returns
 from penstock.trainer.config import AdvantageSettings, Credit, Estimator
 from penstock.trainer.mathematics.batch import Owner, TokenExample, example
 

@@ -12,8 +12,8 @@ from penstock.gateway.followers.index.protocol import FindRequest, FindResult, S
 from penstock.gateway.followers.index.sums import breakdown_rows
 from penstock.gateway.followers.index.tables import IndexTables
 from penstock.gateway.followers.index.texts import Hits, Needle, TextIndex, concatenate
-from penstock.gateway.reading.filters import sql
-from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading import filters
+from penstock.gateway.reading.filters import parse
 
 SEARCH_S: Final = 0.5
 """Seconds after which a search of texts answers with the hits so far. The same question continues it; others are
@@ -31,10 +31,10 @@ class NoAnswerError(Exception):
 def find(tables: IndexTables, texts: TextIndex, asked: FindRequest) -> FindResult:
     """The positions of a page's rows, newest first. Raises `QueryError`."""
     query = parse(asked.filter, asked.target, asked.now_ns)
-    where = sql.where(query, asked.target, tables.words)
+    where = filters.where(query, asked.target, tables.words)
     if asked.target == "rollouts":
-        return _find_rollouts(tables, texts, where, asked, sql.needles(query))
-    if needles := sql.needles(query):
+        return _find_rollouts(tables, texts, where, asked, filters.needles(query))
+    if needles := filters.needles(query):
         return _find_said(tables, texts, where.row, asked, needles)
     return _find_spans(tables, where.row, asked)
 
@@ -42,11 +42,11 @@ def find(tables: IndexTables, texts: TextIndex, asked: FindRequest) -> FindResul
 def sum_up(tables: IndexTables, texts: TextIndex, asked: SumRequest) -> SumResult:
     """Sums over the calls of a filter. Raises `QueryError`, and `NoAnswerError` if its search takes too long."""
     query = parse(asked.filter, "spans", asked.now_ns)
-    for hits in _searched(texts, sql.needles(query)):
+    for hits in _searched(texts, filters.needles(query)):
         tables.put_hits(hits.cursors)
         if hits.low and hits.last:
             raise NoAnswerError("a search of texts takes long: it goes on when it is asked again", again=True)
-    where = sql.where(query, "spans", tables.words).row
+    where = filters.where(query, "spans", tables.words).row
     return SumResult(*breakdown_rows(tables.query, asked.by, where, asked.limit))
 
 
@@ -60,7 +60,7 @@ def _searched(texts: TextIndex, needles: Sequence[Needle]) -> Iterator[Hits]:
 
 
 def _find_rollouts(
-    tables: IndexTables, texts: TextIndex, where: sql.WhereClause, asked: FindRequest, needles: Sequence[Needle]
+    tables: IndexTables, texts: TextIndex, where: filters.WhereClause, asked: FindRequest, needles: Sequence[Needle]
 ) -> FindResult:
     """A rollout's spans come after it in the log: once all spans from a position on are searched, so is every rollout
     from there on."""
@@ -75,7 +75,7 @@ def _find_rollouts(
     return _rollouts_from(tables, 0, where, asked)
 
 
-def _rollouts_from(tables: IndexTables, low: int, where: sql.WhereClause, asked: FindRequest) -> FindResult:
+def _rollouts_from(tables: IndexTables, low: int, where: filters.WhereClause, asked: FindRequest) -> FindResult:
     source, hit, values = "rollouts r", "null", where.row.values
     if where.within is not None:
         inner = f"select s.number, max(s.cursor) as hit from spans s where {where.within.text} group by s.number"
@@ -91,7 +91,7 @@ def _rollouts_from(tables: IndexTables, low: int, where: sql.WhereClause, asked:
     return _found([row[0] for row in rows], asked.limit, [row[1] for row in shown], hits)
 
 
-def _find_spans(tables: IndexTables, condition: sql.SqlFragment, asked: FindRequest) -> FindResult:
+def _find_spans(tables: IndexTables, condition: filters.SqlFragment, asked: FindRequest) -> FindResult:
     """Reads the newest files first: a page is often full before the others are read. Running calls may be anywhere."""
     ended: list[int] = []
     for source in ("fresh", tables.newest_file, tables.older_files):
@@ -102,7 +102,7 @@ def _find_spans(tables: IndexTables, condition: sql.SqlFragment, asked: FindRequ
 
 
 def _find_said(
-    tables: IndexTables, texts: TextIndex, condition: sql.SqlFragment, asked: FindRequest, needles: Sequence[Needle]
+    tables: IndexTables, texts: TextIndex, condition: filters.SqlFragment, asked: FindRequest, needles: Sequence[Needle]
 ) -> FindResult:
     """Searches the newest texts first, for the same reason; after `SEARCH_S` it answers with the hits so far."""
     found, high = list[int](), asked.before
@@ -118,7 +118,7 @@ def _find_said(
 
 
 def _cursors(
-    tables: IndexTables, source: str, condition: sql.SqlFragment, between: tuple[int, int | None], limit: int
+    tables: IndexTables, source: str, condition: filters.SqlFragment, between: tuple[int, int | None], limit: int
 ) -> list[int]:
     rows = tables.query(
         f"select s.cursor from {source} s where {_between('s.cursor', *between)}({condition.text}) "

@@ -38,7 +38,7 @@ from penstock.gateway.followers.index.tables import DAMAGE_ERRORS, PERSISTENT_ER
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.model.times import Backoff
-from penstock.gateway.reading.filters.query import QueryError
+from penstock.gateway.reading.filters import QueryError
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.wire.http.log import set_up

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
-from penstock.gateway.reading.filters.fields import Target
+from penstock.gateway.reading.filter_fields import Target
 
 
 class FindRequest(msgspec.Struct, tag=True, frozen=True):

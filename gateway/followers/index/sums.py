@@ -9,7 +9,7 @@ from penstock.gateway.followers.index.protocol import TotalResult
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
 from penstock.gateway.model.negotiation import KIND
-from penstock.gateway.reading.filters.sql import SqlFragment
+from penstock.gateway.reading.filters import SqlFragment
 from penstock.gateway.wire.dialects import DIALECTS
 
 QueryFunction = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]

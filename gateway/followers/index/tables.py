@@ -16,7 +16,7 @@ import duckdb
 
 from penstock.gateway.followers.index.rows import COLUMNS, Row
 from penstock.gateway.followers.index.segments import SPILL, SegmentDirectory, SegmentFile, seal_of
-from penstock.gateway.reading.filters.sql import HITS
+from penstock.gateway.reading.filters import HITS
 
 pa: Final[Any] = import_module("pyarrow")
 """Imported by name, because it has no types."""

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.gateway.followers.index.segments import SegmentDirectory, SegmentFile
 from penstock.gateway.model.turn import Passage
-from penstock.gateway.reading.filters.query import MOST_TEXTS
+from penstock.gateway.reading.filters import MOST_TEXTS
 
 np: Final[Any] = import_module("numpy")
 pa: Final[Any] = import_module("pyarrow")

@@ -37,7 +37,7 @@ from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError, is_damage, unless_damaged
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.wire.http.request import retry_after
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 # Requests to a collector: sent until they are accepted or refused for good.
 #

@@ -53,7 +53,7 @@ from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 SLICE_S = 0.003
 """Seconds of work on items between two turns of the event loop."""

@@ -12,10 +12,8 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.gateway.model.base import Id, Mode, Noun
-from penstock.gateway.reading.policy.call_parser import tool_calls
-from penstock.gateway.reading.policy.conditions import UnreadableCall
-from penstock.gateway.reading.policy.policy import ALLOWED, ToolPolicy
-from penstock.gateway.reading.policy.rules import PolicyRule, Verdict
+from penstock.gateway.reading.policy.policy import ALLOWED, ToolPolicy, tool_calls
+from penstock.gateway.reading.policy.rules import PolicyRule, UnreadableCall, Verdict
 
 # Backtest of rules on calls that are on the tape: one row for each call.
 

@@ -31,7 +31,6 @@ from penstock.gateway.model.release import (
 )
 from penstock.gateway.model.resource import GATEWAY, Resource
 from penstock.gateway.model.span import Span
-from penstock.gateway.releases.canary.assignment import share
 from penstock.gateway.releases.canary.decision import (
     BY_RULE,
     MOST,
@@ -49,7 +48,7 @@ from penstock.gateway.releases.canary.decision import (
     replay_decisions,
 )
 from penstock.gateway.releases.canary.evidence import CanaryEvidence
-from penstock.gateway.releases.canary.outcomes import as_of, unit_problems
+from penstock.gateway.releases.canary.outcomes import as_of, share, unit_problems
 
 OUT_OF_TURN = "violations"
 """Key of the evidence of a rollback that did not wait for its turn."""

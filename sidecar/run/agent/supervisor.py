@@ -20,7 +20,7 @@ one dies, a pipe between them closes and the inner one ends as if the runner wer
 command by their names in `resource` (`{"NOFILE": 4096}`). The warden is a process of its own and uses the standard
 library alone: it starts in about 20 ms and no failure of the runner reaches it. Where the kernel has no subreapers
 (anything but Linux) it kills the agent's process group, which a grandchild can leave. The gateway hosts servers of
-tools below such wardens, too (`gateway.tools.hosted`).
+tools below such wardens, too (`gateway.tools.bridge`).
 
 `supervise` does the same for an agent that is a function: `sidecar.run.agent.fork_server` forks such wardens.
 """

@@ -21,7 +21,7 @@ from penstock.gateway.model.facts import REPLAY_OF, SHADOW_OF, UNREAD, is_rehear
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading.filters import parse
 from penstock.gateway.traffic.calls.call_record import OTHER, count_unread
 
 

@@ -23,8 +23,8 @@ from penstock.gateway.client.sync import SyncClient
 from penstock.gateway.model.answers import Digest, RolloutPage
 from penstock.gateway.model.queue import ClaimRequest, Event, RolloutSpec
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.gateway.reading.filters.fields import describe_fields
-from penstock.gateway.reading.filters.query import Target, parse
+from penstock.gateway.reading.filter_fields import Target, describe_fields
+from penstock.gateway.reading.filters import parse
 
 GZIP = {"Accept-Encoding": "gzip"}
 

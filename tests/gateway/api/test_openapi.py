@@ -31,7 +31,7 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import SpanPage
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import NewRelease
-from penstock.gateway.reading.filters.query import FIELDS
+from penstock.gateway.reading.filter_fields import FIELDS
 
 DOC = document(ROUTES, "1.2.3")
 REGISTRY: Any = Registry[Any]().with_resource("urn:document", DRAFT202012.create_resource(DOC)).crawl()

@@ -39,7 +39,7 @@ from penstock.gateway.model.facts import QUEUE_MS
 from penstock.gateway.model.index import SqlRequest
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.turn import Transcript
-from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading.filters import parse
 from penstock.gateway.tape.store import Store
 
 deltalake: Any = import_module("deltalake")

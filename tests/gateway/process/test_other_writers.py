@@ -16,7 +16,7 @@ from penstock.gateway.process.other_writers import OtherWriters
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.work.queue.dispatcher import Dispatcher
+from penstock.gateway.work.dispatcher import Dispatcher
 
 
 @pytest.fixture

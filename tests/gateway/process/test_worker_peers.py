@@ -25,7 +25,7 @@ from penstock.gateway.process.worker_peers import (
     dump,
 )
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
-from penstock.gateway.work.queue.reader import MemoryQueue
+from penstock.gateway.work.queue import MemoryQueue
 
 
 class First:

@@ -29,13 +29,13 @@ from penstock.gateway.model.known_secrets import NO_SECRETS
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, CoverageMonitor, MissNote
-from penstock.gateway.releases.coverage.operations import CoverageDelta, CoverageOperations
+from penstock.gateway.releases.coverage import CallNote, CoverageCounter, CoverageMonitor, MissNote
+from penstock.gateway.releases.operations import CoverageDelta, CoverageOperations
 from penstock.gateway.releases.reader import ReleaseReader
-from penstock.gateway.tape.retention.operations import RetentionOperations
+from penstock.gateway.tape.retention import RetentionOperations
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.transaction import QueuedOperation
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 FROZEN = "You are a travel agent of Acme Air. Today is 2026-11-22. Never refund a basic fare."
 """As discovery took it on one day, when all messages agreed on the date."""
@@ -212,7 +212,7 @@ async def test_what_is_being_added_up_when_the_gateway_stops_is_counted(
             assert go.wait(PATIENCE)
             return super().count(calls, catalog, now)
 
-    monkeypatch.setattr("penstock.gateway.releases.coverage.monitor.CoverageCounter", Slow)
+    monkeypatch.setattr("penstock.gateway.releases.coverage.CoverageCounter", Slow)
 
     async with counting() as provider, bench(tmp_path, provider) as made:
         context, figures = made.context, Metrics()
@@ -237,7 +237,7 @@ async def test_what_cannot_be_added_up_does_not_keep_a_gateway_from_ending(
         def count(self, calls: Iterable[CallNote], catalog: Catalog, now: int) -> dict[str, CoverageDelta]:
             raise TapeError("cannot read the tape")
 
-    monkeypatch.setattr("penstock.gateway.releases.coverage.monitor.CoverageCounter", Failing)
+    monkeypatch.setattr("penstock.gateway.releases.coverage.CoverageCounter", Failing)
 
     async with counting() as provider, bench(tmp_path, provider) as made:
         watch = watched(made)

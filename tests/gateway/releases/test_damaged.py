@@ -21,15 +21,15 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.rollout import Judgement
-from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.canary.decision import Canary
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.canary_counter import OutcomeCounter
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import DamagedRecordError
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.work.queue.operations import SpanOperations
+from penstock.gateway.work.operations import SpanOperations
 
 S = 10**9
 T0 = 1_000 * S

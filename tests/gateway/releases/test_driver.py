@@ -23,7 +23,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.resource import NewVersion
-from penstock.gateway.releases.canary.assignment import Requester
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.canary.verification import verify
 from penstock.gateway.releases.driver import Driver, DriverCallbacks, JobProgress, JobReport, StageJobs
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
@@ -36,7 +36,7 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
 from penstock.gateway.upstream_settings import UpstreamSettings
-from penstock.gateway.work.queue.operations import SpanOperations
+from penstock.gateway.work.operations import SpanOperations
 
 T = TypeVar("T")
 ANN = ActionRequest(who="ann")

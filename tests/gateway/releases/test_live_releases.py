@@ -29,7 +29,7 @@ from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, Rel
 from penstock.gateway.model.release_policy import CONSTANTS, EARLY, CanaryStage
 from penstock.gateway.model.resource import Audience, NewVersion
 from penstock.gateway.model.rollout import Judgement
-from penstock.gateway.releases.canary.assignment import share
+from penstock.gateway.releases.canary.outcomes import share
 
 AGENTS = ("planner", "critic")
 ANN = ActionRequest(who="ann")

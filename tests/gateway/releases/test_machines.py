@@ -22,9 +22,8 @@ from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
 from penstock.gateway.model.release import Pin, Release, Unit
 from penstock.gateway.model.resource import Audience
-from penstock.gateway.releases.canary.assignment import Requester, audience_includes, share
 from penstock.gateway.releases.canary.decision import NEXT
-from penstock.gateway.releases.canary.outcomes import MOST, unit_hash
+from penstock.gateway.releases.canary.outcomes import MOST, Requester, audience_includes, share, unit_hash
 from penstock.gateway.releases.operations import UNITS, PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.environment import READERS

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.gateway.tools.limits import MOVES, BreakerState, ServerBreaker
+from penstock.gateway.tools.servers import MOVES, BreakerState, ServerBreaker
 
 MOST, SECONDS = 3, 10.0
 

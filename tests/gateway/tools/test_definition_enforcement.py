@@ -27,7 +27,7 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client as Api
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.tools import ApproveRequest, OnChange, ServerView
-from penstock.gateway.tools.definitions import service
+from penstock.gateway.tools import definition_enforcement
 
 Json = dict[str, Any]
 SEARCH: Json = {"name": "search", "description": "Finds pages.", "inputSchema": {"type": "object"}}
@@ -473,7 +473,7 @@ async def test_annotations_are_those_that_were_listed_last(place: Place) -> None
 async def test_annotations_of_tools_that_have_other_names_each_time_are_not_kept_for_ever(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_MOST", 4)
+    monkeypatch.setattr(definition_enforcement, "_MOST", 4)
     for number in range(5):
         _ = await place.tools([SEARCH, WRITE | {"name": f"write{number}"}])
         _ = await place.kept()

@@ -28,10 +28,9 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.model.span import SpanStatus
 from penstock.gateway.tape.store.directory import DamagedRecordError
-from penstock.gateway.tools.hosted import process_pool
-from penstock.gateway.tools.hosted.process import OPEN_FILES
-from penstock.gateway.tools.hosted.process_pool import ProcessExit, ProcessPool
-from penstock.gateway.tools.hosted.session import LineQueue, Owner, ProcessSession
+from penstock.gateway.tools import bridge
+from penstock.gateway.tools.bridge import ProcessExit, ProcessPool
+from penstock.gateway.tools.hosted_process import OPEN_FILES, LineQueue, Owner, ProcessSession
 from penstock.gateway.wire.dialects.mcp import messages
 
 Take = Callable[[str], Hosted]
@@ -304,7 +303,7 @@ async def test_sessions_that_are_forgotten_end(
     tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients open sessions and vanish; one listens, and stays."""
-    monkeypatch.setattr(process_pool, "IDLE_S", 1.5)
+    monkeypatch.setattr(bridge, "IDLE_S", 1.5)
     mark = uuid4().hex
     async with locally(tmp_path, config(mark)) as gateway, AsyncExitStack() as stack:
         hosted = Hosted(gateway, http, mark)

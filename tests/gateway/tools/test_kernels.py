@@ -22,7 +22,7 @@ from fakes.process import ROOT
 from fakes.rig import Inside, inside
 
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.tools.kernels import KernelCall, ask, load
+from penstock.gateway.tools.policy_enforcement import KernelCall, ask_kernel, load_kernel
 
 CALL = KernelCall("files", "write", {"path": "/a", "tool_name": "forged"}, "r1", "a1", None, "online")
 
@@ -79,7 +79,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_what_kernels_say(name: str, said: tuple[bool, str]) -> None:
-    assert await ask(load("r", f"strangers:{name}"), CALL, 30) == said
+    assert await ask_kernel(load_kernel("r", f"strangers:{name}"), CALL, 30) == said
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_what_kernels_say(name: str, said: tuple[bool, str]) -> None:
 )
 def test_what_is_no_kernel_is_said_at_the_start(name: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        _ = load("mine", name)
+        _ = load_kernel("mine", name)
     assert said in str(caught.value)
     assert "policy rule 'mine'" in str(caught.value)
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from penstock.gateway.model.answers import Stats
 from penstock.gateway.model.settings import McpServer as Configured
 from penstock.gateway.tools.call import McpCall
-from penstock.gateway.tools.limits import BreakerState, Permit, ServerLimits
+from penstock.gateway.tools.servers import BreakerState, Permit, ServerLimits
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.wire.http.request import UpstreamFault
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.tools.middleware import McpRequest
-from penstock.gateway.tools.response_handlers import ResponseHandlers
 from penstock.gateway.tools.response_rewriter import ResponseRewriter
+from penstock.gateway.tools.sessions import ResponseHandlers
 from penstock.gateway.traffic.proxy.proxy_context import CallPlan
 from penstock.gateway.wire.http.request import ClientFault
 from penstock.gateway.wire.rewriting import EventStreamRewriter

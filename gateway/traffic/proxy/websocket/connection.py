@@ -61,7 +61,7 @@ from penstock.gateway.wire.http.websocket import (
     negotiated_deflate,
     supports_extensions,
 )
-from penstock.gateway.work.queue.operations import SpanOperations
+from penstock.gateway.work.operations import SpanOperations
 
 # Forwards a WebSocket's bytes unchanged, each way; leaves single messages out, or puts own ones in. Sans-I/O.
 #

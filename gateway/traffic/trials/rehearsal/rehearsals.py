@@ -22,7 +22,7 @@ from penstock.gateway.model.facts import LEG, REHEARSAL, REPLAY_OF
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import RolloutConfig
-from penstock.gateway.releases.canary.assignment import Requester
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.transaction import OperationRefusedError
@@ -32,8 +32,8 @@ from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswe
 from penstock.gateway.traffic.trials.replay.sender import RUN, ReleaseContext, ReleaseSender, background
 from penstock.gateway.wire.dialects import OPAQUE
 from penstock.gateway.wire.http.request import ClientFault, GatewayFault, HttpRequest
-from penstock.gateway.work.queue.dispatcher import Dispatcher
-from penstock.gateway.work.queue.results import ClaimedAttempt
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.queue import ClaimedAttempt
 
 RESTARTED: Final = "restarted"
 """Short reason of a refusal: the gateway has lost the answers that the agent has had."""

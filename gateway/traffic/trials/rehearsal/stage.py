@@ -30,8 +30,7 @@ from penstock.gateway.model.rollout import Attempt, AttemptStatus
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import read_exchange
-from penstock.gateway.releases.canary.evidence import PairedTest
-from penstock.gateway.releases.canary.pass_test import ReorderBuffer
+from penstock.gateway.releases.canary.evidence import PairedTest, ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.transaction import OperationRefusedError
@@ -54,7 +53,7 @@ from penstock.gateway.traffic.trials.replay.recorded_calls import ReplaySource
 from penstock.gateway.traffic.trials.replay.sender import ARM_OF, CANDIDATE, INCUMBENT, ReleaseContext, background
 from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
 from penstock.gateway.wire.dialects.loose_json import dumps, loads
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 LEGS: Final = (CANDIDATE, INCUMBENT)
 TRIES: Final = 5

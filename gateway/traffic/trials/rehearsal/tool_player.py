@@ -23,7 +23,7 @@ from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.turn import Part, Turn
 from penstock.gateway.reading.turns import decode_body
-from penstock.gateway.releases.canary.assignment import Requester, audience_includes, stable_version
+from penstock.gateway.releases.canary.outcomes import Requester, audience_includes, stable_version
 from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body, unencoded
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import (

@@ -28,7 +28,7 @@ from penstock.gateway.model.facts import LEG
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_policy import REPLAY_ALPHA
 from penstock.gateway.model.turn import Message, Part, Turn
-from penstock.gateway.releases.canary.pass_test import PassTest
+from penstock.gateway.releases.canary.evidence import PassTest
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.trials.replay.sender import (
     JUDGE,

@@ -25,9 +25,9 @@ from penstock.gateway.model.rollout import Rollout
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Exchange, Turn
 from penstock.gateway.reading.turns import decode_exchange, read_exchange
-from penstock.gateway.releases.canary.assignment import Requester, audience_includes
-from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText
-from penstock.gateway.releases.prompts.rewrite import TextFindings, find_resources
+from penstock.gateway.releases.canary.outcomes import Requester, audience_includes
+from penstock.gateway.releases.catalog import TextFindings, find_resources
+from penstock.gateway.releases.prompt_recogniser import Recogniser, RegisteredText
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store.directory import TapeError, is_damage, unless_damaged
 from penstock.gateway.traffic.trials.replay.judges import next_action

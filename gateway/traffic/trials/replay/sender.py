@@ -23,8 +23,7 @@ from penstock.gateway.model.rollout import AttemptStatus, Outcome
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import decode_body
-from penstock.gateway.releases.catalog import Catalog, ModelTarget
-from penstock.gateway.releases.prompts.rewrite import TextFindings
+from penstock.gateway.releases.catalog import Catalog, ModelTarget, TextFindings
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.recorder import Recorder
@@ -49,7 +48,7 @@ from penstock.gateway.wire.dialects.websocket_messages import ClientMessageKind
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest, Refusal
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 # Requests that repeat a recorded or live call for a release: which calls may be repeated, and what is sent. Pure.
 #

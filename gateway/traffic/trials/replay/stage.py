@@ -1,7 +1,7 @@
 """The stage *replayed*: recorded calls are sent again to the candidate and to the incumbent, and compared.
 
 Both legs get the recorded request, with their version in it, at the same time. The policy's judge scores each answer
-against the recorded one, and `gateway.releases.canary.pass_test` decides. A leg that failed (an HTTP error, no answer
+against the recorded one, and `gateway.releases.canary.evidence` decides. A leg that failed (an HTTP error, no answer
 in time) scores 0. A call is left out if both legs failed or the judge could not judge it. If that happens to more than
 half of the calls, there is no result and the candidate does not pass. Without recorded calls it does not pass either:
 the policy must skip the stage, and the audit shows that.
@@ -23,7 +23,7 @@ from penstock.gateway.model.release import Arm, Release
 from penstock.gateway.model.release_policy import REPLAY_ALPHA
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.reading.turns import read_exchange
-from penstock.gateway.releases.canary.pass_test import PassVerdict, ReorderBuffer
+from penstock.gateway.releases.canary.evidence import PassVerdict, ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.traffic.trials.replay.judges import SHOWN, ArmComparison

@@ -24,9 +24,8 @@ from typing import Any, Final
 from penstock.gateway.model.facts import LEG, SHADOW_OF
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.releases.canary.assignment import Requester, audience_includes
-from penstock.gateway.releases.canary.evidence import PairedTest
-from penstock.gateway.releases.canary.pass_test import ReorderBuffer
+from penstock.gateway.releases.canary.evidence import PairedTest, ReorderBuffer
+from penstock.gateway.releases.canary.outcomes import Requester, audience_includes
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.trials.replay.judges import AnswerJudge, JudgeError, make_judge, next_action

@@ -45,7 +45,7 @@ from penstock.gateway.model.release import (
 from penstock.gateway.model.release_policy import CanaryStage
 from penstock.gateway.model.resource import Audience, Template
 from penstock.gateway.model.span import Span
-from penstock.gateway.releases.prompts.induction import FEWEST, PromptProposal
+from penstock.gateway.releases.prompt_induction import FEWEST, PromptProposal
 from penstock.gateway.tape.store.environment import DATABASES
 
 SHORT = (

@@ -29,7 +29,7 @@ from penstock.console.views import runs as runs_pictures
 from penstock.console.views.run_page import charts, drawing, page
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.run import Curve, NewRun, Point, Run, RunEnd, RunEvent, RunHead, VersionReference
-from penstock.gateway.work.runs.curves import Series, curve
+from penstock.gateway.work.curves import Series, curve
 
 T0 = 1_790_000_000_000_000_000
 """2026-09-21 14:13:20 UTC."""

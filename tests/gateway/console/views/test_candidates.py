@@ -12,7 +12,7 @@ from penstock.console.views import runs
 from penstock.console.views.candidates import chart, needed_e_value, ordered, tree
 from penstock.console.views.run_page import charts, page
 from penstock.gateway.model.run import CandidateTree, Curve, Run, RunCandidate
-from penstock.gateway.work.runs.curves import Series, curve
+from penstock.gateway.work.curves import Series, curve
 
 T0 = 1_790_000_000_000_000_000
 TREE = CandidateTree(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.console.views.definitions import difference, server, servers, version_pairs, words
 from penstock.gateway.model.foreign_text import count_invisible, visible, visible_name
 from penstock.gateway.model.tools import Approval, DefinitionKind, DefinitionVersion, ServerView
-from penstock.gateway.tools.definitions.list_answer import canonical, fingerprint, list_fingerprint
+from penstock.gateway.tools.definitions import canonical, fingerprint, list_fingerprint
 
 NOW = 1_700_000_000 * 10**9
 MINUTE = 60 * 10**9

@@ -23,8 +23,8 @@ from penstock.gateway.model.resource import (
     StableVersion,
     Template,
 )
-from penstock.gateway.releases.prompts.induction import PromptProposal
-from penstock.gateway.releases.prompts.recogniser import RegisteredText, TextMatch
+from penstock.gateway.releases.prompt_induction import PromptProposal
+from penstock.gateway.releases.prompt_recogniser import RegisteredText, TextMatch
 
 NOW = START + 9 * 3600 * 10**9
 

@@ -38,12 +38,12 @@ from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
 from penstock.gateway.model.span import Usage
-from penstock.gateway.reading.filters.fields import FIELDS, Target
-from penstock.gateway.reading.filters.query import Term, parse
+from penstock.gateway.reading.filter_fields import FIELDS, Target
+from penstock.gateway.reading.filters import Term, parse
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 T0 = 1_790_000_000_000_000_000
 NOW = T0 + 3600 * 10**9

@@ -18,7 +18,7 @@ from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.protocol import FindRequest
 from penstock.gateway.followers.index.tables import IndexTables
 from penstock.gateway.model.facts import UNREAD
-from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading.filters import parse
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation

@@ -47,12 +47,12 @@ from penstock.gateway.model.index import IndexView
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Outcome
 from penstock.gateway.model.span import Span
-from penstock.gateway.reading.filters.query import parse
+from penstock.gateway.reading.filters import parse
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.transaction import QueuedOperation
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 SEALED, PATIENCE_S = 40, 60.0
 DONE = AttemptStatus.SUCCEEDED

@@ -38,7 +38,7 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 pq: Any = import_module("pyarrow.parquet")
 """It has no types."""

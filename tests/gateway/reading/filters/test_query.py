@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, Rollout, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
-from penstock.gateway.reading.filters.query import FIELDS, ContentReaders, QueryError, Target, Term, parse, quote
+from penstock.gateway.reading.filter_fields import FIELDS, Target
+from penstock.gateway.reading.filters import ContentReaders, QueryError, Term, parse, quote
 
 ROLLOUT = Rollout(
     id="r1",

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Passage
-from penstock.gateway.reading.filters.fields import forms
-from penstock.gateway.reading.filters.query import QueryError, search
+from penstock.gateway.reading.filter_fields import forms
+from penstock.gateway.reading.filters import QueryError, search
 
 
 def passage(text: str, role: str = "user", kind: str = "text") -> Passage:

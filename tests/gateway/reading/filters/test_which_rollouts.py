@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.client.console import OPERATOR, CommandError, ids_or_filter
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.reading.filters.query import FIELDS, Term, parse
+from penstock.gateway.reading.filter_fields import FIELDS
+from penstock.gateway.reading.filters import Term, parse
 
 IDS = st.from_regex(ID_PATTERN, fullmatch=True)
 FIELD = st.sampled_from(sorted(name for name, field in FIELDS["rollouts"].items() if ":" in field.operators))

@@ -17,11 +17,19 @@ from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.config import load
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, redacted, tool_call, tool_calls
-from penstock.gateway.reading.policy.conditions import UnreadableCall, change_at, values_at
-from penstock.gateway.reading.policy.policy import ALLOWED, Decision, ToolPolicy
+from penstock.gateway.reading.policy.policy import (
+    ALLOWED,
+    CALL,
+    Decision,
+    ToolCall,
+    ToolPolicy,
+    encode_messages,
+    redacted,
+    tool_call,
+    tool_calls,
+)
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
-from penstock.gateway.reading.policy.rules import Condition, PolicyRule, Redaction
+from penstock.gateway.reading.policy.rules import Condition, PolicyRule, Redaction, UnreadableCall, change_at, values_at
 from penstock.gateway.wire.json_paths import compiled_paths
 
 

@@ -17,7 +17,7 @@ from penstock.gateway.model.base import Mode
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.resource import Audience
-from penstock.gateway.releases.canary.assignment import Requester, are_disjoint, audience_includes, share
+from penstock.gateway.releases.canary.outcomes import Requester, are_disjoint, audience_includes, share
 from penstock.gateway.releases.operations import PinRequest, ReleaseOperations
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store import Store

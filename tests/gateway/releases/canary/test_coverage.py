@@ -23,8 +23,8 @@ from penstock.gateway.releases.canary.decision import (
     detect_change,
     likelihood,
     observe,
+    warnings,
 )
-from penstock.gateway.releases.canary.display import warnings
 from penstock.gateway.releases.canary.evidence import CanaryObservation
 
 

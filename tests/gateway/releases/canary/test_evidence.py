@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.releases.canary.display import interval
+from penstock.gateway.releases.canary.decision import interval
 from penstock.gateway.releases.canary.evidence import RATES, CanaryEvidence, CanaryObservation, PairedTest, Wealth
 
 UNIT = st.floats(0, 1, allow_nan=False)

@@ -14,12 +14,13 @@ from penstock.gateway.model.release import Assignment, AssignmentEvidence, Relea
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutStatus, Totals
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.releases.canary.assignment import Requester, share
 from penstock.gateway.releases.canary.decision import Canary
 from penstock.gateway.releases.canary.outcomes import (
+    Requester,
     assignment_outcome,
     observation,
     outcome_due,
+    share,
     unit_of,
 )
 from penstock.gateway.releases.canary.verification import verify

@@ -17,9 +17,9 @@ from fakes.trials import Trial, steady
 from penstock.gateway.model.release import Assignment, AuditTrailEntry, EarlyEvidence
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.releases.canary.assignment import share
 from penstock.gateway.releases.canary.decision import add_early_looks, add_outcomes, empty_evidence
 from penstock.gateway.releases.canary.evidence import CanaryEvidence
+from penstock.gateway.releases.canary.outcomes import share
 from penstock.gateway.releases.canary.verification import circumstances, verify
 
 SHORT = ReleasePolicy(

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from bench.families import filled, similar
 from penstock.gateway.model.resource import Template
-from penstock.gateway.releases.prompts.anchors import ALIKE, LONG, TRIES, TemplateTree, find_anchor, match
-from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
+from penstock.gateway.releases.prompt_recogniser import (
+    ALIKE,
+    LONG,
+    TRIES,
+    Recogniser,
+    RegisteredText,
+    TemplateTree,
+    TextMatch,
+    find_anchor,
+    match,
+)
 
 PIECE = st.sampled_from(["a", "b", "c", "ab" * ALIKE, "ab" * LONG, "a" * LONG])
 """Texts made of them begin alike for a while: shorter and longer than what templates are grouped and searched by."""

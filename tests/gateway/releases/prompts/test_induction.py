@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from bench import trajectories
 from bench.families import FAMILIES, WORDS, Maker
 from penstock.gateway.model.resource import Template
-from penstock.gateway.releases.prompts.common_template import aligned, tokens
-from penstock.gateway.releases.prompts.induction import PromptProposal, PromptSample, propose
-from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, TextMatch
+from penstock.gateway.releases.prompt_induction import PromptProposal, PromptSample, aligned, propose
+from penstock.gateway.releases.prompt_recogniser import Recogniser, RegisteredText, TextMatch, tokens
 
 
 def recogniser(found: list[PromptProposal]) -> Recogniser:

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from bench.families import FAMILIES, TEMPLATES, Maker, filled, similar
 from penstock.gateway.model.coverage import TextDifference
 from penstock.gateway.model.resource import Template
-from penstock.gateway.releases.prompts.anchors import match
-from penstock.gateway.releases.prompts.recogniser import (
+from penstock.gateway.releases.prompt_recogniser import (
     KEPT_BYTES,
     NearestTextFinder,
     Recogniser,
@@ -26,6 +25,7 @@ from penstock.gateway.releases.prompts.recogniser import (
     SentVersion,
     TextMatch,
     difference,
+    match,
     sha256,
 )
 

@@ -13,9 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.model.resource import Template
-from penstock.gateway.releases.prompts.placeholder import PlaceholderError, placeholders
-from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, sha256
-from penstock.gateway.releases.prompts.rewrite import RewriteResult, find_resources, write_versions
+from penstock.gateway.releases.catalog import RewriteResult, find_resources, write_versions
+from penstock.gateway.releases.prompt_recogniser import (
+    PlaceholderError,
+    Recogniser,
+    RegisteredText,
+    placeholders,
+    sha256,
+)
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.text_spans import encoded, spans
 

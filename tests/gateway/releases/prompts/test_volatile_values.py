@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from bench import trajectories
 from penstock.gateway.model.resource import Template
-from penstock.gateway.releases.prompts.anchors import match
-from penstock.gateway.releases.prompts.induction import PromptSample, propose
-from penstock.gateway.releases.prompts.volatile_values import find_volatile_values, kind_of
+from penstock.gateway.releases.prompt_induction import PromptSample, find_volatile_values, kind_of, propose
+from penstock.gateway.releases.prompt_recogniser import match
 
 MOMENTS = st.datetimes(datetime(2001, 1, 1), datetime(2038, 1, 1), timezones=st.just(UTC))
 DATES = (

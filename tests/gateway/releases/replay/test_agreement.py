@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Choice, Turn
-from penstock.gateway.releases.canary.pass_test import PassTest, ReorderBuffer
+from penstock.gateway.releases.canary.evidence import PassTest, ReorderBuffer
 from penstock.gateway.traffic.trials.replay.judges import (
     NextAction,
     canonical,

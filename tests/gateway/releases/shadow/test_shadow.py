@@ -30,8 +30,8 @@ from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, Rel
 from penstock.gateway.model.release_policy import Shadow
 from penstock.gateway.model.resource import Audience
 from penstock.gateway.model.span import Span
+from penstock.gateway.releases.catalog import find_resources
 from penstock.gateway.releases.driver import JobProgress, JobReport
-from penstock.gateway.releases.prompts.rewrite import find_resources
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.traffic.trials.replay.sender import ReleaseSender

@@ -31,7 +31,7 @@ from penstock.gateway.model.index import SqlRequest
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Outcome
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.tape.retention.service import parse_rule
+from penstock.gateway.tape.retention import parse_rule
 from penstock.gateway.tape.store.view import TapeView
 
 INDEXED = '[index]\nwhen = "always"\n'

@@ -21,8 +21,8 @@ from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.rollout import RolloutStatus
-from penstock.gateway.tape.retention import service
-from penstock.gateway.tape.retention.service import RetentionService
+from penstock.gateway.tape import retention as tape_retention
+from penstock.gateway.tape.retention import RetentionService
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.cache import WriterCache
 from penstock.gateway.tape.store.recorder import Recorder
@@ -151,7 +151,7 @@ async def test_the_more_have_to_go_the_later_is_not_the_next_look(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What deleting took counted as looking: after ten minutes of it nothing went for more than three hours."""
-    monkeypatch.setattr(service, "EVERY_S", 0.05)
+    monkeypatch.setattr(tape_retention, "EVERY_S", 0.05)
     ended(store, call("r1"))
     async with retaining(store, [RetentionRule(filter="", after="1d")]) as (retention, recorder):
         submit = recorder.submit

@@ -27,7 +27,7 @@ from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.erasure import SPANS, WipePosition
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 SYSTEM = b'{"messages":[{"role":"system","content":"' + b"You help people to change flights. " * 40
 

@@ -35,7 +35,7 @@ from penstock.gateway.tape.store.reader import header_lines
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 SMALL = 1 << 20
 

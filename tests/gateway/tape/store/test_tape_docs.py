@@ -18,7 +18,7 @@ from fakes.process import ROOT
 
 from penstock.gateway.app import open_store
 from penstock.gateway.tape.store.environment import DATABASES
-from penstock.gateway.work.runs.curves import MetricRow, encode_block
+from penstock.gateway.work.curves import MetricRow, encode_block
 
 DOCS = (ROOT / "docs" / "tape.md").read_text(encoding="utf-8")
 

@@ -23,8 +23,8 @@ from penstock.gateway.model.queue import HeartbeatRequest, HeldAttempt, RolloutS
 from penstock.gateway.model.release import AuditTrailEntry as Link
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig
-from penstock.gateway.releases.canary.assignment import Requester
 from penstock.gateway.releases.canary.decision import NEXT
+from penstock.gateway.releases.canary.outcomes import Requester
 from penstock.gateway.releases.operations import LiveReleases, PinRequest, ReleaseOperations
 from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.environment import Environment
@@ -33,10 +33,8 @@ from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction, WriteItem, Writer
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.work.queue.attempts import record_sign_of_life
-from penstock.gateway.work.queue.deadlines import DeadlineOperations
-from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations
-from penstock.gateway.work.queue.reader import MemoryQueue
+from penstock.gateway.work.operations import DeadlineOperations, QueueOperations, SpanOperations
+from penstock.gateway.work.queue import MemoryQueue, record_sign_of_life
 
 PHASES = (Phase.explicit, Phase.generate)
 """Without shrinking: each step commits, so that it would take minutes."""

@@ -19,28 +19,26 @@ from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.tools import ApproveRequest, DefinitionKind, ServerDefinitions
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
-from penstock.gateway.tools.definitions.list_answer import (
+from penstock.gateway.tools.definitions import (
+    MOST_VERSIONS,
+    AttemptRef,
     Definition,
     DefinitionChange,
+    DefinitionOperations,
+    DefinitionReader,
+    Sighting,
+    SightingResult,
     UnreadableMessage,
     canonical,
     changes,
     cursor_of,
+    describe_changes,
     fingerprint,
     fingerprints,
     list_fingerprint,
     read_page,
     requested_name,
     restrict_to_approved,
-)
-from penstock.gateway.tools.definitions.operations import (
-    MOST_VERSIONS,
-    AttemptRef,
-    DefinitionOperations,
-    DefinitionReader,
-    Sighting,
-    SightingResult,
-    describe_changes,
     server_key,
     text_key,
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, StdioFrame
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.tools.wrapped import pipe as notes
-from penstock.gateway.tools.wrapped.pipe import Pipe, SessionProgress, WrapperSession
+from penstock.gateway.tools import pipe as notes
+from penstock.gateway.tools.pipe import Pipe, SessionProgress, WrapperSession
 from penstock.sidecar.stdio.spool import LineSplitter
 
 SOURCE = WrapperSession("r1", "a1", "header", "00000000000-0000000000000000", "tools")

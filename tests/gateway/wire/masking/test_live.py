@@ -31,17 +31,17 @@ from penstock.gateway.model.resource import Template
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import CandidateTree, NewRun, RunCandidate, RunChange, RunEnd, RunEvent
 from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.monitor import CallNote, CoverageCounter, MissNote
+from penstock.gateway.releases.coverage import CallNote, CoverageCounter, MissNote
 from penstock.gateway.releases.operations import ReleaseOperations
-from penstock.gateway.releases.prompts.recogniser import SentVersion
+from penstock.gateway.releases.prompt_recogniser import SentVersion
 from penstock.gateway.tape.store.records import SpanEntry as SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.dialects.text_spans import TextLocation
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts
 from penstock.gateway.wire.masking.rules import MaskingRule
-from penstock.gateway.work.queue.operations import SpanOperations
-from penstock.gateway.work.runs.operations import RunOperations
+from penstock.gateway.work.operations import SpanOperations
+from penstock.gateway.work.runs import RunOperations
 
 NEEDLE = "7f3e-91c4-d05b-66a2"
 RULES = """

@@ -22,7 +22,7 @@ from penstock.gateway.wire.dialects.json_scan import Path
 from penstock.gateway.wire.json_paths import JsonPaths, Step, parse_path
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, masker
 from penstock.gateway.wire.masking.rules import MaskingRule
-from penstock.gateway.work.queue.operations import without_secrets
+from penstock.gateway.work.operations import without_secrets
 
 CARD = "4111111111111111"
 CARDS = MaskingRule(name="cards", pattern=r"\b\d{16}\b")

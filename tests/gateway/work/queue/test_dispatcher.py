@@ -26,10 +26,9 @@ from penstock.gateway.model.queue import LONGEST_WAIT_S, ClaimRequest, FinishReq
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, Reward, RolloutConfig, RolloutStatus
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
-from penstock.gateway.work.queue import deadlines
-from penstock.gateway.work.queue.operations import QueueOperations
-from penstock.gateway.work.queue.reader import MemoryQueue
-from penstock.gateway.work.queue.results import ClaimedAttempt
+from penstock.gateway.work import dispatcher
+from penstock.gateway.work.operations import QueueOperations
+from penstock.gateway.work.queue import ClaimedAttempt, MemoryQueue
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ async def test_an_attempt_that_cannot_be_read_does_not_stop_the_clock_for_others
         await life.recorder.close()
         life.store.close()
     # Nor does it keep the next gateway from beginning.
-    clock.ahead += int(deadlines.GRACE_S * SECOND)
+    clock.ahead += int(dispatcher.GRACE_S * SECOND)
     life = Life(tmp_path, clock, 1800)
     life.recorder.start()
     await life.dispatcher.start()
@@ -290,7 +289,7 @@ async def test_a_restart_takes_leases_up_with_grace_and_forgets_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(stands=True)
-    monkeypatch.setattr(deadlines, "GRACE_S", 1.5)
+    monkeypatch.setattr(dispatcher, "GRACE_S", 1.5)
     async with living(tmp_path, clock) as life:
         await life.enqueue("q1", "q2", "q3")
         assert await life.claim("w1", lease_s=5, limit=2) == ["q1/a1", "q2/a1"]

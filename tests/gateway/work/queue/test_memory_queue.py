@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.work.queue import reader
-from penstock.gateway.work.queue.deadlines import STEP_NS, UnclaimedAttempts, stagger_checks
-from penstock.gateway.work.queue.reader import MemoryQueue
+from penstock.gateway.work import queue as work_queue
+from penstock.gateway.work.dispatcher import STEP_NS, UnclaimedAttempts, stagger_checks
+from penstock.gateway.work.queue import MemoryQueue
 
 IDS = st.from_regex(r"\A[A-Za-z0-9._-]{1,128}\Z")
 NAMES = st.lists(st.tuples(IDS, IDS), max_size=4)
@@ -43,7 +43,7 @@ def test_it_stays_small_where_nobody_takes_work(monkeypatch: pytest.MonkeyPatch)
         rebuilt.append(len(heap))
         heapify(heap)
 
-    monkeypatch.setattr(reader, "heapify", counting)
+    monkeypatch.setattr(work_queue, "heapify", counting)
     queue = MemoryQueue()
     for number in range(10_000):
         queue.add(key(1, number), f"r{number}")

@@ -32,9 +32,8 @@ from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, Ro
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
-from penstock.gateway.work.queue.deadlines import DeadlineOperations
-from penstock.gateway.work.queue.operations import QueueOperations, SpanOperations
-from penstock.gateway.work.queue.reader import MemoryQueue, QueueReader
+from penstock.gateway.work.operations import DeadlineOperations, QueueOperations, SpanOperations
+from penstock.gateway.work.queue import MemoryQueue, QueueReader
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Thousands of commits: what a disk takes for each would be all that this test does."""

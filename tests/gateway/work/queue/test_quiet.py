@@ -22,10 +22,9 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RolloutStatus
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
-from penstock.gateway.work.queue import deadlines
-from penstock.gateway.work.queue.deadlines import DeadlineOperations
-from penstock.gateway.work.queue.reader import QueueReader
-from penstock.gateway.work.queue.results import DeadlineCheck
+from penstock.gateway.work import dispatcher
+from penstock.gateway.work.operations import DeadlineOperations
+from penstock.gateway.work.queue import DeadlineCheck, QueueReader
 
 
 @asynccontextmanager
@@ -145,8 +144,8 @@ async def test_many_end_some_at_a_time_and_more_where_very_many_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int, at_once: int
 ) -> None:
     """Else more would fall due than are looked at, and what waits would grow without end."""
-    monkeypatch.setattr(deadlines, "AT_ONCE", 7)
-    monkeypatch.setattr(deadlines, "TURNS", turns)
+    monkeypatch.setattr(dispatcher, "AT_ONCE", 7)
+    monkeypatch.setattr(dispatcher, "TURNS", turns)
     clock = Clock(stands=True)
     async with living(tmp_path, clock, quiet_s=30) as life:
         seen: list[int] = []
@@ -185,7 +184,7 @@ async def test_after_a_restart_some_are_looked_at_and_cost_next_to_no_memory_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All were looked at when workers had had time to come back, and kept one by one from then on."""
-    monkeypatch.setattr(deadlines, "PIECE", 20)
+    monkeypatch.setattr(dispatcher, "PIECE", 20)
     clock = Clock(stands=True)
     async with living(tmp_path, clock) as life:
         for number in range(50):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.tape.store.codec import DECODE_ERRORS
-from penstock.gateway.work.runs.curves import (
+from penstock.gateway.work.curves import (
     MetricBlock,
     MetricRow,
     Series,

@@ -21,9 +21,8 @@ from penstock.gateway.model.run import NewRun, Point, PointsRequest, RunEnd, Run
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.environment import DATABASES
 from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
-from penstock.gateway.work.runs import operations
-from penstock.gateway.work.runs.operations import RunOperations
-from penstock.gateway.work.runs.service import RunReader
+from penstock.gateway.work import runs as operations
+from penstock.gateway.work.runs import RunOperations, RunReader
 
 T = TypeVar("T")
 NEW = NewRun(id="r", kind="grpo", config={"lr": 1})

@@ -34,7 +34,7 @@ from penstock.gateway.model.times import UNITS, nanoseconds
 # values.
 #
 # A predicate is an object whose fields show what it compares, so that an index can compare its columns in the same
-# way (`filters.sql`). Its maker raises `TermError` for a value that it does not understand, with the values that it
+# way (`reading.filters`). Its maker raises `TermError` for a value that it does not understand, with the values that it
 # allows.
 
 Matcher = Callable[[Any], bool]

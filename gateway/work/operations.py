@@ -10,8 +10,8 @@ An attempt that the clock or a person has ended may still run at its worker. Its
 the queue only when the worker has let go of the attempt (by `finish`) or its lease is over. By then the worker must
 have killed the agent, so nothing runs twice at the same time.
 
-Two other classes have the rest: `deadlines.DeadlineOperations` ends attempts by the clock, `SpanOperations` keeps
-rewards and other spans that are no calls.
+Two other classes have the rest: `SpanOperations` keeps rewards and other spans that are no calls, `DeadlineOperations`
+ends attempts whose deadline has passed.
 
 Operations and calls go through one queue in order: when one has been committed, so has every call that ended before it.
 """
@@ -26,7 +26,7 @@ from typing import Any
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.known_secrets import Secrets, with_distinct_keys
-from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING, after_attempt
+from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING, after_attempt, quiet_deadline
 from penstock.gateway.model.queue import (
     EnqueueResult,
     HeartbeatRequest,
@@ -51,10 +51,22 @@ from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.wire.http import redaction
-from penstock.gateway.work.queue.attempts import AttemptRecords, attempt_of, decides, ended_quietly, get, put, status_of
-from penstock.gateway.work.queue.results import MODES, ClaimedAttempt, FinishResult
+from penstock.gateway.work.queue import (
+    MODES,
+    AttemptRecords,
+    ClaimedAttempt,
+    DeadlineCheck,
+    FinishResult,
+    attempt_of,
+    deadline,
+    decides,
+    ended_quietly,
+    get,
+    put,
+    status_of,
+)
 
-# Rewards and other spans that are no calls, as operations inside a write transaction.
+# -- rewards and other spans that are no calls ------------------------------------------------------------------------
 
 
 class SpanOperations(AttemptRecords):
@@ -472,3 +484,93 @@ def _same(place: int, name: str, spec: RolloutSpec, present: Rollout) -> None:
 def _taken(place: int, name: str, by: str) -> OperationRefusedError:
     message = f"rollouts[{place}].id: {name!r} is the name of {by}; choose another"
     return OperationRefusedError("conflict", message, f"rollouts[{place}].id", name)
+
+
+# -- ends by the clock ---------------------------------------------------------------------------------------------
+
+_STATUS, _SEEN, _WORKER = map(records.ATTEMPT.index, ("status", "last_seen_ns", "worker"))
+_REASONS = {
+    AttemptStatus.TIMEOUT: "it took longer than config.timeout_s",
+    AttemptStatus.UNRESPONSIVE: "nothing was heard of it in time",
+}
+
+
+class DeadlineOperations(AttemptRecords):
+    """The operations of the clock in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        super().__init__(transaction)
+        self._spans = SpanOperations(transaction)
+
+    def expire(self, names: Iterable[tuple[str, str]], now: int, quiet_s: float) -> list[DeadlineCheck]:
+        """End the attempts whose deadline has passed. `quiet_s`: seconds that an attempt that nobody has claimed may be
+        silent."""
+        return [self._expire(name, now, quiet_s) for name in names]
+
+    def _expire(self, name: tuple[str, str], now: int, quiet_s: float) -> DeadlineCheck:
+        if (again := self._not_quiet_yet(name, now, quiet_s)) is not None:
+            return DeadlineCheck(*name, again, unclaimed=True)
+        live = self._live(*name)
+        if live is None:
+            return DeadlineCheck(*name, None)
+        rollout = self._rollout(name[0])
+        if status_of(live) not in LIVE:
+            return self._look_at_ended(live, rollout, now)
+        if self._calling(live):
+            # An agent that waits for an answer is not silent.
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
+        unclaimed = get(live, "worker") is None
+        due = quiet_deadline(get(live, "last_seen_ns"), quiet_s) if unclaimed else deadline(rollout, live)
+        if due is None or due[0] > now:
+            return DeadlineCheck(*name, None if due is None else due[0], unclaimed=unclaimed)
+        if unclaimed:
+            self._end_quietly(live, rollout)
+            return DeadlineCheck(*name, None, ended=due[1])
+        rewarded = self._spans.reward_failure(rollout, live, due[1], now)
+        self._end_attempt(live, due[1], now, Outcome(reason=_REASONS[due[1]]))
+        self._follow(rollout, live, due[1], now)
+        looked = self._look_at_ended(live, rollout, now)
+        return looked._replace(ended=due[1], rewarded="rule" if rewarded else None)
+
+    def _not_quiet_yet(self, name: tuple[str, str], now: int, quiet_s: float) -> int | None:
+        """The time at which to check an unclaimed attempt again, if it had a sign of life meanwhile; else None. Most of
+        them had one, and there may be very many, so that this costs as little as possible."""
+        values = self._tape.peek(name)
+        if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
+            return None
+        due, _ = quiet_deadline(values[_SEEN], quiet_s)
+        return due if due > now else None
+
+    def _calling(self, live: CachedAttempt) -> bool:
+        """True while the attempt has a call in flight."""
+        return self._tape.has_running_call(live.key)
+
+    def _look_at_ended(self, live: CachedAttempt, rollout: Rollout, now: int) -> DeadlineCheck:
+        """Keep the next attempt waiting until the lease is over, because the worker may still have to kill the
+        agent."""
+        lease = get(live, "lease_ns")
+        if rollout.status != RolloutStatus.REQUEUING or rollout.attempt != live.name[1]:
+            self._forget(live)
+            return DeadlineCheck(*live.name, None)
+        if lease is not None and lease > now:
+            return DeadlineCheck(*live.name, lease)
+        self._release(live)
+        return DeadlineCheck(*live.name, None, requeued=rollout.mode)
+
+    def adopt(self, names: Iterable[tuple[str, str]], now: int, grace_ns: int) -> list[tuple[str, str, int | None]]:
+        """(rollout, attempt, time of the next check) of those of these attempts, handed out by an earlier process, that
+        still live. Leases are extended so that workers have time to come back."""
+        found: list[tuple[str, str, int | None]] = []
+        for name in names:
+            live = self._live(*name)
+            if live is None or self._tape.get("live", live.key) is None:
+                continue  # The attempt has ended since.
+            lease = get(live, "lease_ns")
+            if lease is not None and lease < now + grace_ns:
+                put(live, lease_ns=now + grace_ns)
+            # While there was no gateway, it could not notice signs of life.
+            put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
+            self._tape.touch(live)
+            due = deadline(self._rollout(name[0]), live)
+            found.append((*name, now if status_of(live) not in LIVE else None if due is None else due[0]))
+        return found

@@ -1,7 +1,9 @@
-"""Adds up the notes of calls, once a second, and reports when the coverage of a resource has fallen or is back.
+"""Coverage: matched and missed calls are counted per resource; a fall is reported and holds canaries.
 
-Notes of calls and their prompts are bounded, and cheap enough for every call. They are added up in a thread, because
-each new text is searched for many pieces.
+Calls note their prompts (`CallNotes`), which costs them one entry in a list; the notes are bounded. Once a second they
+are added up in a thread, because each new text is searched for many pieces, to find out which prompt it nearly is
+(`gateway.releases.prompt_recogniser`). An operation adds it up on the tape (`gateway.releases.operations`), where
+`gateway.releases.canary.decision` decides whether the coverage has fallen.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from typing import Final, NamedTuple, Protocol
 from penstock.gateway.model.coverage import Coverage, LastMiss, MissReason, TextDifference, UnreadReason
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.releases.catalog import Catalog
-from penstock.gateway.releases.coverage.operations import CoverageDelta, CoverageOperations, CoverageUpdates
-from penstock.gateway.releases.prompts.recogniser import NearestTextFinder, difference
-from penstock.gateway.releases.prompts.rewrite import TextMiss, names_of
+from penstock.gateway.releases.catalog import Catalog, TextMiss, names_of
+from penstock.gateway.releases.operations import CoverageDelta, CoverageOperations, CoverageUpdates
+from penstock.gateway.releases.prompt_recogniser import NearestTextFinder, difference
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.wire.dialects.text_spans import TextLocation

@@ -1,8 +1,11 @@
-"""One session of a wrapper: its frames become lines, its lines messages, its messages spans.
+"""MCP servers on stdin and stdout with a wrapper in front of them (`penstock mcp wrap`, `sidecar.stdio`): frames of a
+session become lines, its lines messages, its messages spans.
 
-A request of either side is kept until its answer passes, as in every session of a server (`tools.sessions`). Its span
-is written when it has ended. Until then the wrapper keeps its bytes, and sends them again to a restarted gateway
-(`restore`).
+The wrapper sends the lines that have passed, as frames (`model.stdio_frames`), below the address of its rollout, and
+repeats those that it does not know to be on the tape. A request of either side is kept until its answer passes, as in
+every session of a server (`tools.sessions`). Its span is written when it has ended. Until then the wrapper keeps its
+bytes, and sends them again to a restarted gateway (`restore`). Spans and the session's progress are written in one
+transaction: so a frame that comes twice makes no second span, whichever process was killed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from penstock.gateway.model.stdio_frames import CLIENT, END, GAP, SERVER, TAIL, 
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.tools.definitions.list_answer import LISTS
+from penstock.gateway.tools.definitions import LISTS
 from penstock.gateway.tools.sessions import SENDER, McpSession, with_session_attributes
 from penstock.gateway.wire.dialects.loose_json import arr, loads, obj
 from penstock.gateway.wire.dialects.mcp import (
@@ -35,7 +38,7 @@ from penstock.gateway.wire.dialects.mcp import (
     read_truncated_message,
     request_facts,
 )
-from penstock.gateway.work.queue.operations import QueueOperations
+from penstock.gateway.work.operations import QueueOperations
 
 if TYPE_CHECKING:
     from penstock.gateway.model.base import Origin

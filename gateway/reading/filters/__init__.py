@@ -1,1 +1,0 @@
-"""The filter language for spans and rollouts. Begin with `query`; `sql` translates a filter for an index."""

@@ -1,4 +1,0 @@
-"""The queue: operations on rollouts and attempts, and the dispatcher that runs them.
-
-Begin with `operations`.
-"""
