@@ -17,7 +17,8 @@ from penstock.sidecar.intercept.agent_connection import (
 )
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
-from penstock.sidecar.intercept.namespace import BACKLOG, DnsTable, NameServer
+from penstock.sidecar.intercept.dns_addresses import DnsTable, NameServer
+from penstock.sidecar.intercept.namespace import BACKLOG
 from penstock.sidecar.intercept.rules import InterceptPolicy
 from penstock.sidecar.intercept.transparent_connection import TransparentListener, listen_sockets
 

@@ -22,7 +22,8 @@ from typing import Final
 from penstock.sidecar.intercept.agent_connection import AgentConnection, ConnectionRecord, ProxyState, http_response
 from penstock.sidecar.intercept.client_hello import LARGEST, SniffResult, sniff
 from penstock.sidecar.intercept.egress import ConnectionRefusal
-from penstock.sidecar.intercept.namespace import BACKLOG, DnsTable
+from penstock.sidecar.intercept.dns_addresses import DnsTable
+from penstock.sidecar.intercept.namespace import BACKLOG
 from penstock.sidecar.intercept.splice import SpliceEnd
 
 _ORIGINAL: Final = 80

@@ -30,7 +30,8 @@ from penstock.sidecar.run.agent.process import AgentHandle, ExitStatus
 from penstock.sidecar.run.engines.local import AgentEngine
 from penstock.sidecar.run.journal import Journal
 from penstock.sidecar.run.progress import LineProgress
-from penstock.sidecar.run.result import AttemptResult, find_fault
+from penstock.sidecar.run.faults import find_fault
+from penstock.sidecar.run.result import AttemptResult
 from penstock.sidecar.run.reward_judge import RewardError, RewardJudge, parse_printed_reward
 from penstock.sidecar.run.settings import RunnerSettings
 

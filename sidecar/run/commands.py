@@ -94,7 +94,7 @@ def _try(settings: RunnerSettings, on: str, tasks: Path) -> None:
     import asyncio
 
     from penstock.sidecar.run.engines.local import LocalEngine
-    from penstock.sidecar.run.preflight import dry_run_judge, first_task
+    from penstock.sidecar.run.judge_check import dry_run_judge, first_task
 
     task = first_task(tasks)
 

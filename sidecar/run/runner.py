@@ -24,7 +24,8 @@ from penstock.sidecar.run.agent.usage import Meter
 from penstock.sidecar.run.attempt import AttemptRun, cancel_on, hand_back, retry_until_answered
 from penstock.sidecar.run.engines.local import AgentEngine
 from penstock.sidecar.run.progress import AttemptTally, LineProgress
-from penstock.sidecar.run.result import MOST, PAUSES, AttemptResult
+from penstock.sidecar.run.faults import MOST, PAUSES
+from penstock.sidecar.run.result import AttemptResult
 from penstock.sidecar.run.reward_judge import RewardJudge
 from penstock.sidecar.run.settings import RunnerSettings
 

@@ -15,7 +15,7 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.sidecar.run.result import PAUSES, find_fault
+from penstock.sidecar.run.faults import PAUSES, find_fault
 
 ASKS = """
 import json, os, sys, time, urllib.request

@@ -22,11 +22,10 @@ from kubernetes.aio import config as _config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from penstock.gateway.model.queue import Claim
-from penstock.sidecar.run.agent.environment import launch_plan
+from penstock.sidecar.run.agent.environment import PLACEHOLDER_CLAIM, launch_plan, without_templates
 from penstock.sidecar.run.agent.process import AgentHandle, ExitStatus, Sink
 from penstock.sidecar.run.engines import kubernetes_job
 from penstock.sidecar.run.engines.kubernetes_job import Json
-from penstock.sidecar.run.preflight import PLACEHOLDER_CLAIM, without_templates
 from penstock.sidecar.run.settings import RunnerSettings, UsageError
 
 # A Kubernetes API server, by its REST API. The official client finds it, authenticates to it (kubeconfig with all its

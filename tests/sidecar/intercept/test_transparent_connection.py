@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.sidecar.intercept import rules
 from penstock.sidecar.intercept.client_hello import LARGEST, SniffResult, sniff
-from penstock.sidecar.intercept.namespace import DnsTable
+from penstock.sidecar.intercept.dns_addresses import DnsTable
 
 EDGE = st.sampled_from("abz019")
 LABEL = st.one_of(EDGE, st.tuples(EDGE, st.text("abz019-", max_size=20), EDGE).map("".join))
