@@ -104,7 +104,7 @@ def merge(
         Directory of the model; the one that the adapter names if not given.
     """
     _check_extra()
-    from penstock.trainer.engines.errors import CheckpointError
+    from penstock.trainer.engines import CheckpointError
     from penstock.trainer.serving.merge import MergeError
     from penstock.trainer.serving.merge import merge as merged
 

@@ -251,7 +251,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             ),
             "watch": CommandEntry("penstock.console.commands.releases:watch", "Follow a release until it ends."),
             "rehearse": CommandEntry(
-                "penstock.sidecar.run.rehearse:rehearse",
+                "penstock.sidecar.run.commands:rehearse",
                 "Run an agent on recorded tasks for a release that rehearses, until it has seen enough.",
             ),
             "promote": CommandEntry(

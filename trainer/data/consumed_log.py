@@ -15,7 +15,7 @@ from typing import Final
 
 from penstock.trainer.data.selection import TrainableRollout
 from penstock.trainer.engines.checkpoint import write_directory
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines import CheckpointError
 
 AttemptSpans = Mapping[str, int]
 """Attempts of a rollout, each with its highest span."""

@@ -31,7 +31,7 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import DataSettings
 from penstock.trainer.data.tasks import json_lines
 from penstock.trainer.engines.checkpoint import write_directory
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines import CheckpointError
 
 Tuning = Literal["sft", "dpo"]
 FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,11 @@ from penstock.trainer.mathematics.advantage import NO_REWARDS, credit
 from penstock.trainer.mathematics.batch import admit, micro_batches, split
 
 Metrics = dict[str, float]
+NOT_FINITE: Final = (
+    "see whether a reward is far too large and whether metrics such as loss were finite before; lower "
+    'optimiser.learning_rate, or set engine.dtype = "float32"'
+)
+"""Advice for gradients that are not finite."""
 
 
 def learn(

@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple
 
-from penstock.trainer.config import SuiteSettings as Settings
-from penstock.trainer.config import TrainConfig
+from penstock.trainer.config import SuiteSettings, TrainConfig
 from penstock.trainer.data.collector import RolloutBatch, RolloutOrder
 from penstock.trainer.data.tasks import RolloutTask, read_tasks
 
@@ -106,7 +105,7 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 class EvaluationSuite(NamedTuple):
     """A suite with its tasks."""
 
-    settings: Settings
+    settings: SuiteSettings
     tasks: Sequence[RolloutTask]
 
     @property
@@ -122,7 +121,7 @@ class PendingEvaluation(NamedTuple):
     """Order of each suite."""
 
 
-def reward_of(settings: Settings) -> str:
+def reward_of(settings: SuiteSettings) -> str:
     """Return the name of the metric of a suite's mean reward."""
     return f"evaluation/{settings.name}/reward"
 

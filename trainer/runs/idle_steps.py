@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.collector import ExampleRollout, RolloutBatch
-from penstock.trainer.mathematics.update import Metrics
+from penstock.trainer.mathematics.update import NOT_FINITE, Metrics
 from penstock.trainer.runs.report import RunError
 
 MOST: Final = 3
@@ -41,11 +41,6 @@ class ReasonAdvice(NamedTuple):
     """What to change."""
 
 
-NOT_FINITE: Final = (
-    "see whether a reward is far too large and whether metrics such as loss were finite before; lower "
-    'optimiser.learning_rate, or set engine.dtype = "float32"'
-)
-"""Advice for gradients that are not finite."""
 ADVICE: Final[Mapping[str, ReasonAdvice]] = {
     "failed": ReasonAdvice("failed", "penstock show {rollout} shows what the agent said; mend the agent or its task"),
     "cancelled": ReasonAdvice(

@@ -20,12 +20,13 @@ from penstock.trainer.apo.protocol import Trial, TrialSpec
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.collector import RolloutBatch, RolloutCollector, Variant
 from penstock.trainer.engines.checkpoint import State
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines import CheckpointError
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics
 from penstock.trainer.runs.evaluation import EvaluationSuite
 from penstock.trainer.runs.grpo import TrainingLoop
-from penstock.trainer.runs.pair_cells import Age, Cell, PinnedLaboratory, Rewards, figures, table
+from penstock.trainer.runs.pair_cells import Age, Cell, Rewards, figures, table
+from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
 from penstock.trainer.runs.prompt_front import PromptFront
 from penstock.trainer.runs.prompt_rounds import PromptRounds
 from penstock.trainer.runs.prompt_setup import PromptSetup, agent_tasks

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
-from penstock.trainer.apo.config import ApoConfig as Settings
+from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.apo.engines import make_engine
 from penstock.trainer.apo.protocol import (
     AgentTask,
@@ -32,7 +32,7 @@ from penstock.trainer.apo.protocol import (
 )
 from penstock.trainer.apo.search import FINALISTS, best, run_engine
 from penstock.trainer.config import PromptSettings
-from penstock.trainer.runs.pair_cells import PinnedLaboratory
+from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront, choose_front
 
 FRONT: Final = 3
@@ -46,7 +46,7 @@ class PromptRounds:
     """The rounds of one run. `front` is their result."""
 
     def __init__(
-        self, prompts: PromptSettings, settings: Settings, tasks: Sequence[AgentTask], front: PromptFront
+        self, prompts: PromptSettings, settings: ApoConfig, tasks: Sequence[AgentTask], front: PromptFront
     ) -> None:
         self.front = front
         self._prompts, self._settings, self._tasks = prompts, settings, tasks

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from penstock.trainer.apo.config import ApoConfig as Settings
+from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.apo.engines import make_engine
 from penstock.trainer.apo.gateway_laboratory import ReflectionClient, seed_versions, text_of
 from penstock.trainer.apo.protocol import AgentTask, Candidate
@@ -16,7 +16,7 @@ from penstock.trainer.data.collector import RolloutWaiter
 from penstock.trainer.data.tasks import RolloutTask
 from penstock.trainer.engines.checkpoint import Checkpoints
 from penstock.trainer.runs.companions import RetryClient
-from penstock.trainer.runs.pair_cells import PinnedLaboratory, settings_of, versions_of
+from penstock.trainer.runs.pinned_laboratory import PinnedLaboratory, settings_of, versions_of
 from penstock.trainer.runs.prompt_front import FrontMember, PromptFront
 
 
@@ -24,7 +24,7 @@ from penstock.trainer.runs.prompt_front import FrontMember, PromptFront
 class PromptSetup:
     """The prompts of one run. `awaited` must run beside it."""
 
-    settings: Settings
+    settings: ApoConfig
     laboratory: PinnedLaboratory
     front: PromptFront
     """The front at the beginning."""
@@ -35,7 +35,7 @@ class PromptSetup:
 
 @asynccontextmanager
 async def prepare_prompts(
-    given: Settings | None,
+    given: ApoConfig | None,
     config: TrainConfig,
     tasks: Sequence[RolloutTask],
     held_out: Sequence[RolloutTask],

@@ -26,7 +26,7 @@ from penstock.gateway.model.run import (
 )
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.collector import CollectError
-from penstock.trainer.engines.errors import CheckpointError, EngineError
+from penstock.trainer.engines import CheckpointError, EngineError
 from penstock.trainer.serving.publisher import PublishError
 from penstock.trainer.serving.vllm import InferenceError
 

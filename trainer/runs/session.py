@@ -12,7 +12,7 @@ import torch
 
 from penstock.adapters.samples import Options
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.config import ApoConfig as Settings
+from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.config import TrainConfig, check_full
 from penstock.trainer.data.collector import RolloutCollector
 from penstock.trainer.data.tasks import read_tasks
@@ -38,7 +38,7 @@ from penstock.trainer.serving.vllm import (
 
 
 def grpo(
-    config: TrainConfig, gateway: str, key: str | None, shown: RunDisplay, online: bool, prompts: Settings | None
+    config: TrainConfig, gateway: str, key: str | None, shown: RunDisplay, online: bool, prompts: ApoConfig | None
 ) -> None:
     """Do a whole run. Raises `RunError` when it ended early. `online`: learn from production; `prompts`: look for
     prompts too."""
@@ -46,7 +46,7 @@ def grpo(
 
 
 async def _grpo(
-    config: TrainConfig, gateway: str, key: str | None, shown: RunDisplay, online: bool, prompts: Settings | None
+    config: TrainConfig, gateway: str, key: str | None, shown: RunDisplay, online: bool, prompts: ApoConfig | None
 ) -> None:
     run = config.run
     run.directory.mkdir(parents=True, exist_ok=True)

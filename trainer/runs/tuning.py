@@ -26,13 +26,13 @@ from penstock.trainer.data.conversations import Tuning, TuningData, load_tuning_
 from penstock.trainer.data.training_examples import ExampleBuilder, TrainingExample, TrainingSet, group_by_attempt
 from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.engine_factory import make_engine
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines import CheckpointError
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.engines.machine import describe_machine
 from penstock.trainer.mathematics import dpo, sft
 from penstock.trainer.mathematics.batch import TokenExample
+from penstock.trainer.mathematics.update import NOT_FINITE
 from penstock.trainer.runs.companions import RetryClient, run_alongside, send_heartbeats
-from penstock.trainer.runs.idle_steps import NOT_FINITE
 from penstock.trainer.runs.report import RunError, RunReporter, display, run_blocking, supervise
 from penstock.trainer.serving.publisher import Publisher, PublishError, release_policy
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.settings import McpServer
-from penstock.sidecar.run.agent.warden import WardenProcess, read_messages, start
+from penstock.sidecar.run.agent.process import WardenProcess, read_messages, start_warden
 
 LINE: Final = 64 << 20
 """Largest line in bytes; a process that writes a longer one is killed."""
@@ -98,7 +98,7 @@ class ServerProcess:
         config = self._config
         told: dict[str, Any] = {"grace_s": GRACE_S, "after": [], "limits": {"NOFILE": OPEN_FILES}}
         env = environment(self.name, config)
-        return await start(config.command or (), told, asyncio.subprocess.PIPE, env, config.cwd)
+        return await start_warden(config.command or (), told, asyncio.subprocess.PIPE, env, config.cwd)
 
     async def write(self, line: bytes) -> None:
         """Writes a line to stdin. Raises `OSError` if the process no longer reads."""

@@ -81,6 +81,8 @@ def _has(value: Any) -> str:
     return f"there is {to_json(value)[:60]}"
 
 
+CALLABLES = "penstock.sidecar.run.agent.callables"
+"""The program that runs functions."""
 LARGEST_VARIABLE = 100_000
 """The most bytes of a task that go into a variable; Linux allows 128 KiB for one."""
 OPENAI_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "HOSTED_VLLM_API_BASE")
@@ -162,11 +164,7 @@ def without_templates(agents: AgentSettings) -> AgentSettings:
 def command(agents: AgentSettings) -> tuple[str, ...]:
     """The command of all attempts, without the arguments made of a task."""
     python = "python" if agents.image else sys.executable
-    return (
-        agents.command
-        if agents.callable is None
-        else (python, "-m", "penstock.sidecar.run.agent.callables", agents.callable)
-    )
+    return agents.command if agents.callable is None else (python, "-m", CALLABLES, agents.callable)
 
 
 def _names(claim: Claim, url: str, task: str) -> dict[str, str]:

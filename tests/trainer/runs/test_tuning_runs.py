@@ -32,7 +32,7 @@ from penstock.gateway.model.run import Point
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.conversations import Tuning
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines import CheckpointError
 from penstock.trainer.runs import companions, tuning
 from penstock.trainer.serving.publisher import PublishError
 
