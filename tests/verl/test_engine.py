@@ -29,10 +29,9 @@ from transformers import AutoModelForCausalLM
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import LossSettings, TrainConfig
-from penstock.trainer.engines import engine_factory
+from penstock.trainer.engines import EngineError, engine_factory
 from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.engine_factory import make_engine
-from penstock.trainer.engines import EngineError
 from penstock.trainer.engines.local import Objective, TrainingEngine
 from penstock.trainer.mathematics import dpo
 from penstock.trainer.mathematics.batch import MicroBatch, TokenExample, micro_batches

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.trainer.data.selection import TrainableRollout
-from penstock.trainer.engines.checkpoint import write_directory
 from penstock.trainer.engines import CheckpointError
+from penstock.trainer.engines.checkpoint import write_directory
 
 AttemptSpans = Mapping[str, int]
 """Attempts of a rollout, each with its highest span."""

@@ -30,8 +30,8 @@ from penstock.gateway.client.connection import brief
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import DataSettings
 from penstock.trainer.data.tasks import json_lines
-from penstock.trainer.engines.checkpoint import write_directory
 from penstock.trainer.engines import CheckpointError
+from penstock.trainer.engines.checkpoint import write_directory
 
 Tuning = Literal["sft", "dpo"]
 FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}

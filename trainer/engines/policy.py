@@ -31,8 +31,8 @@ from transformers.utils import logging
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.engines.checkpoint import State, write_directory
 from penstock.trainer.engines import EngineError
+from penstock.trainer.engines.checkpoint import State, write_directory
 from penstock.trainer.mathematics.batch import MicroBatch
 
 # Computes log-probabilities from a model's last hidden states in pieces, so that memory does not grow with the

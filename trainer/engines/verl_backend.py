@@ -32,9 +32,8 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import MAX_NORM, TrainConfig
-from penstock.trainer.engines import policy
+from penstock.trainer.engines import EngineError, policy
 from penstock.trainer.engines.checkpoint import State
-from penstock.trainer.engines import EngineError
 from penstock.trainer.engines.local import Objective
 from penstock.trainer.engines.policy import LORA_SCALE
 from penstock.trainer.engines.rank import ShardedEngine, ShardedPolicy

@@ -30,8 +30,8 @@ from penstock.trainer.data.collector import (
     group_name,
 )
 from penstock.trainer.data.tasks import Curriculum, RolloutTask, draw_tasks
-from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines import CheckpointError
+from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics, learn
 from penstock.trainer.runs.evaluation import (

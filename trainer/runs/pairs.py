@@ -19,8 +19,8 @@ from typing import Final
 from penstock.trainer.apo.protocol import Trial, TrialSpec
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.data.collector import RolloutBatch, RolloutCollector, Variant
-from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines import CheckpointError
+from penstock.trainer.engines.checkpoint import State
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics
 from penstock.trainer.runs.evaluation import EvaluationSuite

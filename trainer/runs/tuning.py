@@ -24,9 +24,9 @@ from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig, check_full
 from penstock.trainer.data.conversations import Tuning, TuningData, load_tuning_data
 from penstock.trainer.data.training_examples import ExampleBuilder, TrainingExample, TrainingSet, group_by_attempt
+from penstock.trainer.engines import CheckpointError
 from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.engine_factory import make_engine
-from penstock.trainer.engines import CheckpointError
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.engines.machine import describe_machine
 from penstock.trainer.mathematics import dpo, sft
