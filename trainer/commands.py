@@ -20,7 +20,9 @@ from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, cont
 from penstock.trainer.apo import MOST_SEEDS
 
 if TYPE_CHECKING:
-    from penstock.trainer.apo.config import ApoConfig as Prompts
+    from rich.console import RenderableType
+
+    from penstock.trainer.apo.config import ApoConfig
     from penstock.trainer.config import TrainConfig
 
 Release = Annotated[
@@ -53,18 +55,18 @@ def grpo(
     """
     loaded = _loaded(config, release)
     if online:
-        _check_online(loaded)
+        from penstock.trainer.config import check_online
+
+        with _ends(wrong=2):
+            check_online(loaded)
     found = None if prompts is None else _prompts(prompts, loaded, online)
-    from penstock.trainer.runs.supervision import RunError, display
+    from penstock.trainer.runs.supervision import display
 
-    try:
-        with display(loaded.run.steps) as shown:
-            # It imports torch, which takes seconds: the display is shown first.
-            from penstock.trainer.runs import session
+    with _ends(), display(loaded.run.steps) as shown:
+        # It imports torch, which takes seconds: the display is shown first.
+        from penstock.trainer.runs import session
 
-            session.grpo(loaded, gateway, control_key(), shown, online, found)
-    except RunError as error:
-        raise CommandError(str(error)) from None
+        session.grpo(loaded, gateway, control_key(), shown, online, found)
 
 
 def sft(config: Path, /, *, release: Release = None, gateway: Url = LOCAL) -> None:
@@ -111,13 +113,12 @@ def merge(
     model
         Directory of the model; the one that the adapter names if not given.
     """
-    _check_extra()
+    _check_extra("train", "torch", "transformers", "peft")
     from penstock.trainer.engines import CheckpointError
-    from penstock.trainer.engines.policy import MergeError
-    from penstock.trainer.engines.policy import merge_adapter as merged
+    from penstock.trainer.engines.policy import MergeError, merge_adapter
 
     try:
-        base = merged(adapter, model, output)
+        base = merge_adapter(adapter, model, output)
     except (MergeError, CheckpointError) as error:
         raise CommandError(str(error)) from None
     print(f"{output} is {base} with {adapter} merged into its weights")
@@ -126,24 +127,18 @@ def merge(
 def _tune(kind: Literal["sft", "dpo"], config: Path, release: Release, gateway: str) -> None:
     loaded = _loaded(config, release)
     from penstock.trainer.runs import tuning
-    from penstock.trainer.runs.supervision import RunError
 
-    try:
+    with _ends():
         tuning.tune(kind, loaded, gateway, control_key())
-    except RunError as error:
-        raise CommandError(str(error)) from None
 
 
 def _loaded(path: Path, release: Release) -> TrainConfig:
-    from penstock.gateway.model.toml import ConfigError
     from penstock.trainer.config import load
 
-    try:
+    with _ends(wrong=2):
         found = load(path)
-    except ConfigError as error:
-        raise CommandError(str(error), 2) from None
     _check_directory(found.run.directory)
-    _check_extra()
+    _check_extra("train", "torch", "transformers", "peft")
     if release is None:
         return found
     return found.model_copy(update={"publish": found.publish.model_copy(update={"release": release})})
@@ -157,18 +152,7 @@ def _check_directory(path: Path) -> None:
         )
 
 
-def _check_online(config: TrainConfig) -> None:
-    from penstock.gateway.model.toml import ConfigError
-    from penstock.trainer.config import check_online
-
-    try:
-        check_online(config)
-    except ConfigError as error:
-        raise CommandError(str(error), 2) from None
-
-
-def _prompts(path: Path, config: TrainConfig, online: bool) -> Prompts:
-    from penstock.gateway.model.toml import ConfigError
+def _prompts(path: Path, config: TrainConfig, online: bool) -> ApoConfig:
     from penstock.trainer.apo.config import load
     from penstock.trainer.config import check_prompts
 
@@ -176,25 +160,13 @@ def _prompts(path: Path, config: TrainConfig, online: bool) -> Prompts:
         raise CommandError(
             "--prompts and --online do not go together: production's rollouts are not given other prompts", 2
         )
-    try:
+    with _ends(wrong=2):
         check_prompts(config)
-        return load(path)
-    except ConfigError as error:
-        raise CommandError(str(error), 2) from None
-
-
-def _check_extra() -> None:
-    missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
-    if missing:
-        raise CommandError(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[train]'")
+        found = load(path)
+    return found
 
 
 # -- apo and custom ----
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from penstock.trainer.apo.config import ApoConfig
 
 
 def _words(_: object, agent: str | None) -> None:
@@ -315,7 +287,7 @@ def custom(
     config
         TOML file that the function is given.
     """
-    _check_search_extra()
+    _check_extra("apo", "gepa", "numpy")
     from penstock.trainer.apo import custom as custom_run
 
     with _ends(wrong=2):
@@ -328,7 +300,7 @@ def _loaded_search(path: Path, tasks: Path | None, release: Literal["auto", "can
 
     with _ends(wrong=2):
         found = with_overrides(load(path), tasks, release)
-    _check_search_extra()
+    _check_extra("apo", "gepa", "numpy")
     return found
 
 
@@ -349,10 +321,10 @@ def _ends(wrong: int = 1) -> Generator[None]:
         raise CommandError(str(error)) from None
 
 
-def _check_search_extra() -> None:
-    missing = [name for name in ("gepa", "numpy") if find_spec(name) is None]
+def _check_extra(extra: str, *packages: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise CommandError(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[apo]'")
+        raise CommandError(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[{extra}]'")
 
 
 def _print(page: RenderableType) -> None:
