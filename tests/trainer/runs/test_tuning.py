@@ -85,11 +85,11 @@ def test_preferences_have_the_gradient_of_the_whole_loss(model: Path) -> None:
     expected, loss = naive(model, pairs(), 0.3)
     engine = TrainingEngine(config(model, model={"weights": "full"}, dpo={"beta": 0.3}, engine={"batch_tokens": 6}))
     found: dict[str, Tensor] = {}
-    update = engine._update
+    real = engine._update
 
     def kept() -> dict[str, float]:
         found.update({name: one.grad.clone() for name, one in engine.model.trained.items() if one.grad is not None})
-        return update()
+        return real()
 
     engine._update = kept
     report = update.dpo_step(engine, pairs(), update.dpo_reference(engine, pairs()))
