@@ -47,8 +47,8 @@ def main() -> None:
             serve_forks(int(orders), name)
         case ["--host", path, name]:
             serve_host(path, name)
-        case name, *_:
-            run(name)
+        case words:
+            run(words[0])
 
 
 def run(name: str) -> None:
