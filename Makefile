@@ -72,7 +72,7 @@ $(VERL)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VERL)
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[verl]'
-	$(VERL)/bin/python -c 'import penstock.trainer.engines.verl_backend, trainer.mathematics.sft, trainer.mathematics.dpo, trainer.runs.grpo'
+	$(VERL)/bin/python -c 'import penstock.trainer.engines.verl_backend, penstock.trainer.runs.grpo'
 	$(VERL)/bin/pip install --quiet --disable-pip-version-check $(TORCH) -e '.[verl,test,examples]'
 	@touch $@
 

@@ -48,7 +48,7 @@ class Suite(NamedTuple):
 
 
 INTERCEPT = "penstock.sidecar.intercept."
-INTERCEPTING = ("agent_proxy", "agent_connection", "client_hello", "plain_http", "splice", "session")
+INTERCEPTING = ("agent_proxy", "agent_connection", "egress", "session")
 MCP = "penstock.gateway.tools."
 
 SUITES = (

@@ -41,8 +41,8 @@ from penstock.adapters.tokens import CompletionOutput, read_outputs
 from penstock.gateway.client.client import Client
 from penstock.trainer.config import TrainConfig, load
 from penstock.trainer.data.tasks import RolloutTask, draw_tasks, read_tasks
-from penstock.trainer.engines.engine_factory import make_engine
 from penstock.trainer.engines.local import TrainingEngine
+from penstock.trainer.engines.remote import make_engine
 from penstock.trainer.mathematics.update import learn
 from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 

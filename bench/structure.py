@@ -144,7 +144,7 @@ def settings() -> dict[str, int]:
     their keys do), and of options of `penstock run`."""
     from penstock.gateway.config import GatewayConfig as Gateway
     from penstock.gateway.model.release_policy import ReleasePolicy
-    from penstock.sidecar.run.options import RunOptions
+    from penstock.sidecar.run.commands import RunOptions
     from penstock.trainer.apo.config import ApoConfig as Apo
     from penstock.trainer.config import TrainConfig as Trainer
 

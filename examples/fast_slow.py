@@ -37,9 +37,9 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import RolloutConfig
-from penstock.trainer.data.chat_template import tokenise
-from penstock.trainer.runs.pair_cells import Rewards, by_task, difference, mean
-from penstock.trainer.runs.pair_cells import format_mean as told
+from penstock.trainer.data.training_examples import tokenise
+from penstock.trainer.runs.prompt_rounds import Rewards, by_task, task_difference, task_mean
+from penstock.trainer.runs.prompt_rounds import format_mean as told
 from penstock.trainer.serving.vllm import VllmServer, adapter_arguments, server_arguments
 
 THINKER: Final = "thinker"
@@ -299,11 +299,11 @@ async def tell(client: Client, url: str, home: Path, steps: int) -> None:
     }
     print(f"{'trained':30} held-out reward [95 %]          more than neither")
     for name, rewards in found.items():
-        apart = difference(rewards, found["neither"])
+        apart = task_difference(rewards, found["neither"])
         assert apart is not None
-        print(f"{name:30} {told(mean(list(by_task(rewards).values())))}   {told(apart, '+')}")
+        print(f"{name:30} {told(task_mean(list(by_task(rewards).values())))}   {told(apart, '+')}")
     for name in ("prompts alone", "weights alone"):
-        apart = difference(found["both"], found[name])
+        apart = task_difference(found["both"], found[name])
         assert apart is not None
         print(f"both less {name}: {told(apart, '+')}", flush=True)
     await penstock("release", "status", release.id, "--gateway", url)

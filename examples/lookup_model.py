@@ -27,11 +27,11 @@ from transformers.utils import logging
 
 from examples.lookup import CITIES, QUESTIONS, TOOLS, TOPICS, fact
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.data.chat_template import tokenise
+from penstock.trainer.data.training_examples import tokenise
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import TokenExample
-from penstock.trainer.mathematics.sft import train, updates
-from penstock.trainer.runs.report import display
+from penstock.trainer.mathematics.update import sft_updates, train_sft
+from penstock.trainer.runs.supervision import display
 
 ONE_IN = 5
 MOST_LAPS, TAUGHT = 3, 0.99
@@ -203,11 +203,11 @@ def teach(source: Path, made: Path, examples: Sequence[TokenExample], seed: int)
         "data": {"batch": 32},
     }
     config = TrainConfig.model_validate(tree)
-    planned = updates(examples, config)
+    planned = sft_updates(examples, config)
     engine = TrainingEngine(config, updates=planned)
     with display(planned) as shown:
         shown.phase(0, "learns the lessons")
-        for number, report in enumerate(train(engine, examples), 1):
+        for number, report in enumerate(train_sft(engine, examples), 1):
             if number % SHOWN_EVERY == 0:
                 shown.point(number, {"loss": report["loss"]})
     engine.save_model(made)

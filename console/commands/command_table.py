@@ -251,7 +251,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
             ),
             "watch": CommandEntry("penstock.console.commands.releases:watch", "Follow a release until it ends."),
             "rehearse": CommandEntry(
-                "penstock.sidecar.run.rehearse:rehearse",
+                "penstock.sidecar.run.commands:rehearse",
                 "Run an agent on recorded tasks for a release that rehearses, until it has seen enough.",
             ),
             "promote": CommandEntry(
@@ -368,15 +368,15 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 "Improve the prompts of agents, where they can be improved. Without a command: optimise.",
                 {
                     "optimise": CommandEntry(
-                        "penstock.trainer.apo.commands:optimise",
+                        "penstock.trainer.commands:optimise",
                         "Search for better prompts, and prove on tasks that nobody has seen that one is better.",
                     ),
                     "report": CommandEntry(
-                        "penstock.trainer.apo.commands:report",
+                        "penstock.trainer.commands:report",
                         "Show what runs have come to: the test, what the texts have learnt and from what, the cost.",
                     ),
                     "advise": CommandEntry(
-                        "penstock.trainer.apo.commands:advise",
+                        "penstock.trainer.commands:advise",
                         "Say what is worth doing before anything is spent: prompts, weights, tool texts, a better "
                         "grader, or nothing.",
                     ),
@@ -385,7 +385,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 words=True,
             ),
             "custom": CommandEntry(
-                "penstock.trainer.apo.commands:custom",
+                "penstock.trainer.commands:custom",
                 "Run a training algorithm of your own: a function that is given the gateway, tasks and a runner.",
             ),
         },

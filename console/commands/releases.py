@@ -115,8 +115,7 @@ def start(
     with_client(gateway, ask)
     if command:
         # The runner is another package, loaded only where agents are run.
-        from penstock.sidecar.run.options import RehearseOptions
-        from penstock.sidecar.run.rehearse import rehearse
+        from penstock.sidecar.run.commands import RehearseOptions, rehearse
 
         rehearse(name, *command, gateway=gateway, options=RehearseOptions(**asdict(agents)))
 

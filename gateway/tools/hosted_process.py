@@ -36,7 +36,7 @@ from penstock.gateway.wire.dialects.mcp import (
     meta,
     progress_token,
 )
-from penstock.sidecar.run.agent.warden import WardenProcess, read_messages, start
+from penstock.sidecar.run.agent.process import WardenProcess, read_messages, start_warden
 
 LINE: Final = 64 << 20
 """Largest line in bytes; a process that writes a longer one is killed."""
@@ -114,7 +114,7 @@ class ServerProcess:
         config = self._config
         told: dict[str, Any] = {"grace_s": GRACE_S, "after": [], "limits": {"NOFILE": OPEN_FILES}}
         env = environment(self.name, config)
-        return await start(config.command or (), told, asyncio.subprocess.PIPE, env, config.cwd)
+        return await start_warden(config.command or (), told, asyncio.subprocess.PIPE, env, config.cwd)
 
     async def write(self, line: bytes) -> None:
         """Writes a line to stdin. Raises `OSError` if the process no longer reads."""

@@ -15,8 +15,8 @@ from cyclopts.validators import Number
 from penstock.gateway.client.console import FLAT, LOCAL, PORT, PORT_OR_ANY, CommandError, Url, note
 
 if TYPE_CHECKING:
-    from penstock.sidecar.intercept.egress_report import AgentIdentity
     from penstock.sidecar.intercept.rules import InterceptPolicy
+    from penstock.sidecar.intercept.session import AgentIdentity
 
 Hosts = Annotated[
     list[str] | None,
@@ -365,7 +365,7 @@ def _identity(rollout: str | None = None, attempt: str | None = None) -> AgentId
     """The agent's rollout; what the options leave out comes from the variables. All parts are valid as headers."""
     from penstock.gateway.client.opener import fits_a_header
     from penstock.gateway.model.base import ID_PATTERN
-    from penstock.sidecar.intercept.egress_report import AgentIdentity
+    from penstock.sidecar.intercept.session import AgentIdentity
 
     given = os.environ.get
     rollout, attempt = rollout or given("PENSTOCK_ROLLOUT_ID"), attempt or given("PENSTOCK_ATTEMPT_ID")

@@ -1,4 +1,4 @@
-"""The ways out of a front: through the gateway, or straight to a host, if need be by this machine's own proxy."""
+"""The onward connections of a front: through the gateway, or straight to a host, if need be by this machine's proxy."""
 
 from __future__ import annotations
 
@@ -12,73 +12,116 @@ from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 from penstock.gateway.client.tls import client_context
-from penstock.sidecar.intercept.splice import SpliceEnd
-
-# The proxy that this machine itself needs for other hosts, from its own environment. It is used for hosts, never for
-# the gateway.
-
-_PORTS: Final = {"http": 80, "https": 443}
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamProxy:
-    """A proxy that accepts CONNECT."""
+class SpliceEnd(asyncio.Protocol):
+    """One of the two ends of a connection. Each gets the other's bytes as they come, no faster than it accepts them."""
 
-    host: str
-    port: int
-    tls: bool
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """The header with its user and password; empty without them."""
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.peer: SpliceEnd | None = None
+        self.received = 0
+        """Bytes received."""
+        self.lost = self.ended = False
+        self.on_lost: Callable[[], None] | None = None
+        """Called once, when the connection is lost."""
+        self.buffer_limit = 0
+        """Bytes that may wait for the other end before reading stops; while it stops, the loss of this end is not
+        noticed.
+        """
+        self._waiting: list[bytes] = []
+        """Bytes that came before there was another end."""
+        self._paused = False
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
 
-def proxy_for(host: str, plain: bool) -> UpstreamProxy | None:
-    """The proxy for a host; None when the host is reached without one."""
-    proxies = getproxies_environment()
-    url = proxies.get("http" if plain else "https") or proxies.get("all")
-    if not url or _is_here(host) or proxy_bypass(host):
-        return None
-    return parse_proxy_url(url)
+    def join(self, other: SpliceEnd) -> None:
+        """Connect the two ends: from now on the bytes of each go to the other."""
+        self.peer, other.peer = other, self
+        for one in (self, other):
+            one.flush()
+            one.resume_reading()
+            if one.lost:
+                one.connection_lost(None)
 
+    def detach(self) -> None:
+        """Part from the other end, and close that one."""
+        other, self.peer = self.peer, None
+        if other is not None:
+            other.peer = None
+            if other.transport is not None:
+                other.transport.close()
 
-def check_environment() -> None:
-    """Raise `ValueError` when a proxy variable of this environment does not name a proxy."""
-    for kind, url in getproxies_environment().items():
-        if kind in ("http", "https", "all"):
-            try:
-                _ = parse_proxy_url(url)
-            except ValueError as error:
-                raise ValueError(f"{kind.upper()}_PROXY: {error}") from None
+    def flush(self) -> None:
+        """Pass on the bytes that have waited for the other end."""
+        waiting, self._waiting = self._waiting, []
+        for data in waiting:
+            self.forward(data)
 
+    def data_received(self, data: bytes) -> None:
+        """Pass the bytes on, or keep them until there is another end."""
+        self.received += len(data)
+        if self.peer is None:
+            self._waiting.append(data)
+            if self.received > self.buffer_limit:
+                self.pause_reading()
+        else:
+            self.forward(data)
 
-def parse_proxy_url(url: str) -> UpstreamProxy | None:
-    """The proxy that the value of a variable names; None for an unsupported kind. Raises `ValueError` when the value is
-    invalid.
-    """
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        _ = parts.port
-    except ValueError:
-        # Without user and password, of which Python's own message may hold a part.
-        raise ValueError(f"{url.rpartition('@')[2]!r} is no proxy: HOST, and a port up to 65535 behind it") from None
-    if parts.scheme not in _PORTS or not parts.hostname:
-        return None
-    headers = ()
-    if parts.username is not None:
-        known = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers = (("Proxy-Authorization", f"Basic {b64encode(known.encode()).decode('ascii')}"),)
-    return UpstreamProxy(parts.hostname, parts.port or _PORTS[parts.scheme], parts.scheme == "https", headers)
+    def forward(self, data: bytes) -> None:
+        """Write to the other end."""
+        other = self.peer
+        if other is not None and other.transport is not None and not other.transport.is_closing():
+            other.transport.write(data)
 
+    def pause_reading(self) -> None:
+        """Stop reading until `resume_reading`; no effect on a closing transport."""
+        if not self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
 
-def _is_here(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+    def resume_reading(self) -> None:
+        """Read again after `pause_reading`; no effect otherwise."""
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """Called when this end accepts less than the other sends."""
+        if self.peer is not None:
+            self.peer.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Called when this end has caught up."""
+        if self.peer is not None:
+            self.peer.resume_reading()
+
+    def eof_received(self) -> bool:
+        """Called when this end sends no more. Over plain TCP the other end is told, and its remaining bytes still
+        pass.
+        """
+        self.ended, other = True, self.peer
+        if other is None or other.ended or other.transport is None or not other.transport.can_write_eof():
+            return False
+        other.transport.write_eof()
+        return self.transport is not None and self.transport.can_write_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called when this end is gone: close the other one, after the bytes that were written to it."""
+        first, self.lost = not self.lost, True
+        if self.peer is not None and self.peer.transport is not None:
+            if exc is None:
+                self.peer.transport.close()
+            else:
+                self.peer.transport.abort()
+        if first and self.on_lost is not None:
+            self.on_lost()
 
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})")
@@ -293,3 +336,65 @@ class ConnectTunnel(SpliceEnd):
             head = self._head or b""
             self._answer.set_result(head if b"\r\n\r\n" in head else b"\r\n\r\nit closed the connection")
         super().connection_lost(exc)
+
+
+# The proxy that this machine itself needs for other hosts, from its own environment. It is used for hosts, never for
+# the gateway.
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamProxy:
+    """A proxy that accepts CONNECT."""
+
+    host: str
+    port: int
+    tls: bool
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """The header with its user and password; empty without them."""
+
+
+def proxy_for(host: str, plain: bool) -> UpstreamProxy | None:
+    """The proxy for a host; None when the host is reached without one."""
+    proxies = getproxies_environment()
+    url = proxies.get("http" if plain else "https") or proxies.get("all")
+    if not url or _is_here(host) or proxy_bypass(host):
+        return None
+    return parse_proxy_url(url)
+
+
+def check_environment() -> None:
+    """Raise `ValueError` when a proxy variable of this environment does not name a proxy."""
+    for kind, url in getproxies_environment().items():
+        if kind in ("http", "https", "all"):
+            try:
+                _ = parse_proxy_url(url)
+            except ValueError as error:
+                raise ValueError(f"{kind.upper()}_PROXY: {error}") from None
+
+
+def parse_proxy_url(url: str) -> UpstreamProxy | None:
+    """The proxy that the value of a variable names; None for an unsupported kind. Raises `ValueError` when the value is
+    invalid.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        _ = parts.port
+    except ValueError:
+        # Without user and password, of which Python's own message may hold a part.
+        raise ValueError(f"{url.rpartition('@')[2]!r} is no proxy: HOST, and a port up to 65535 behind it") from None
+    if parts.scheme not in _PORTS or not parts.hostname:
+        return None
+    headers = ()
+    if parts.username is not None:
+        known = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers = (("Proxy-Authorization", f"Basic {b64encode(known.encode()).decode('ascii')}"),)
+    return UpstreamProxy(parts.hostname, parts.port or _PORTS[parts.scheme], parts.scheme == "https", headers)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")

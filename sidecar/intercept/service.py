@@ -27,10 +27,9 @@ from penstock.sidecar.intercept import session
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 from penstock.sidecar.intercept.egress import failure_reason
-from penstock.sidecar.intercept.egress_report import AgentIdentity, EgressLedger, report_egress
 from penstock.sidecar.intercept.environment_check import SidecarUnreachable, query_sidecar
 from penstock.sidecar.intercept.rules import InterceptPolicy
-from penstock.sidecar.intercept.session import close_memory
+from penstock.sidecar.intercept.session import AgentIdentity, EgressLedger, close_memory, report_egress
 
 Mode = Literal["env", "transparent"]
 """How connections reach the fronts: by variables of the agents, or by the kernel's rules (`rules`), for one agent only.

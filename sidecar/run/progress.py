@@ -1,4 +1,6 @@
-"""The progress of a run: a bar on a terminal, plain lines elsewhere, both on stderr, and the tally at the end."""
+"""Results of attempts, as a runner reports them, and the progress of a run: a bar on a terminal, plain lines elsewhere,
+both on stderr, and the tally at the end.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,58 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Literal, Self, TextIO
 
 from penstock.gateway.model.queue import Claim
-from penstock.sidecar.run.agent.output import Stream
+from penstock.gateway.model.rollout import Outcome
+from penstock.sidecar.run.agent.process import Stream
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress as Bar
 
-    from penstock.sidecar.run.result import AttemptResult
+AT_ONCE_S = 10.0
+"""The longest time of a failure at once; a later one comes from the work. Imports on a busy machine may take seconds;
+s.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """The result of an attempt, for the tally."""
+
+    rollout: str
+    """Rollout id."""
+    attempt: str
+    """Attempt id."""
+    worker: str
+    """The worker that held it."""
+    end: Literal["succeeded", "failed", "timeout", "lost", "returned", "environment"]
+    """Its end, as this runner saw it."""
+    seconds: float
+    """Time from claim to end; s."""
+    reward: float | None = None
+    """Its reward; None without one."""
+    reason: str | None = None
+    """The reason of its end; None when there is none."""
+    outcome: Outcome | None = None
+    """The outcome that the gateway got; None when the attempt was lost or returned."""
+    calls: int = 0
+    """Model calls of the attempt at the gateway."""
+    last_lines: tuple[str, ...] = ()
+    """The last lines that the agent printed."""
+
+    @property
+    def name(self) -> str:
+        """The attempt as `ROLLOUT/ATTEMPT`, for messages to people."""
+        return f"{self.rollout}/{self.attempt}"
+
+    @property
+    def at_once(self) -> bool:
+        """True if it failed before it did anything: soon, and without a model call."""
+        took = 0 if self.outcome is None else self.outcome.duration_ns or 0
+        return self.end == "failed" and not self.calls and took < AT_ONCE_S * 1e9
+
 
 FIRST = "asking for work"
 """Shown before the first attempt has begun."""

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import os
 import re
 import subprocess
 from collections.abc import Callable
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
-from penstock.gateway.model.rollout import Judgement, RewardSource
-from penstock.gateway.model.turn import Transcript
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Judgement, Outcome, RewardSource, Rollout
+from penstock.gateway.model.span import Span
+from penstock.gateway.model.turn import Choice, Message, Part, Transcript, TranscriptCall, Turn
+from penstock.sidecar.run.agent.callables import LoadError, in_thread, load
 from penstock.sidecar.run.agent.environment import to_json
-from penstock.sidecar.run.agent.functions import in_thread
-from penstock.sidecar.run.agent.output import AgentOutput, Stream
-from penstock.sidecar.run.agent.process import ExitStatus, LaunchCommand, start
+from penstock.sidecar.run.agent.process import AgentOutput, ExitStatus, LaunchCommand, Stream, start
 from penstock.sidecar.run.settings import JudgeSettings, UsageError
 
 PARTS = {"reward", "value", "rewards", "dimensions", "reason"}
@@ -146,8 +148,6 @@ def _number(name: str, value: Any) -> float:
 
 
 def _load(name: str) -> Callable[..., Any]:
-    from penstock.sidecar.run.agent.functions import LoadError, load
-
     try:
         return load(name)
     except LoadError as e:
@@ -207,3 +207,68 @@ async def _ask(command: str, task: Any, output: Any, transcript: Transcript) -> 
 
 def _unheard(stream: Stream, line: str) -> None:
     """Drop a line that a judge prints."""
+
+
+# `penstock run --check`: checks that agents and their judge can begin. No agent runs and nothing is claimed.
+#
+# Certain errors are refused: agents that cannot start, and a judge whose function does not exist, or takes neither two
+# nor three arguments. Then the function is tried on a task with a stand-in for an agent's answer. An error that may
+# come from the stand-in itself (it lacks a field, a value has another type) proves nothing. Any other error, a reward
+# that is no number, and a missing reward give a warning: without rewards nothing is learnt.
+
+OF_THE_STAND_IN: Final = (AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that a correct function may raise because the stand-in differs from its agents' answers."""
+ANSWER: Final = "a stand-in for the agent's answer"
+
+
+def first_task(path: Path) -> Any:
+    """The first task of a JSONL file; None where it has none. Raises `UsageError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n", 1)
+        return json.loads(lines[0]) if lines[0].strip() else None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--check: {path} has no task that can be read in its first line: {error}") from None
+
+
+async def dry_run_judge(judging: JudgeSettings, task: Any) -> str | None:
+    """A warning for the user, None when there is none. Raises `UsageError` for a judge that cannot work."""
+    judge = RewardJudge(judging)
+    if judging.judge is None or judge.function is None:
+        return None
+    _check_parameters(judging.judge, judge.function)
+    try:
+        said = await judge.judge(task, {}, stand_in(task))
+    except OF_THE_STAND_IN:
+        return None
+    except RewardError as error:
+        what = str(error)
+    # The function is the user's and may raise anything.
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+    else:
+        if said:
+            return None
+        what = "it returned nothing"
+    return (
+        f"--reward: {judging.judge} gave no reward when it was tried on a task with {ANSWER}: {what}; if it does so "
+        "with real answers, too, no rollout has a reward: mend it, or name another function"
+    )
+
+
+def _check_parameters(name: str, function: Any) -> None:
+    if not (accepts_arguments(function, 2) or accepts_arguments(function, 3)):
+        raise UsageError(
+            f"--reward: {name}({', '.join(inspect.signature(function).parameters)}) is called with two arguments, task "
+            "and output, or with the transcript as a third; it can take neither two nor three"
+        )
+
+
+def stand_in(task: Any) -> Transcript:
+    """The transcript of an agent that has made one call."""
+    rollout = Rollout(id="check", input=task)
+    attempt = Attempt(rollout="check", id="a1", status=AttemptStatus.SUCCEEDED)
+    asked = Message(role="user", parts=[Part(type="text", text=json.dumps(task))])
+    answer = Choice(index=0, message=Message(role="assistant", parts=[Part(type="text", text=ANSWER)]))
+    turn = Turn(dialect="chat", messages=[asked], choices=[answer])
+    call = TranscriptCall(span=Span(rollout="check", attempt="a1", sequence=1), turn=turn)
+    return Transcript(rollout=rollout, attempt=attempt, outcome=Outcome(exit_code=0, output={}), calls=[call])

@@ -10,23 +10,209 @@ attempts back.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import shutil
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import partial
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.queue import Claim, ClaimAnswer, ClaimRequest, HeartbeatRequest, HeldAttempt, QueueState
-from penstock.sidecar.run.agent.usage import Meter
-from penstock.sidecar.run.attempt import AttemptRun, cancel_on, hand_back, retry_until_answered
+from penstock.gateway.model.rollout import WorkerUsage
+from penstock.sidecar.run.agent.supervisor import descendants, process_table
+from penstock.sidecar.run.attempt import (
+    FAULT_PAUSES,
+    MOST_FAULTS,
+    AttemptRun,
+    cancel_on,
+    hand_back,
+    retry_until_answered,
+)
 from penstock.sidecar.run.engines.local import AgentEngine
-from penstock.sidecar.run.progress import AttemptTally, LineProgress
-from penstock.sidecar.run.result import MOST, PAUSES, AttemptResult
+from penstock.sidecar.run.progress import AttemptResult, AttemptTally, LineProgress
 from penstock.sidecar.run.reward_judge import RewardJudge
 from penstock.sidecar.run.settings import RunnerSettings
+
+WATCH_S, LAST_S = 55.0, 0.5
+"""The time that a claim waits for work: when the runner stays (`watch`), and when it leaves as soon as there is none;
+s.
+"""
+MOST_CLAIMS = 100
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Runner:
+    """Claims attempts from the queue and runs an agent for each."""
+
+    def __init__(self, settings: RunnerSettings, engine: AgentEngine, progress: LineProgress) -> None:
+        """Raises `UsageError` when the settings name a judge that does not exist."""
+        self.tally = AttemptTally()
+        self._settings, self._engine, self._progress = settings, engine, progress
+        self._judge = RewardJudge(settings.judging)
+        self._works: dict[asyncio.Task[None], AttemptRun] = {}
+        self._claimed = 0
+        self._breaker = FailureBreaker(settings.keep_going)
+        self._faults: Counter[str] = Counter()
+        """Number of times that each rollout was handed back because of its agent's surroundings."""
+        self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more work; the agents that run may finish."""
+        self._stopping.set()
+
+    def abandon(self) -> None:
+        """Take no more work, kill the agents and give their attempts back."""
+        self.stop()
+        self._abandoned.set()
+        for work in self._works.values():
+            work.give_back()
+
+    async def run(self) -> AttemptTally:
+        """Run attempts until there are no more; return the tally. Raises `ClientError` when the gateway refuses the
+        runner.
+        """
+        async with Client(self._settings.gateway, self._settings.key) as client:
+            _ = await client.queue()  # a wrong address or key shows at once
+            heart = HeartbeatSender(client, self._settings, self._progress)
+            beating = asyncio.ensure_future(heart.run())
+            try:
+                await self._take(client, heart)
+                while self._works:
+                    _ = await asyncio.wait(self._works)
+            finally:
+                await self._leave()
+                _ = beating.cancel()
+                await heart.say_goodbye()
+        return self.tally
+
+    async def _leave(self) -> None:
+        """Make sure that no agent stays behind, however the loop ended."""
+        self.abandon()
+        if self._works:
+            _ = await asyncio.wait(self._works)
+
+    async def _take(self, client: Client, heart: HeartbeatSender) -> None:
+        while (count := await self._room()) > 0 and (self._settings.release or heart.queue != "draining"):
+            answer = await cancel_on(self._stopping, self._claim(client, count))
+            for claim in [] if answer is None else answer.claims:
+                self._begin(claim, answer.waiting if answer else 0, client, heart)
+            if answer is None or answer.queue == "draining":
+                return
+            if not answer.claims and not self._settings.watch and await self._exhausted(client):
+                return
+
+    async def _room(self) -> int:
+        """The number of attempts that may be claimed; waits until it is at least one. 0 when it is time to leave."""
+        while not self._stopping.is_set():
+            left = MOST_CLAIMS if self._settings.most is None else self._settings.most - self._claimed
+            count = min(self._settings.workers - len(self._works), left, MOST_CLAIMS)
+            if count > 0 or left <= 0:
+                return count
+            self._freed.clear()
+            _ = await cancel_on(self._stopping, self._freed.wait())
+        return 0
+
+    async def _claim(self, client: Client, count: int) -> ClaimAnswer:
+        asked = ClaimRequest(
+            worker=self._settings.name,
+            limit=count,
+            wait_s=WATCH_S if self._settings.watch else LAST_S if self._works else 0.0,
+            lease_s=self._settings.lease_s,
+            modes=None if self._settings.modes is None else list(self._settings.modes),
+        )
+        release = self._settings.release
+        ask = client.claim if release is None else partial(client.claim_rehearsals, release)
+        return await retry_until_answered(lambda: ask(asked), self._progress.report_away)
+
+    async def _exhausted(self, client: Client) -> bool:
+        """True if no rollout can return to the queue."""
+        if self._works:
+            return False
+        queue = await retry_until_answered(client.queue, self._progress.report_away)
+        waiting = sum(count for mode, count in queue.waiting.items() if mode in (self._settings.modes or queue.waiting))
+        if queue.state == "open" and not waiting and not queue.claimed:
+            return True
+        _ = await cancel_on(self._stopping, asyncio.sleep(LAST_S))
+        return False
+
+    def _begin(self, claim: Claim, waiting: int, client: Client, heart: HeartbeatSender) -> None:
+        self._claimed += 1
+        self._progress.on_begin(claim, waiting)
+        excused = self._faults[claim.rollout.id] < MOST_FAULTS
+        work = AttemptRun(claim, self._settings, client, self._engine, self._judge, self._progress, excused)
+        task = asyncio.ensure_future(self._work(work, client, heart))
+        self._works[task] = work
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        _ = self._works.pop(task, None)
+        self._freed.set()
+
+    async def _work(self, work: AttemptRun, client: Client, heart: HeartbeatSender) -> None:
+        heart.add(work)
+        try:
+            result = await work.run()
+        except Exception as e:
+            # The lease of this attempt ends by itself; the other workers go on.
+            reason = f"the runner failed: {type(e).__name__}: {e}"
+            result = AttemptResult(*work.key, self._settings.name, "lost", 0.0, None, reason)
+        finally:
+            heart.drop(work)
+        if result.end == "returned":
+            await heart.give_back(work)
+        self.tally.add(result)
+        self._progress.on_end(result, self.tally)
+        if result.end == "environment":
+            self._faults[result.rollout] += 1
+            # Surroundings that failed are tried again, with a longer pause each time.
+            _ = await cancel_on(self._stopping, asyncio.sleep(FAULT_PAUSES.after(self._faults[result.rollout])))
+            return
+        _ = self._faults.pop(result.rollout, None)
+        await self._mind(result, client)
+
+    async def _mind(self, result: AttemptResult, client: Client) -> None:
+        """Stop when agents cannot work, and hand back attempts that do not count as tries."""
+        found = self._breaker.record(result)
+        if self._breaker.tripped is result:
+            self.stop()
+            self.tally.stopped = self._breaker.explanation()
+            self._progress.say(self.tally.stopped)
+        for one in found:
+            handed = await cancel_on(self._abandoned, hand_back(client, one, self._progress.report_away))
+            if handed:
+                self.tally.hand_back(one)
+                self._progress.on_hand_back(self.tally)
+            else:
+                self._progress.say(f"{one.name} could not be handed back: it counts as failed")
+
+
+@contextmanager
+def signal_handlers(runner: Runner, progress: LineProgress) -> Generator[None]:
+    """Pass signals on to the runner inside the `with` block: the first lets agents finish, the second kills them."""
+    loop, asked = asyncio.get_running_loop(), False
+
+    def heed() -> None:
+        nonlocal asked
+        if asked:
+            progress.say("killing the agents and giving their attempts back")
+            runner.abandon()
+        else:
+            progress.say("taking no more work; once more kills the agents that run")
+            runner.stop()
+        asked = True
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, heed)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            _ = loop.remove_signal_handler(number)
+
 
 # Decides when a runner stops by itself: agents that cannot work on this machine would fail every task of the queue.
 #
@@ -184,178 +370,65 @@ class HeartbeatSender:
         return HeartbeatRequest(attempts=held, lease_s=lease_s, figures=figures)
 
 
-WATCH_S, LAST_S = 55.0, 0.5
-"""The time that a claim waits for work: when the runner stays (`watch`), and when it leaves as soon as there is none;
-s.
-"""
-MOST_CLAIMS = 100
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The resources that a runner's agents use: CPU and memory from /proc, GPUs from `nvidia-smi`, where there are any.
+
+SMI = ("--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+SMI_S = 5.0
 
 
-class Runner:
-    """Claims attempts from the queue and runs an agent for each."""
+class Meter:
+    """Measures process trees between one reading and the next."""
 
-    def __init__(self, settings: RunnerSettings, engine: AgentEngine, progress: LineProgress) -> None:
-        """Raises `UsageError` when the settings name a judge that does not exist."""
-        self.tally = AttemptTally()
-        self._settings, self._engine, self._progress = settings, engine, progress
-        self._judge = RewardJudge(settings.judging)
-        self._works: dict[asyncio.Task[None], AttemptRun] = {}
-        self._claimed = 0
-        self._breaker = FailureBreaker(settings.keep_going)
-        self._faults: Counter[str] = Counter()
-        """Number of times that each rollout was handed back because of its agent's surroundings."""
-        self._freed, self._stopping, self._abandoned = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    def __init__(self) -> None:
+        self._smi = shutil.which("nvidia-smi")
+        self._late: asyncio.subprocess.Process | None = None
+        self._ticks: dict[int, int] = {}
+        self._at = time.monotonic()
 
-    def stop(self) -> None:
-        """Take no more work; the agents that run may finish."""
-        self._stopping.set()
+    async def read(self, roots: Iterable[int]) -> WorkerUsage:
+        """The figures since the last reading of the trees below `roots`; None for each that cannot be measured here."""
+        cpu, memory = self._processes(list(roots))
+        busy, used = await self._gpus()
+        return WorkerUsage(cpu_percent=cpu, memory_bytes=memory, gpu_percent=busy, gpu_memory_bytes=used)
 
-    def abandon(self) -> None:
-        """Take no more work, kill the agents and give their attempts back."""
-        self.stop()
-        self._abandoned.set()
-        for work in self._works.values():
-            work.give_back()
+    def _processes(self, roots: list[int]) -> tuple[float | None, int | None]:
+        rows = process_table()
+        if not rows:
+            return None, None
+        trees = {root: [root, *descendants(root, rows)] for root in roots if root in rows}
+        ticks = {root: sum(rows[pid].ticks for pid in tree) for root, tree in trees.items()}
+        spent = sum(max(0, now - self._ticks.get(root, 0)) for root, now in ticks.items())
+        before, self._at, self._ticks = self._at, time.monotonic(), ticks
+        seconds = spent / os.sysconf("SC_CLK_TCK")
+        pages = sum(rows[pid].pages for tree in trees.values() for pid in tree)
+        return round(100 * seconds / max(self._at - before, 1e-3), 1), pages * os.sysconf("SC_PAGE_SIZE")
 
-    async def run(self) -> AttemptTally:
-        """Run attempts until there are no more; return the tally. Raises `ClientError` when the gateway refuses the
-        runner.
-        """
-        async with Client(self._settings.gateway, self._settings.key) as client:
-            _ = await client.queue()  # a wrong address or key shows at once
-            heart = HeartbeatSender(client, self._settings, self._progress)
-            beating = asyncio.ensure_future(heart.run())
-            try:
-                await self._take(client, heart)
-                while self._works:
-                    _ = await asyncio.wait(self._works)
-            finally:
-                await self._leave()
-                _ = beating.cancel()
-                await heart.say_goodbye()
-        return self.tally
-
-    async def _leave(self) -> None:
-        """Make sure that no agent stays behind, however the loop ended."""
-        self.abandon()
-        if self._works:
-            _ = await asyncio.wait(self._works)
-
-    async def _take(self, client: Client, heart: HeartbeatSender) -> None:
-        while (count := await self._room()) > 0 and (self._settings.release or heart.queue != "draining"):
-            answer = await cancel_on(self._stopping, self._claim(client, count))
-            for claim in [] if answer is None else answer.claims:
-                self._begin(claim, answer.waiting if answer else 0, client, heart)
-            if answer is None or answer.queue == "draining":
-                return
-            if not answer.claims and not self._settings.watch and await self._exhausted(client):
-                return
-
-    async def _room(self) -> int:
-        """The number of attempts that may be claimed; waits until it is at least one. 0 when it is time to leave."""
-        while not self._stopping.is_set():
-            left = MOST_CLAIMS if self._settings.most is None else self._settings.most - self._claimed
-            count = min(self._settings.workers - len(self._works), left, MOST_CLAIMS)
-            if count > 0 or left <= 0:
-                return count
-            self._freed.clear()
-            _ = await cancel_on(self._stopping, self._freed.wait())
-        return 0
-
-    async def _claim(self, client: Client, count: int) -> ClaimAnswer:
-        asked = ClaimRequest(
-            worker=self._settings.name,
-            limit=count,
-            wait_s=WATCH_S if self._settings.watch else LAST_S if self._works else 0.0,
-            lease_s=self._settings.lease_s,
-            modes=None if self._settings.modes is None else list(self._settings.modes),
+    async def _gpus(self) -> tuple[float | None, int | None]:
+        if self._smi is None or (self._late is not None and self._late.returncode is None):
+            return None, None
+        process = await asyncio.create_subprocess_exec(
+            *(self._smi, *SMI),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
         )
-        release = self._settings.release
-        ask = client.claim if release is None else partial(client.claim_rehearsals, release)
-        return await retry_until_answered(lambda: ask(asked), self._progress.report_away)
-
-    async def _exhausted(self, client: Client) -> bool:
-        """True if no rollout can return to the queue."""
-        if self._works:
-            return False
-        queue = await retry_until_answered(client.queue, self._progress.report_away)
-        waiting = sum(count for mode, count in queue.waiting.items() if mode in (self._settings.modes or queue.waiting))
-        if queue.state == "open" and not waiting and not queue.claimed:
-            return True
-        _ = await cancel_on(self._stopping, asyncio.sleep(LAST_S))
-        return False
-
-    def _begin(self, claim: Claim, waiting: int, client: Client, heart: HeartbeatSender) -> None:
-        self._claimed += 1
-        self._progress.on_begin(claim, waiting)
-        excused = self._faults[claim.rollout.id] < MOST
-        work = AttemptRun(claim, self._settings, client, self._engine, self._judge, self._progress, excused)
-        task = asyncio.ensure_future(self._work(work, client, heart))
-        self._works[task] = work
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        _ = self._works.pop(task, None)
-        self._freed.set()
-
-    async def _work(self, work: AttemptRun, client: Client, heart: HeartbeatSender) -> None:
-        heart.add(work)
         try:
-            result = await work.run()
-        except Exception as e:
-            # The lease of this attempt ends by itself; the other workers go on.
-            reason = f"the runner failed: {type(e).__name__}: {e}"
-            result = AttemptResult(*work.key, self._settings.name, "lost", 0.0, None, reason)
-        finally:
-            heart.drop(work)
-        if result.end == "returned":
-            await heart.give_back(work)
-        self.tally.add(result)
-        self._progress.on_end(result, self.tally)
-        if result.end == "environment":
-            self._faults[result.rollout] += 1
-            # Surroundings that failed are tried again, with a longer pause each time.
-            _ = await cancel_on(self._stopping, asyncio.sleep(PAUSES.after(self._faults[result.rollout])))
-            return
-        _ = self._faults.pop(result.rollout, None)
-        await self._mind(result, client)
-
-    async def _mind(self, result: AttemptResult, client: Client) -> None:
-        """Stop when agents cannot work, and hand back attempts that do not count as tries."""
-        found = self._breaker.record(result)
-        if self._breaker.tripped is result:
-            self.stop()
-            self.tally.stopped = self._breaker.explanation()
-            self._progress.say(self.tally.stopped)
-        for one in found:
-            handed = await cancel_on(self._abandoned, hand_back(client, one, self._progress.report_away))
-            if handed:
-                self.tally.hand_back(one)
-                self._progress.on_hand_back(self.tally)
-            else:
-                self._progress.say(f"{one.name} could not be handed back: it counts as failed")
+            async with asyncio.timeout(SMI_S):
+                text = (await process.communicate())[0].decode(errors="replace")
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # Where a driver hangs, nvidia-smi cannot be killed. It is not waited for, and no second one is started.
+            self._late = process
+            return None, None
+        return gpus(text)
 
 
-@contextmanager
-def signal_handlers(runner: Runner, progress: LineProgress) -> Generator[None]:
-    """Pass signals on to the runner inside the `with` block: the first lets agents finish, the second kills them."""
-    loop, asked = asyncio.get_running_loop(), False
-
-    def heed() -> None:
-        nonlocal asked
-        if asked:
-            progress.say("killing the agents and giving their attempts back")
-            runner.abandon()
-        else:
-            progress.say("taking no more work; once more kills the agents that run")
-            runner.stop()
-        asked = True
-
-    for number in SIGNALS:
-        loop.add_signal_handler(number, heed)
-    try:
-        yield
-    finally:
-        for number in SIGNALS:
-            _ = loop.remove_signal_handler(number)
+def gpus(text: str) -> tuple[float | None, int | None]:
+    """(utilization of the busiest GPU in percent, memory in use on all in bytes), from the output of nvidia-smi (`97,
+    1024` for each GPU).
+    """
+    rows = [line.split(",") for line in text.splitlines() if line.count(",") == 1]
+    busy = [float(row[0]) for row in rows if row[0].strip().isdigit()]
+    used = [int(row[1]) << 20 for row in rows if row[1].strip().isdigit()]
+    return max(busy, default=None), sum(used) if used else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fakes.memory_tape import T0
 
 from penstock.trainer.apo.protocol import Candidate
-from penstock.trainer.apo.report.result import (
+from penstock.trainer.apo.result import (
     CandidateRecord,
     CandidateTexts,
     FinalistRecord,

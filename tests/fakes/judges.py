@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from penstock.gateway.model.turn import Transcript
-from penstock.sidecar.run.preflight import ANSWER
+from penstock.sidecar.run.reward_judge import ANSWER
 
 
 def right(task: Any, output: Any, transcript: Transcript) -> float:

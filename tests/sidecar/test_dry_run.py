@@ -9,8 +9,7 @@ from fakes.mistakes import tells
 from fakes.runs import AGENTS, PYTHON, StartRun, enqueue
 
 from penstock.gateway.client.client import Client
-from penstock.sidecar.run.preflight import ANSWER, dry_run_judge, first_task, stand_in
-from penstock.sidecar.run.reward_judge import RewardError, RewardJudge
+from penstock.sidecar.run.reward_judge import ANSWER, RewardError, RewardJudge, dry_run_judge, first_task, stand_in
 from penstock.sidecar.run.settings import JudgeSettings, UsageError
 
 HERE = "fakes.judges"

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from penstock.gateway.model.queue import Claim, Event
 from penstock.gateway.model.rollout import Attempt, Judgement, Rollout
-from penstock.sidecar.run.agent import usage
+from penstock.sidecar.run import runner
 from penstock.sidecar.run.agent.environment import (
     LARGEST_VARIABLE,
     TaskTemplateError,
@@ -29,12 +29,11 @@ from penstock.sidecar.run.agent.environment import (
     launch_plan,
     variables,
 )
-from penstock.sidecar.run.agent.output import LONGEST_LINE, AgentOutput, LineDecoder, parse_json_line
-from penstock.sidecar.run.agent.usage import gpus
-from penstock.sidecar.run.journal import LARGEST_BATCH, LARGEST_EVENT, Journal
-from penstock.sidecar.run.progress import AttemptTally, TerminalProgress
-from penstock.sidecar.run.result import AttemptResult
+from penstock.sidecar.run.agent.process import LONGEST_LINE, AgentOutput, LineDecoder, parse_json_line
+from penstock.sidecar.run.attempt import LARGEST_BATCH, LARGEST_EVENT, Journal
+from penstock.sidecar.run.progress import AttemptResult, AttemptTally, TerminalProgress
 from penstock.sidecar.run.reward_judge import RewardError, parse_printed_reward
+from penstock.sidecar.run.runner import gpus
 from penstock.sidecar.run.settings import AgentSettings, UsageError, seconds, variable
 
 ADDRESS = "/rollout/r/attempt/a1/mode/train"
@@ -296,8 +295,8 @@ async def test_an_nvidia_smi_that_hangs_keeps_no_heartbeat(tmp_path: Path, monke
     smi.write_text(f"#!/bin/sh\necho x >> {tmp_path}/asked\nsleep 600\necho 1, 1\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(usage, "SMI_S", 0.3)
-    meter = usage.Meter()
+    monkeypatch.setattr(runner, "SMI_S", 0.3)
+    meter = runner.Meter()
     async with asyncio.timeout(PATIENCE):
         assert (await meter.read([os.getpid()])).gpu_percent is None
         await until((tmp_path / "asked").exists)

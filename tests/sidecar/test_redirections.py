@@ -15,9 +15,9 @@ from fakes.web_site import everywhere, site
 
 from penstock.gateway.client.connection import ApiConnection, ClientError
 from penstock.gateway.model.queue import Event, EventsRequest
-from penstock.sidecar.intercept.egress_report import AgentIdentity, report_egress
 from penstock.sidecar.intercept.service import request_admin
-from penstock.sidecar.run.agent import helper_sender
+from penstock.sidecar.intercept.session import AgentIdentity, report_egress
+from penstock.sidecar.run.agent import helper
 from penstock.sidecar.stdio.delivery import DeliveryRefusal, Destination, post
 
 KEY = "pst_of-an-attempt"
@@ -62,9 +62,9 @@ async def test_a_wrapper_says_so(moved: Moved) -> None:
 async def test_an_agents_helper_says_so(
     moved: Moved, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(helper_sender, "_said", set[str]())
-    sender = helper_sender.ReportSender()
-    sender.put((moved.url, KEY), helper_sender.EVENTS, {"name": "said"})
+    monkeypatch.setattr(helper, "_said", set[str]())
+    sender = helper.ReportSender()
+    sender.put((moved.url, KEY), helper.EVENTS, {"name": "said"})
     assert await asyncio.to_thread(sender.wait, PATIENCE)
     assert f"said of itself: {moved.status}" in capfd.readouterr().err
 

@@ -15,7 +15,7 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.sidecar.run.result import PAUSES, find_fault
+from penstock.sidecar.run.attempt import FAULT_PAUSES, find_fault
 
 ASKS = """
 import json, os, sys, time, urllib.request
@@ -108,4 +108,4 @@ def test_what_counts_as_a_fault_of_others(calls: list[Span], away: bool, why: st
 
 
 def test_a_worker_waits_longer_each_time() -> None:
-    assert [PAUSES.after(times) for times in (1, 2, 3, 30, 5000)] == [0.5, 1, 2, 30, 30]
+    assert [FAULT_PAUSES.after(times) for times in (1, 2, 3, 30, 5000)] == [0.5, 1, 2, 30, 30]

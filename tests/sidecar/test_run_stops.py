@@ -8,7 +8,7 @@ from fakes.runs import LEASE, PYTHON, StartRun, enqueue, events, when
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, Reward, RolloutStatus
-from penstock.sidecar.run.result import AttemptResult
+from penstock.sidecar.run.progress import AttemptResult
 from penstock.sidecar.run.runner import EQUAL, FailureBreaker
 
 LACKS = (PYTHON, "-c", "import nowhere_to_be_found")

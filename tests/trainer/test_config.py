@@ -113,7 +113,7 @@ def test_what_cannot_be_trained_with_prompts_is_refused(tmp_path: Path) -> None:
     from penstock.gateway.client.console import CommandError
     from penstock.trainer.apo.config import load
     from penstock.trainer.commands import _prompts
-    from penstock.trainer.runs.pair_cells import settings_of
+    from penstock.trainer.runs.prompt_rounds import settings_of
 
     path = tmp_path / "apo.toml"
     path.write_text('[texts]\nprompts = ["policy"]\n[reflection]\nmodel = "m"\n')

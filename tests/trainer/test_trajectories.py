@@ -23,8 +23,7 @@ from penstock.adapters.chat import ChatConversation, conversations
 from penstock.adapters.export import preferences
 from penstock.adapters.selection import SampleReport
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.data.chat_template import tokenise
-from penstock.trainer.data.training_examples import ExampleBuilder, group_by_attempt
+from penstock.trainer.data.training_examples import ExampleBuilder, group_by_attempt, tokenise
 from penstock.trainer.mathematics.batch import TokenExample
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA.name} is not here")

@@ -29,12 +29,11 @@ from transformers import AutoModelForCausalLM
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import LossSettings, TrainConfig
-from penstock.trainer.engines import engine_factory
+from penstock.trainer.engines import EngineError, remote
 from penstock.trainer.engines.checkpoint import Checkpoints, State
-from penstock.trainer.engines.engine_factory import make_engine
-from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.local import Objective, TrainingEngine
-from penstock.trainer.mathematics import dpo
+from penstock.trainer.engines.remote import make_engine
+from penstock.trainer.mathematics import update
 from penstock.trainer.mathematics.batch import MicroBatch, TokenExample, micro_batches
 from penstock.trainer.mathematics.loss import cross_entropy, policy_loss
 from penstock.trainer.mathematics.update import learn
@@ -153,9 +152,9 @@ def test_supervised_and_preference_losses_too(two: TrainingEngine, local: Traini
     found: list[dict[str, float]] = []
     for engine in (two, local):
         engine.restore(copy.deepcopy(start))
-        before = dpo.reference(engine, sides)
+        before = update.dpo_reference(engine, sides)
         engine.step(batches, cross_entropy)
-        found.append(dpo.step(engine, sides, before))
+        found.append(update.dpo_step(engine, sides, before))
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=1e-5)
 
 
@@ -349,12 +348,12 @@ def test_all_weights_have_no_reference(path: Path) -> None:
 
 
 def test_where_verl_is_not_installed_it_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Callable[[str], object] = engine_factory.distribution
+    found: Callable[[str], object] = remote.distribution
 
     def without(name: str) -> object:
         return found("no-such-thing" if name == "verl" else name)
 
-    monkeypatch.setattr(engine_factory, "distribution", without)
+    monkeypatch.setattr(remote, "distribution", without)
     with pytest.raises(
         ConfigError, match=r"engine.kind: \"verl\" needs verl here: pip install 'penstock-gateway\[verl\]'"
     ):

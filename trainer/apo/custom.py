@@ -45,9 +45,15 @@ from penstock.trainer.apo.protocol import Reflection, without_surrogates
 from penstock.trainer.apo.session import check_gateway, runner_beside
 from penstock.trainer.data.collector import RolloutWaiter
 from penstock.trainer.data.tasks import json_lines
-from penstock.trainer.runs import report
-from penstock.trainer.runs.companions import RetryClient, run_alongside, send_heartbeats
-from penstock.trainer.runs.report import RunDisplay, RunReporter, display
+from penstock.trainer.runs import supervision
+from penstock.trainer.runs.supervision import (
+    RetryClient,
+    RunDisplay,
+    RunReporter,
+    display,
+    run_alongside,
+    send_heartbeats,
+)
 
 TIMEOUT_S: Final = 3600.0
 Algorithm = Callable[["CustomRun"], Awaitable[None]]
@@ -183,7 +189,7 @@ def parse_arguments(
 def train(asked: CustomArguments, gateway: str, key: str | None) -> None:
     """Do a whole run. Raises `RunError` when it ended early."""
     with display(None) as shown:
-        report.run_blocking(_train(asked, gateway, key, shown))
+        supervision.run_blocking(_train(asked, gateway, key, shown))
 
 
 async def _train(asked: CustomArguments, gateway: str, key: str | None, shown: RunDisplay) -> None:
@@ -206,7 +212,7 @@ async def _train(asked: CustomArguments, gateway: str, key: str | None, shown: R
             beside = [awaited.run(), send_heartbeats(reporter), *runner]
             await run_alongside(_called(asked.function, custom), beside)
 
-        await report.supervise(work(), reporter, lambda: custom.step)
+        await supervision.supervise(work(), reporter, lambda: custom.step)
 
 
 async def _called(function: Algorithm, custom: CustomRun) -> None:
@@ -214,4 +220,4 @@ async def _called(function: Algorithm, custom: CustomRun) -> None:
         await function(custom)
     except SystemExit as error:
         # SystemExit would leave the event loop without an event on the tape.
-        raise report.RunError(f"the function has left by sys.exit: {error.code}") from None
+        raise supervision.RunError(f"the function has left by sys.exit: {error.code}") from None

@@ -45,8 +45,7 @@ from penstock.gateway.wire.dialects.loose_json import obj
 from penstock.trainer.apo.config import ApoConfig, ReflectionSettings
 from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec, ignore
 from penstock.trainer.data.collector import RolloutWaiter
-from penstock.trainer.runs.companions import RetryClient
-from penstock.trainer.runs.report import RunError
+from penstock.trainer.runs.supervision import RetryClient, RunError
 
 NOTE: Final = 4000
 FIRST_ROLLOUTS: Final = 8

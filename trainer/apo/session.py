@@ -49,13 +49,21 @@ from penstock.trainer.apo.gateway_laboratory import (
     seed_versions,
 )
 from penstock.trainer.apo.protocol import AgentTask, Candidate, SearchBudget, Trial, means
-from penstock.trainer.apo.report.pages import leak, page
-from penstock.trainer.apo.report.result import NAME, RunResult, build_result, candidate_tree, read_result
+from penstock.trainer.apo.report import html_page, leak
+from penstock.trainer.apo.result import NAME, RunResult, build_result, candidate_tree, read_result
 from penstock.trainer.apo.search import PlaceboLaboratory, PromptSearch, SearchResult, Splits, agent_tasks, best, split
 from penstock.trainer.data.collector import RolloutWaiter
 from penstock.trainer.data.tasks import json_lines
-from penstock.trainer.runs.companions import RetryClient, keep_running, run_alongside
-from penstock.trainer.runs.report import RunDisplay, RunReporter, display, run_blocking, supervise
+from penstock.trainer.runs.supervision import (
+    RetryClient,
+    RunDisplay,
+    RunReporter,
+    display,
+    keep_running,
+    run_alongside,
+    run_blocking,
+    supervise,
+)
 from penstock.trainer.serving.publisher import PRODUCTION, release_command, release_policy, release_status
 
 PAGE: Final = "report.html"
@@ -93,7 +101,7 @@ def optimise(
             run_blocking(_optimise(one, gateway, key, agent, shown, placebo))
     found = [read_result(one.run.directory / NAME) for one in runs]
     if len(found) > 1:
-        RunDirectory(runs[0].run.directory.parent).write(PAGE, page(found))
+        RunDirectory(runs[0].run.directory.parent).write(PAGE, html_page(found))
     return found
 
 
@@ -202,7 +210,7 @@ async def _finish(
         await progress.tell(text, level)
         kept.published.append(text)
     directory.write(NAME, kept.model_dump_json(indent=1) + "\n")
-    directory.write(PAGE, page([kept]))
+    directory.write(PAGE, html_page([kept]))
 
 
 async def _once_more(config: ApoConfig, kept: RunResult, gateway: str, key: str | None, shown: RunDisplay) -> None:
@@ -210,7 +218,7 @@ async def _once_more(config: ApoConfig, kept: RunResult, gateway: str, key: str 
     result was written may have left out the report, and the run's end on the tape."""
     shown.line("info", f"{kept.run} is over: {kept.why}; {config.run.directory / NAME} has its result")
     if not (config.run.directory / PAGE).exists():
-        RunDirectory(config.run.directory).write(PAGE, page([kept]))
+        RunDirectory(config.run.directory).write(PAGE, html_page([kept]))
     async with RetryClient(gateway, key) as client:
         try:
             run = await client.run(kept.run)

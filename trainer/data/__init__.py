@@ -1,2 +1,2 @@
-"""The material of a training step: rollouts, conversations, tasks. It may import what `trainer` may. Begin with
+"""The material of a training step: rollouts, tasks, examples. It may import what `trainer` may. Begin with
 `collector`."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from penstock.gateway.model.run import RunKind
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines import CheckpointError
 
 State = dict[str, Any]
 """Tensors, numbers, text, lists, tuples and dicts of these."""

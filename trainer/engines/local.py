@@ -24,9 +24,8 @@ from torch import Tensor
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import MAX_NORM, OptimiserSettings, TrainConfig
-from penstock.trainer.engines import policy
+from penstock.trainer.engines import EngineError, policy
 from penstock.trainer.engines.checkpoint import State
-from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.engines.policy import PolicyModel
 from penstock.trainer.mathematics.batch import MicroBatch
 from penstock.trainer.mathematics.loss import LossInputs, StepMetrics, policy_loss

@@ -1,4 +1,5 @@
-"""The policy: a causal language model of transformers, its reference, and the log-probabilities of tokens under both.
+"""The policy: a causal language model of transformers, its reference, the log-probabilities of tokens under both, and
+its adapter, which can be merged into the weights.
 
 Trained weights are in float32 whatever the format of the computation, which runs in `engine.dtype` under autocast; the
 frozen model below a LoRA adapter is in `engine.dtype` itself. The reference is the model with its adapter switched off,
@@ -11,12 +12,14 @@ if these are many (`chunked_head`).
 from __future__ import annotations
 
 import copy
+import json
 import random
 import shutil
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final, cast
 
 import numpy as np
@@ -31,8 +34,8 @@ from transformers.utils import logging
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
+from penstock.trainer.engines import EngineError
 from penstock.trainer.engines.checkpoint import State, write_directory
-from penstock.trainer.engines.errors import EngineError
 from penstock.trainer.mathematics.batch import MicroBatch
 
 # Computes log-probabilities from a model's last hidden states in pieces, so that memory does not grow with the
@@ -386,3 +389,98 @@ def restore(saved: State) -> None:
     np.random.set_state(saved["numpy"])
     torch.set_rng_state(saved["torch"])
     torch.cuda.set_rng_state_all(saved["cuda"][: torch.cuda.device_count()])
+
+
+# The machine's speed for a run in one line, so that nobody finds out after a day that it takes a month.
+
+SIZE: Final = 512
+"""Rows and columns of the matrices in the measurement of speed."""
+
+
+def describe_machine(policy: PolicyModel) -> str:
+    """Return a line: the device that computes a policy, the policy's size, and on a CPU the highest possible speed of
+    training."""
+    if policy.config.engine.kind == "verl":
+        return f"computes on {policy.config.engine.ranks} ranks of verl"
+    size = sum(one.numel() for one in policy.network.parameters())
+    if policy.device.type == "cuda":
+        slow = ', in float32: engine.dtype = "bfloat16" is several times faster'
+        name = torch.cuda.get_device_name(policy.device)
+        return f"computes on {name}: {_short(size)} parameters{slow if policy.dtype == torch.float32 else ''}"
+    why = "" if torch.cuda.is_available() else "there is no usable GPU here: "
+    rate = _operations() / (size * (6 if policy.full else 4))
+    return (
+        f"{why}computes on the CPU (threads: {torch.get_num_threads()}); for {_short(size)} parameters that is at best "
+        f"{_short(rate)} tokens a second"
+    )
+
+
+def _operations() -> float:
+    """Return floating-point operations a second, float32. A token takes 2 for each parameter in the forward pass, as
+    many in the backward pass through the layers, and again as many where weights themselves have gradients (Kaplan et
+    al. 2020, arXiv:2001.08361)."""
+    one = torch.ones(SIZE, SIZE)
+    times: list[float] = []
+    for _ in range(5):
+        began = perf_counter()
+        _ = one @ one
+        times.append(perf_counter() - began)
+    return 2 * SIZE**3 / min(times)
+
+
+def _short(number: float) -> str:
+    """Return a number with two digits and a unit: 1.2 M."""
+    for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= unit:
+            return f"{number / unit:.2g}{name}" if number < 100 * unit else f"{number / unit:.0f}{name}"
+    return f"{number:.2g}" if number < 100 else f"{number:.0f}"
+
+
+# An adapter merged into the weights of its model: a directory as the Hugging Face hub lays models out.
+#
+# The sum is computed in float32 and written in the model's own format. Tokenizer and chat template are those of the
+# model.
+
+
+class MergeError(Exception):
+    """Adapter and model cannot be merged; the message says why."""
+
+
+def merge_adapter(adapter: Path, model: Path | None, target: Path) -> Path:
+    """Write the merged model to `target`, which must not exist, and return the directory of the base model. `model`:
+    that directory; None for the one that the adapter names.
+
+    Raises `MergeError`, and `CheckpointError` if `target` cannot be written.
+    """
+    base = _base(adapter, model)
+    if target.exists():
+        raise MergeError(f"{target} exists; name another directory with --output")
+    logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(base, dtype="auto", local_files_only=True)
+        kept = cast(torch.dtype, loaded.dtype)
+        adapted: Any = PeftModel.from_pretrained(loaded.float(), str(adapter), local_files_only=True)
+    # Each format of weights fails in its own way: OSError, SafetensorError, RuntimeError where shapes differ.
+    except Exception as error:
+        raise MergeError(f"{adapter} does not fit {base}, or one of them is damaged: {first_line(error)}") from error
+    merged = adapted.merge_and_unload().to(kept)
+    write_directory(target, lambda beside: _fill(beside, merged, base))
+    return base
+
+
+def _fill(directory: Path, merged: Any, base: Path) -> None:
+    merged.save_pretrained(directory)
+    copy_rest(base, directory)
+
+
+def _base(adapter: Path, model: Path | None) -> Path:
+    path = adapter / "adapter_config.json"
+    try:
+        named = json.loads(path.read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise MergeError(f"{adapter} is no directory of an adapter: {path.name}: {first_line(error)}") from None
+    base = Path(str(named)) if model is None else model
+    if not (base / "config.json").is_file():
+        hint = f"{adapter} names it; give the model's directory with --model" if model is None else "correct --model"
+        raise MergeError(f"{base} holds no config.json, so it is no directory of a model; {hint}")
+    return base

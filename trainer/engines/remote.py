@@ -1,16 +1,19 @@
 """An engine whose ranks are other processes. The loop uses it like the local one, but it holds no weights.
+`make_engine` chooses one of both.
 
-    engine = RemoteEngine(config, ranks)    # used like trainer.engines.local.Engine
+    engine = RemoteEngine(config, ranks)    # used like trainer.engines.local.TrainingEngine
     engine.close()
 
 Micro-batches are dealt to the ranks (`trainer.mathematics.batch`), each of which holds a part
-(`trainer.engines.rank`); their tallies are added up here. States, adapters and models have the local engine's formats.
+(`trainer.engines.verl_backend`); their tallies are added up here. States, adapters and models have the local engine's
+formats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,17 +21,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines import policy
 from penstock.trainer.engines.checkpoint import State, write_directory
 from penstock.trainer.engines.local import Objective, TrainingEngine, schedule
-from penstock.trainer.engines.policy import PolicyModel, fill_adapter
+from penstock.trainer.engines.policy import PolicyModel, check_paths, fill_adapter
 from penstock.trainer.mathematics.batch import MicroBatch, collect_values, deal
 from penstock.trainer.mathematics.loss import StepMetrics
 
 
+def make_engine(config: TrainConfig, reference: bool = False, updates: int | None = None) -> TrainingEngine:
+    """Return the engine that `engine.kind` names, after the import of what it alone needs; the arguments are those of
+    `TrainingEngine`.
+
+    Raises `ConfigError`, also if it is not installed, and `EngineError` if its ranks cannot start.
+    """
+    if config.engine.kind == "local":
+        return TrainingEngine(config, reference, updates)
+    missing = ", ".join(name for name in ("verl", "ray", "tensordict") if not _installed(name))
+    if missing:
+        raise ConfigError(
+            f"engine.kind: \"verl\" needs {missing} here: pip install 'penstock-gateway[verl]' into an environment "
+            'of its own (docs/scale-out.md), or set it to "local"'
+        )
+    if reference and config.model.weights == "full":
+        raise ConfigError('model.weights: with engine.kind = "verl" only adapters have a reference; use "lora"')
+    config = _absolute(config)
+    check_paths(config)
+    from penstock.trainer.engines.verl_backend import RayRankGroup
+
+    return RemoteEngine(config, RayRankGroup(config), updates)
+
+
+def _absolute(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with absolute paths: ranks have another working directory."""
+    model = config.model
+    paths = {"path": model.path.absolute(), "adapter": model.adapter and model.adapter.absolute()}
+    return config.model_copy(update={"model": model.model_copy(update=paths)})
+
+
+def _installed(name: str) -> bool:
+    # By its distribution: an import could find a directory that happens to have the name.
+    try:
+        _ = distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 class RankGroup(Protocol):
-    """Processes that hold an engine together; each has the methods of `trainer.engines.rank.ShardedEngine`."""
+    """Processes that hold an engine together; each has the methods of `trainer.engines.verl_backend.ShardedEngine`."""
 
     def __len__(self) -> int: ...
 

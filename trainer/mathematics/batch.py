@@ -35,7 +35,7 @@ from penstock.trainer.config import Aggregate
 # The engine's input: a sequence of tokens, with the trained tokens and their advantages.
 #
 # A `TokenExample` is a sample after credit assignment. `advantage` makes examples of the tape's samples,
-# `trainer.data.chat_template` makes them of chats.
+# `trainer.data.training_examples` makes them of chats.
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

@@ -7,20 +7,21 @@
 
 K is 1 and the suite's `samples`. A rollout passes with a reward of `passed` or more; one without a reward does not.
 The agent sets the sampling: with temperature 0 it is greedy, and more than one rollout of a task says nothing new.
+
+Evaluations also choose the best weights of a run, and stop an unattended run when they fall.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Final, NamedTuple
 
-from penstock.trainer.config import SuiteSettings as Settings
-from penstock.trainer.config import TrainConfig
+from penstock.trainer.config import SuiteSettings, TrainConfig
 from penstock.trainer.data.collector import RolloutBatch, RolloutOrder
 from penstock.trainer.data.tasks import RolloutTask, read_tasks
 
@@ -106,12 +107,12 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 class EvaluationSuite(NamedTuple):
     """A suite with its tasks."""
 
-    settings: Settings
+    settings: SuiteSettings
     tasks: Sequence[RolloutTask]
 
     @property
     def reward(self) -> str:
-        return reward_of(self.settings)
+        return suite_reward(self.settings)
 
 
 class PendingEvaluation(NamedTuple):
@@ -122,7 +123,7 @@ class PendingEvaluation(NamedTuple):
     """Order of each suite."""
 
 
-def reward_of(settings: Settings) -> str:
+def suite_reward(settings: SuiteSettings) -> str:
     """Return the name of the metric of a suite's mean reward."""
     return f"evaluation/{settings.name}/reward"
 
@@ -132,7 +133,7 @@ def read_suites(config: TrainConfig) -> list[EvaluationSuite]:
     return [EvaluationSuite(one, read_tasks(f"evaluate.suite {one.name}", one.tasks)) for one in config.evaluate.suite]
 
 
-def figures(suite: EvaluationSuite, found: RolloutBatch) -> dict[str, float]:
+def suite_metrics(suite: EvaluationSuite, found: RolloutBatch) -> dict[str, float]:
     """Return the metrics of a suite's rollouts; empty where none has a reward."""
     if found.mean is None:
         return {}
@@ -156,3 +157,42 @@ def pass_at(samples: int, passed: int, k: int) -> float:
     if not (0 <= passed <= samples and 1 <= k <= samples):
         raise ValueError(f"pass@{k} of {passed} in {samples} rollouts is not defined")
     return 1.0 - comb(samples - passed, k) / comb(samples, k)
+
+
+# The end of an unattended run: it stops itself when its evaluation falls, and stays low.
+#
+# An evaluation is *low* when it is more than `max_drop` below the best so far, which may be the one before any
+# training. One may be bad luck; two in a row are not.
+
+
+@dataclass(slots=True)
+class EvaluationHistory:
+    """The evaluations of a run, in their order."""
+
+    max_drop: float
+    """Evaluations further than this below the best are low, in units of reward."""
+    patience: int = 2
+    """Number of low evaluations in a row that stops the run."""
+    best: tuple[int, float] | None = None
+    """Step and mean reward of the best evaluation, the first of equal ones."""
+    low: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+    """Low evaluations since the last one that was not: (step, mean reward)."""
+
+    def add(self, step: int, reward: float) -> None:
+        """Add the mean reward of the next evaluation."""
+        if self.best is not None and reward < self.best[1] - self.max_drop:
+            self.low.append((step, reward))
+            return
+        self.low.clear()
+        if self.best is None or reward > self.best[1]:
+            self.best = step, reward
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run must stop, in a sentence; None while it may go on."""
+        if self.best is None or len(self.low) < self.patience:
+            return None
+        values = ", ".join(f"{reward:.4g} after step {step}" for step, reward in self.low)
+        step, reward = self.best
+        best = f"the best was {reward:.4g} after step {step} (online.max_drop = {self.max_drop:g})"
+        return f"evaluation fell: {values}; {best}"

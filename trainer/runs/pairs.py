@@ -13,23 +13,39 @@ The checkpoint has the front besides the state of every run, so a restarted run 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final
 
-from penstock.trainer.apo.protocol import Trial, TrialSpec
+from penstock.trainer.apo.config import ApoConfig
+from penstock.trainer.apo.engines import make_engine
+from penstock.trainer.apo.gateway_laboratory import ReflectionClient, seed_versions, text_of
+from penstock.trainer.apo.protocol import AgentTask, Candidate, Trial, TrialSpec
+from penstock.trainer.apo.session import reflection_rollout, reflection_session
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.data.collector import RolloutBatch, RolloutCollector, Variant
-from penstock.trainer.engines.checkpoint import State
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.data.collector import RolloutBatch, RolloutCollector, RolloutWaiter, Variant
+from penstock.trainer.data.tasks import RolloutTask
+from penstock.trainer.engines import CheckpointError
+from penstock.trainer.engines.checkpoint import Checkpoints, State
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import Metrics
 from penstock.trainer.runs.evaluation import EvaluationSuite
 from penstock.trainer.runs.grpo import TrainingLoop
-from penstock.trainer.runs.pair_cells import Age, Cell, PinnedLaboratory, Rewards, figures, table
-from penstock.trainer.runs.prompt_front import PromptFront
-from penstock.trainer.runs.prompt_rounds import PromptRounds
-from penstock.trainer.runs.prompt_setup import PromptSetup, agent_tasks
-from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.runs.prompt_rounds import (
+    Age,
+    Cell,
+    FrontMember,
+    PinnedLaboratory,
+    PromptFront,
+    PromptRounds,
+    Rewards,
+    cell_lines,
+    cell_metrics,
+    settings_of,
+    versions_of,
+)
+from penstock.trainer.runs.supervision import RetryClient, RunReporter
 from penstock.trainer.serving.publisher import Publisher
 from penstock.trainer.serving.vllm import Replicas, ServerSupervisor
 
@@ -146,8 +162,8 @@ class PairLoop(TrainingLoop):
         ages: dict[Age, int] = {"old": 0, "new": self.progress.version}
         for age, weights in ages.items():
             found |= await self._column(age, self._at(f"cells-{weights}", step, weights))
-        await self._reporter.point(step, figures(found))
-        for line in table(found):
+        await self._reporter.point(step, cell_metrics(found))
+        for line in cell_lines(found):
             await self._reporter.event(step, f"held-out tasks, {line}")
 
     async def _column(self, age: Age, laboratory: PinnedLaboratory) -> dict[Cell, Rewards]:
@@ -187,3 +203,53 @@ class PairLoop(TrainingLoop):
         version = f"{self.config.run.name}.{self.progress.version}"
         said = await self._publisher.release_as_configured(version, self.config.publish, prompts)
         await self._reporter.event(step, *said)
+
+
+# The prompts that a run begins with, and the laboratory that tries others.
+
+
+@dataclass(slots=True)
+class PromptSetup:
+    """The prompts of one run. `awaited` must run beside it."""
+
+    settings: ApoConfig
+    laboratory: PinnedLaboratory
+    front: PromptFront
+    """The front at the beginning."""
+    tasks: Sequence[RolloutTask]
+    """Training tasks."""
+    waiter: RolloutWaiter
+
+
+@asynccontextmanager
+async def prepare_prompts(
+    given: ApoConfig | None,
+    config: TrainConfig,
+    tasks: Sequence[RolloutTask],
+    held_out: Sequence[RolloutTask],
+    client: RetryClient,
+    gateway: str,
+) -> AsyncGenerator[PromptSetup | None]:
+    """Yield the prompts of a run with `--prompts`; None without it. Raises `ConfigError` and `CheckpointError`."""
+    if given is None:
+        yield None
+        return
+    settings = settings_of(given, config)
+    _ = make_engine(settings.engine)
+    async with reflection_session(client, reflection_rollout(settings)) as http:
+        last = Checkpoints(config.run.directory / "checkpoints").latest()
+        kept = None if last is None or "front" not in last[1] else PromptFront.from_state(last[1]["front"])
+        # Releases in the meantime do not change the prompts that the run began with.
+        found = await (seed_versions(client, settings) if kept is None else versions_of(client, kept.first.versions))
+        seed = Candidate({name: text_of(version) for name, version in found.items()})
+        begun = PromptFront(seed.id, [FrontMember(seed, {name: version.version for name, version in found.items()})])
+        awaited = RolloutWaiter(client)
+        reflecting = ReflectionClient(client, http, gateway, reflection_rollout(settings), settings.reflection)
+        every = [*agent_tasks(tasks, "t"), *agent_tasks(held_out, "h")]
+        laboratory = PinnedLaboratory(client, awaited, reflecting, settings, found, every)
+        yield PromptSetup(settings, laboratory, begun if kept is None else kept, tasks, awaited)
+
+
+def agent_tasks(tasks: Sequence[RolloutTask], letter: str) -> list[AgentTask]:
+    """Return tasks for trials of prompts; the letter in their ids distinguishes training tasks from held-out ones."""
+    return [AgentTask(f"{letter}{task.number}", task.input, f"{letter}{task.number}") for task in tasks]

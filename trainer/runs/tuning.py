@@ -1,8 +1,8 @@
-"""`penstock train sft` and `penstock train dpo`: a run on conversations of the tape. Imports torch.
+"""`penstock train sft` and `penstock train dpo`: a run on conversations of the tape, or of a file. Imports torch.
 
-Conversations are read once (`conversations`); lessons are made of them (`lessons`), and updates of the lessons
-(`TuningMethod`). The weights of the last step become a version of the model, RUN.STEP, and `publish.release` says how
-they are released to production.
+Conversations are read once (`load_tuning_data`); lessons are made of them (`data.training_examples`), and updates of
+the lessons (`TuningMethod`). The weights of the last step become a version of the model, RUN.STEP, and
+`publish.release` says how they are released to production.
 
 A restarted run continues exactly where it was. Order and batches follow from the conversations and the configuration;
 the checkpoint has weights, optimiser, random numbers and the digest of the conversations.
@@ -11,34 +11,62 @@ the checkpoint has weights, optimiser, random numbers and the digest of the conv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+import orjson
 import torch
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from transformers import AutoTokenizer
 
+from penstock.adapters.chat import ChatConversation
+from penstock.adapters.export import Row, of_conversations, rows
+from penstock.adapters.samples import Options
+from penstock.adapters.selection import SampleReport
+from penstock.adapters.source import load
+from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.client.connection import brief
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.config import TrainConfig, check_full
-from penstock.trainer.data.conversations import Tuning, TuningData, load_tuning_data
+from penstock.trainer.config import DataSettings, TrainConfig, check_full
+from penstock.trainer.data.tasks import json_lines
 from penstock.trainer.data.training_examples import ExampleBuilder, TrainingExample, TrainingSet, group_by_attempt
-from penstock.trainer.engines.checkpoint import Checkpoints, State
-from penstock.trainer.engines.engine_factory import make_engine
-from penstock.trainer.engines.errors import CheckpointError
+from penstock.trainer.engines import CheckpointError
+from penstock.trainer.engines.checkpoint import Checkpoints, State, write_directory
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.engines.machine import describe_machine
-from penstock.trainer.mathematics import dpo, sft
+from penstock.trainer.engines.policy import describe_machine
+from penstock.trainer.engines.remote import make_engine
 from penstock.trainer.mathematics.batch import TokenExample
-from penstock.trainer.runs.companions import RetryClient, run_alongside, send_heartbeats
-from penstock.trainer.runs.idle_steps import NOT_FINITE
-from penstock.trainer.runs.report import RunError, RunReporter, display, run_blocking, supervise
+from penstock.trainer.mathematics.update import (
+    NOT_FINITE,
+    Metrics,
+    PairSides,
+    dpo_reference,
+    dpo_updates,
+    evaluate_dpo,
+    evaluate_sft,
+    sft_updates,
+    train_dpo,
+    train_sft,
+)
+from penstock.trainer.runs.supervision import (
+    RetryClient,
+    RunReporter,
+    display,
+    run_alongside,
+    run_blocking,
+    send_heartbeats,
+    supervise,
+)
 from penstock.trainer.serving.publisher import Publisher, PublishError, release_policy
 
 # The two methods of tuning on lessons, `sft` and `dpo`, with the state that a run needs to go on.
-
-Metrics = dict[str, float]
 
 
 class TuningMethod(Protocol):
@@ -71,19 +99,19 @@ class TuningMethod(Protocol):
 
 
 class SupervisedMethod:
-    """Supervised fine-tuning without a state; see `trainer.mathematics.sft`."""
+    """Supervised fine-tuning without a state; see `trainer.mathematics.update`."""
 
     def __init__(self, config: TrainConfig, lessons: TrainingSet) -> None:
         self._taught, self._held_out = _rollouts(lessons.training), _rollouts(lessons.held_out)
-        self.updates, self.epochs = sft.updates(self._taught, config), config.data.epochs
+        self.updates, self.epochs = sft_updates(self._taught, config), config.data.epochs
 
     def begin(self, engine: TrainingEngine) -> None: ...
 
     def train(self, engine: TrainingEngine) -> Iterator[Metrics]:
-        return sft.train(engine, self._taught)
+        return train_sft(engine, self._taught)
 
     def evaluate(self, engine: TrainingEngine) -> Metrics:
-        return sft.evaluate(engine, self._held_out) if self._held_out else {}
+        return evaluate_sft(engine, self._held_out) if self._held_out else {}
 
     def state(self) -> Any: ...
 
@@ -91,21 +119,21 @@ class SupervisedMethod:
 
 
 class PreferenceMethod:
-    """Direct preference optimisation; its state is the reference. See `trainer.mathematics.dpo`."""
+    """Direct preference optimisation; its state is the reference. See `trainer.mathematics.update`."""
 
     def __init__(self, config: TrainConfig, lessons: TrainingSet) -> None:
         self._taught, self._held_out = _pairs(lessons.training), _pairs(lessons.held_out)
-        self.updates, self.epochs = dpo.updates(self._taught, config), config.data.epochs
+        self.updates, self.epochs = dpo_updates(self._taught, config), config.data.epochs
         self._before = (torch.zeros(0, 2), torch.zeros(0, 2))
 
     def begin(self, engine: TrainingEngine) -> None:
-        self._before = (dpo.reference(engine, self._taught), dpo.reference(engine, self._held_out))
+        self._before = (dpo_reference(engine, self._taught), dpo_reference(engine, self._held_out))
 
     def train(self, engine: TrainingEngine) -> Iterator[Metrics]:
-        return dpo.train(engine, self._taught, self._before[0])
+        return train_dpo(engine, self._taught, self._before[0])
 
     def evaluate(self, engine: TrainingEngine) -> Metrics:
-        return dpo.evaluate(engine, self._held_out, self._before[1]) if self._held_out else {}
+        return evaluate_dpo(engine, self._held_out, self._before[1]) if self._held_out else {}
 
     def state(self) -> Any:
         return self._before
@@ -118,11 +146,8 @@ def _rollouts(lessons: Sequence[TrainingExample]) -> list[TokenExample]:
     return [example for lesson in lessons for side in lesson.sides for example in side]
 
 
-def _pairs(lessons: Sequence[TrainingExample]) -> list[dpo.PairSides]:
+def _pairs(lessons: Sequence[TrainingExample]) -> list[PairSides]:
     return [(chosen, rejected) for chosen, rejected in (lesson.sides for lesson in lessons)]
-
-
-__all__ = ["RunError", "tune"]
 
 
 def tune(kind: Tuning, config: TrainConfig, gateway: str, key: str | None) -> None:
@@ -293,3 +318,146 @@ class TuningRun:
             await self.reporter.event(
                 self.engine.done, *await self.publisher.release_as_configured(version, self.config.publish)
             )
+
+
+# The conversations that `train sft` and `train dpo` learn from: of the tape, or of a file.
+#
+# A run reads them when it begins and keeps them in its directory; when it goes on from a checkpoint it reads that
+# copy. So late rewards, new rollouts and retention change nothing for it, and people can look at the training data:
+# `data/chats.jsonl` has the columns of `penstock samples --form chat`.
+
+Tuning = Literal["sft", "dpo"]
+FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}
+"""Default filters for rollouts. A preference needs rollouts that went wrong too."""
+REFUSED = 400
+
+
+@dataclass(frozen=True, slots=True)
+class TuningData:
+    """All that a run may learn from."""
+
+    chats: list[ChatConversation]
+    """Conversations in the order of reading, rollout by rollout."""
+    read: dict[str, float]
+    """Metrics: how much was read, and how much was already left out."""
+    digest: str
+    """Digest of the file with the chats: a run that goes on must have the same."""
+
+
+async def load_tuning_data(
+    directory: Path, kind: Tuning, data: DataSettings, client: Client, goes_on: bool
+) -> TuningData:
+    """Return the material of a run. `goes_on`: read the copy made when the run began. Raises `ConfigError` when the
+    source cannot be read, `CheckpointError` when the copy cannot, and `ClientError`."""
+    place = directory / "data"
+    if not goes_on:
+        made, read = await _of_tape(kind, data, client) if data.file is None else _of_file(kind, data.file)
+        shutil.rmtree(place, ignore_errors=True)
+        write_directory(place, lambda beside: _write(beside, made, read))
+    try:
+        text, told = (place / "chats.jsonl").read_bytes(), (place / "read.json").read_bytes()
+        chats = [_conversation(json.loads(line)) for line in text.splitlines()]
+        return TuningData(chats, json.loads(told), sha256(text).hexdigest())
+    except OSError as error:
+        raise CheckpointError(f"what the run has learnt from cannot be read: {error}") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{place} is not as the run has written it, and it cannot go on: {error!r}") from None
+
+
+def _write(directory: Path, made: Iterable[Row], read: dict[str, float]) -> None:
+    (directory / "chats.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in made))
+    (directory / "read.json").write_bytes(orjson.dumps(read))
+
+
+def _conversation(row: Row) -> ChatConversation:
+    fields: dict[str, Any] = row | {"calls": tuple(row["calls"])}
+    return ChatConversation(**fields)
+
+
+# -- from the tape -----------------------------------------------------------------------------------------------------
+
+
+async def _of_tape(kind: Tuning, data: DataSettings, client: Client) -> tuple[list[Row], dict[str, float]]:
+    report, weights, gone = SampleReport(), data.rewards or None, list[str]()
+    options = Options(data.model, data.agent, weights=weights, allow=frozenset(data.allow))
+    wanted = client.rollouts(FILTERS[kind] if data.rollouts is None else data.rollouts)
+    try:
+        async with aclosing(load(client, wanted, gone.append)) as episodes:
+            made = [row async for row in rows(episodes, "chat", options, 0.0, report)]
+    except ClientError as error:
+        if error.status == REFUSED:
+            raise ConfigError(f"data.rollouts: {error}") from None
+        raise
+    read = {"rollouts": float(report.rollouts)} | ({"rollouts/forgotten": float(len(gone))} if gone else {})
+    return made, read | {f"calls/{reason}": float(count) for reason, count in report.reasons.items()}
+
+
+# -- from a file -------------------------------------------------------------------------------------------------------
+
+
+def _said(message: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str):
+        raise ValueError("a message needs a role")
+    return message
+
+
+Message = Annotated[dict[str, Any], AfterValidator(_said)]
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class ChatLine(BaseModel):
+    """A line of a file of chats. Only its messages must be there, as OpenAI's files for fine-tuning have them."""
+
+    messages: Messages
+    rollout: str | None = None
+    attempt: str = ""
+    group: str | None = None
+    agent: str | None = None
+    model: str = ""
+    calls: list[int] = []
+    tools: list[dict[str, Any]] = []
+    reward: float | None = Field(default=None, allow_inf_nan=False)
+    rewards: dict[str, float] = {}
+
+
+class PreferenceLine(BaseModel):
+    """A line of a file of preferences, as TRL has them too. Answers in the prompt are not trained on."""
+
+    prompt: list[Message] = []
+    chosen: Messages
+    rejected: Messages
+    tools: list[dict[str, Any]] = []
+    chosen_reward: float = 1.0
+    rejected_reward: float = 0.0
+
+
+def _of_file(kind: Tuning, path: Path) -> tuple[list[Row], dict[str, float]]:
+    made: list[ChatConversation] = []
+    for number, value in json_lines("data.file", path):
+        try:
+            made += _of_line(kind, value, f"line-{number}")
+        except ValueError as error:
+            said = brief(error) if isinstance(error, ValidationError) else str(error)
+            raise ConfigError(f"data.file: {path}, line {number}: {said}") from None
+    return list(of_conversations(made)), {"rollouts": float(len({(one.rollout, one.attempt) for one in made}))}
+
+
+def _of_line(kind: Tuning, value: Any, name: str) -> Iterator[ChatConversation]:
+    """Yield the conversations of a line. Raises `ValueError`."""
+    if isinstance(value, dict) and "chosen" in value:
+        pair = PreferenceLine.model_validate(value)
+        if kind == "sft":
+            raise ValueError("it is a preference, and sft learns from chats; dpo learns from these")
+        yield from _of_pair(pair, name)
+    else:
+        chat = ChatLine.model_validate(value)
+        rollout = chat.rollout or name
+        yield _conversation(chat.model_dump() | {"rollout": rollout, "group": chat.group or rollout})
+
+
+def _of_pair(pair: PreferenceLine, name: str) -> Iterator[ChatConversation]:
+    told = [one | ({"weight": 0} if one["role"] == "assistant" else {}) for one in pair.prompt]
+    sides = (("chosen", pair.chosen, pair.chosen_reward), ("rejected", pair.rejected, pair.rejected_reward))
+    for side, said, reward in sides:
+        chat = ChatLine(messages=[*told, *said], tools=pair.tools, reward=reward)
+        yield _conversation(chat.model_dump() | {"rollout": f"{name}-{side}", "group": name})

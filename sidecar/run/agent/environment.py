@@ -11,12 +11,13 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 from penstock.gateway.model.queue import Claim
+from penstock.gateway.model.rollout import Attempt, Rollout
 from penstock.gateway.model.span import span_id, trace_id
 from penstock.sidecar.intercept.rules import KEYS, LOGINS
 from penstock.sidecar.run.settings import AgentSettings
@@ -80,6 +81,8 @@ def _has(value: Any) -> str:
     return f"there is {to_json(value)[:60]}"
 
 
+CALLABLES = "penstock.sidecar.run.agent.callables"
+"""The program that runs functions."""
 LARGEST_VARIABLE = 100_000
 """The most bytes of a task that go into a variable; Linux allows 128 KiB for one."""
 OPENAI_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "HOSTED_VLLM_API_BASE")
@@ -109,6 +112,10 @@ REMOVED = frozenset(
     }
 )
 """Inherited variables that would lead past the gateway or that the agent must not see."""
+PLACEHOLDER_CLAIM = Claim(
+    rollout=Rollout(id="preflight"), attempt=Attempt(rollout="preflight", id="a1"), address="/preflight", token="none"
+)
+"""The claim that stands for an attempt before there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +155,16 @@ def _without_urls(made: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in made.items() if name not in (*OPENAI_URLS, *BARE_URLS)}
 
 
+def without_templates(agents: AgentSettings) -> AgentSettings:
+    """The agents without the arguments made of a task; their variables keep templates as literal text."""
+    env = tuple((name, value.replace("{", "{{").replace("}", "}}")) for name, value in agents.env)
+    return replace(agents, args=(), env=env)
+
+
 def command(agents: AgentSettings) -> tuple[str, ...]:
     """The command of all attempts, without the arguments made of a task."""
     python = "python" if agents.image else sys.executable
-    return (
-        agents.command
-        if agents.callable is None
-        else (python, "-m", "penstock.sidecar.run.agent.callables", agents.callable)
-    )
+    return agents.command if agents.callable is None else (python, "-m", CALLABLES, agents.callable)
 
 
 def _names(claim: Claim, url: str, task: str) -> dict[str, str]:

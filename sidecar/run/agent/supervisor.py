@@ -22,7 +22,7 @@ library alone: it starts in about 20 ms and no failure of the runner reaches it.
 (anything but Linux) it kills the agent's process group, which a grandchild can leave. The gateway hosts servers of
 tools below such wardens, too (`gateway.tools.bridge`).
 
-`supervise` does the same for an agent that is a function: `sidecar.run.agent.fork_server` forks such wardens.
+`supervise` does the same for an agent that is a function: `sidecar.run.agent.callables` forks such wardens.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ from ray.exceptions import RayError
 from penstock.gateway.client.client import Client
 from penstock.sidecar.run.attempt import hand_back
 from penstock.sidecar.run.engines.local import LocalEngine
-from penstock.sidecar.run.progress import AttemptTally, LineProgress, progress
-from penstock.sidecar.run.result import AttemptResult
+from penstock.sidecar.run.progress import AttemptResult, AttemptTally, LineProgress, progress
 from penstock.sidecar.run.runner import FailureBreaker, Runner
 from penstock.sidecar.run.settings import RunnerError, RunnerSettings, UsageError
 

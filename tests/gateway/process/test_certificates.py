@@ -27,7 +27,7 @@ from penstock.gateway.model.settings import TlsSettings
 from penstock.gateway.process.listeners import ServerTls
 from penstock.gateway.traffic.upstreams.transport import make_transport
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
-from penstock.sidecar.run.agent.helper_sender import EVENTS, _post
+from penstock.sidecar.run.agent.helper import EVENTS, _post
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from penstock.gateway.model import span_tree
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Reward, RolloutConfig
 from penstock.gateway.model.span import Span
-from penstock.sidecar.run.agent import helper, helper_sender
+from penstock.sidecar.run.agent import helper
 
 SPEAKS = (PYTHON, str(AGENTS / "speaks.py"))
 TASKS = ("nested", "async", "threads", "child", "end", "abrupt", "odd")
@@ -260,8 +260,8 @@ async def listener(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Listener]:
     server = await asyncio.get_running_loop().create_server(web.Server(made), "127.0.0.1", 0)
     monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/rollout/r")
     monkeypatch.setenv("PENSTOCK_TOKEN", "t")
-    monkeypatch.setattr(helper_sender, "_said", set[str]())
-    monkeypatch.setattr(helper_sender, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(helper, "_said", set[str]())
+    monkeypatch.setattr(helper, "FIRST_PAUSE_S", 0.01)
     async with server:
         yield made
         assert await asyncio.to_thread(penstock.flush, PATIENCE)
@@ -324,7 +324,7 @@ async def test_a_gateway_that_is_away_never_breaks_the_agent(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{steady_ports(1)[0]}")
-    monkeypatch.setattr(helper_sender, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(helper, "PATIENCE_S", 0.05)
     for _ in range(2):
         with penstock.span("search"):
             penstock.event("cart")
@@ -333,12 +333,12 @@ async def test_a_gateway_that_is_away_never_breaks_the_agent(
 
 
 def test_there_is_a_bound_to_what_waits(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(helper_sender, "MOST_WAITING", 2)
-    monkeypatch.setattr(helper_sender, "_said", set[str]())
-    sender = helper_sender.ReportSender()
+    monkeypatch.setattr(helper, "MOST_WAITING", 2)
+    monkeypatch.setattr(helper, "_said", set[str]())
+    sender = helper.ReportSender()
     monkeypatch.setattr(sender, "_start", lambda: True)
     for _ in range(4):
-        sender.put(("http://127.0.0.1:9", "t"), helper_sender.EVENTS, {})
+        sender.put(("http://127.0.0.1:9", "t"), helper.EVENTS, {})
     assert re.fullmatch("penstock: more than 2 statements wait .* lost\n", capfd.readouterr().err)
 
 

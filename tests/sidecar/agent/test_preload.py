@@ -15,10 +15,10 @@ from fakes.process import alive, gone
 from fakes.runs import PATIENCE
 from fakes.waiting import until
 
-from penstock.sidecar.run.agent import function_clients
 from penstock.sidecar.run.agent.environment import UNREACHABLE_URL, import_environment
-from penstock.sidecar.run.agent.function_clients import ForkServerClient
 from penstock.sidecar.run.agent.process import ExitStatus, LaunchCommand
+from penstock.sidecar.run.engines import local
+from penstock.sidecar.run.engines.local import ForkServerClient
 
 pytestmark = pytest.mark.slow
 
@@ -136,19 +136,19 @@ async def test_where_warnings_are_shown_its_end_shows_none(rig: Rig, capfd: pyte
 
 
 async def test_an_import_without_an_end_keeps_no_runner(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_clients, "STARTS_S", 0.5)
+    monkeypatch.setattr(local, "STARTS_S", 0.5)
     (rig.home / "prepared.py").write_text("import time\ntime.sleep(600)\n")
     preloaded = rig.preloaded("facts")
     for _ in range(2):
         with pytest.raises(OSError, match=r"prepared:facts was not imported within 0\.5 s"):
             _ = await ran(rig, preloaded)
     (rig.home / "prepared.py").write_text(PREPARED)
-    monkeypatch.setattr(function_clients, "STARTS_S", 30.0)
+    monkeypatch.setattr(local, "STARTS_S", 30.0)
     assert (await ran(rig, preloaded))[0].exit_code == 0
 
 
 async def test_a_fork_server_that_still_imports_can_be_closed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(function_clients, "ENDS_S", 0.1)
+    monkeypatch.setattr(local, "ENDS_S", 0.1)
     (rig.home / "prepared.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(600)\n")
     preloaded = rig.preloaded("facts")
     starting = asyncio.ensure_future(ran(rig, preloaded))

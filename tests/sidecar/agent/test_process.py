@@ -17,8 +17,7 @@ from fakes.runs import AGENTS, PYTHON, spawned_late, written
 from fakes.waiting import until
 
 from penstock.sidecar.run.agent import supervisor
-from penstock.sidecar.run.agent.output import output_pipe
-from penstock.sidecar.run.agent.process import AgentProcess, ExitStatus, LaunchCommand, start
+from penstock.sidecar.run.agent.process import AgentProcess, ExitStatus, LaunchCommand, output_pipe, start
 
 FAMILY = str(AGENTS / "family.py")
 

@@ -114,7 +114,7 @@ async def test_an_image_is_pulled_once_before_all_attempts(client: Client, start
 def test_the_machines_network_is_for_a_gateway_on_it(gateway: str, host: bool) -> None:
     agents = AgentSettings(image="x", image_args=("--workdir=/app",))
     settings = RunnerSettings(gateway=gateway, name="w", agents=agents)
-    made = local.command("docker", settings, CLAIM, launch_plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
+    made = local.container_command("docker", settings, CLAIM, launch_plan(CLAIM, gateway, agents, Path("/tmp/f")), {})
     assert ("--network=host" in made.argv) == host
     assert "--workdir=/app" in made.argv
     assert made.after == ("docker", "rm", "--force", local.container("w", CLAIM))

@@ -18,10 +18,8 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout
 from penstock.sidecar.run.agent.environment import launch_plan
-from penstock.sidecar.run.agent.output import Stream
-from penstock.sidecar.run.agent.process import ExitStatus
+from penstock.sidecar.run.agent.process import ExitStatus, Stream
 from penstock.sidecar.run.engines import kubernetes as engine
-from penstock.sidecar.run.engines import kubernetes_job
 from penstock.sidecar.run.engines.kubernetes import connect
 from penstock.sidecar.run.settings import AgentSettings, RunnerSettings, UsageError
 
@@ -57,12 +55,10 @@ async def kubernetes() -> AsyncGenerator[Kubernetes]:
         yield made
 
 
-def made(agents: AgentSettings, template: kubernetes_job.Json = kubernetes_job.TEMPLATE) -> kubernetes_job.Json:
+def made(agents: AgentSettings, template: engine.Json = engine.TEMPLATE) -> engine.Json:
     """The Job of the claim."""
     settings = RunnerSettings(gateway="http://gateway:4747", name="w_1", agents=agents)
-    return kubernetes_job.job(
-        template, settings, CLAIM, launch_plan(CLAIM, settings.gateway, agents, Path("input.json"))
-    )
+    return engine.job(template, settings, CLAIM, launch_plan(CLAIM, settings.gateway, agents, Path("input.json")))
 
 
 def test_a_job_is_what_the_schema_says() -> None:
@@ -74,7 +70,7 @@ def test_a_job_is_what_the_schema_says() -> None:
     env = {one["name"]: one["value"] for one in container["env"]}
     assert env["OPENAI_BASE_URL"] == "http://gateway:4747/rollout/Task_1.a/attempt/a2/mode/train/v1"
     assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 31)
-    assert kubernetes_job.TEMPLATE["spec"]["template"]["spec"]["containers"] == [{"name": "agent"}]
+    assert engine.TEMPLATE["spec"]["template"]["spec"]["containers"] == [{"name": "agent"}]
 
 
 def test_the_schema_is_not_fooled() -> None:
@@ -86,10 +82,10 @@ def test_the_schema_is_not_fooled() -> None:
 
 def test_names_are_labels_and_no_attempt_shares_one() -> None:
     other = CLAIM.model_copy(update={"rollout": CLAIM.rollout.model_copy(update={"id": "Task-1-a"})})
-    names = {kubernetes_job.name("w", CLAIM), kubernetes_job.name("w", other), kubernetes_job.name("v", CLAIM)}
+    names = {engine.job_name("w", CLAIM), engine.job_name("w", other), engine.job_name("v", CLAIM)}
     assert len(names) == 3
     assert all(len(name) <= 63 and name.startswith("penstock-task-1-a-a2-") for name in names)
-    assert kubernetes_job.label("_w:1_") == "w-1"
+    assert engine.worker_label("_w:1_") == "w-1"
 
 
 @pytest.mark.parametrize(
@@ -97,32 +93,30 @@ def test_names_are_labels_and_no_attempt_shares_one() -> None:
     [
         ({"kind": "Pod"}, "it must be of apiVersion batch/v1 and kind Job"),
         ({"kind": "Job", "apiVersion": "batch/v1", "spec": {}}, "it has no spec.template.spec.containers"),
-        (kubernetes_job.TEMPLATE, "needs an image"),
+        (engine.TEMPLATE, "needs an image"),
     ],
 )
-def test_templates_that_cannot_be_used(template: kubernetes_job.Json, message: str) -> None:
+def test_templates_that_cannot_be_used(template: engine.Json, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        _ = kubernetes_job.validate_template(template, None)
+        _ = engine.validate_template(template, None)
 
 
 def test_what_a_pod_says() -> None:
-    def pod(**state: Any) -> kubernetes_job.Json:
+    def pod(**state: Any) -> engine.Json:
         return {"status": {"containerStatuses": [{"name": "proxy", "state": {}}, {"name": "agent", "state": state}]}}
 
     times = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-21T10:00:05Z"}
-    assert kubernetes_job.exit_status({}, "agent") is None
-    assert kubernetes_job.exit_status(pod(running=times), "agent") is None
-    assert kubernetes_job.exit_status(pod(terminated=times | {"exitCode": 3}), "agent") == ExitStatus(
+    assert engine.exit_status({}, "agent") is None
+    assert engine.exit_status(pod(running=times), "agent") is None
+    assert engine.exit_status(pod(terminated=times | {"exitCode": 3}), "agent") == ExitStatus(
         exit_code=3, duration_ns=5 * 10**9
     )
-    assert kubernetes_job.exit_status(pod(terminated=times | {"exitCode": 137}), "agent") == ExitStatus(
+    assert engine.exit_status(pod(terminated=times | {"exitCode": 137}), "agent") == ExitStatus(
         None, "SIGKILL", 5 * 10**9
     )
-    stuck = kubernetes_job.exit_status(pod(waiting={"reason": "ImagePullBackOff", "message": "no"}), "agent")
+    stuck = engine.exit_status(pod(waiting={"reason": "ImagePullBackOff", "message": "no"}), "agent")
     assert stuck == ExitStatus(error="ImagePullBackOff: no")
-    evicted = kubernetes_job.exit_status(
-        {"status": {"phase": "Failed", "reason": "Evicted", "message": "memory"}}, "agent"
-    )
+    evicted = engine.exit_status({"status": {"phase": "Failed", "reason": "Evicted", "message": "memory"}}, "agent")
     assert evicted == ExitStatus(error="the pod failed: Evicted memory")
 
 
@@ -232,7 +226,7 @@ async def ran(
         said[stream] += data
 
     async with connect() as cluster:
-        jobs = engine.KubernetesEngine(settings, kubernetes_job.TEMPLATE, cluster)
+        jobs = engine.KubernetesEngine(settings, engine.TEMPLATE, cluster)
         async with jobs.running(CLAIM, sink) as job:
             ending = await job.wait()
             job.terminate()

@@ -15,8 +15,7 @@ from fakes.runs import AGENTS, LEASE, PATIENCE, PYTHON, StartRun, enqueue, only_
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest
 from penstock.gateway.model.rollout import AttemptStatus, Outcome, RolloutStatus
-from penstock.sidecar.run.progress import AttemptTally, LineProgress
-from penstock.sidecar.run.result import AttemptResult
+from penstock.sidecar.run.progress import AttemptResult, AttemptTally, LineProgress
 from penstock.sidecar.run.runner import EQUAL, FailureBreaker
 from penstock.sidecar.run.settings import AgentSettings, RunnerError, RunnerSettings
 

@@ -19,7 +19,7 @@ from fakes.runs import PATIENCE
 from fakes.shell import PENSTOCK, Shell
 from fakes.waiting import until
 
-from penstock.sidecar.intercept import mitm, service, session, transparent_connection
+from penstock.sidecar.intercept import agent_proxy, mitm, service, session
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
@@ -83,8 +83,8 @@ def no(accepted: socket.socket) -> bool:
 async def test_a_redirected_connection_that_is_reset_before_it_has_spoken_is_over(
     front: AgentProxy, passed: list[ConnectionRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transparent_connection, "original_destination", far)
-    monkeypatch.setattr(transparent_connection, "is_own", no)
+    monkeypatch.setattr(agent_proxy, "original_destination", far)
+    monkeypatch.setattr(agent_proxy, "is_own", no)
     port = front.start_redirected()
     client = socket.create_connection(("127.0.0.1", port))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -106,7 +106,7 @@ async def test_redirected_connections_are_taken_again_when_there_were_too_many_f
             failed.append(error)
             raise
 
-    monkeypatch.setattr(transparent_connection, "_AGAIN", 0.01)
+    monkeypatch.setattr(agent_proxy, "_AGAIN", 0.01)
     monkeypatch.setattr(loop, "sock_accept", accepted)
     port = front.start_redirected()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -12,7 +12,7 @@ import pytest
 from fakes.process import PATIENCE
 from fakes.tls_host import TlsHost
 
-from penstock.sidecar.intercept import transparent_connection
+from penstock.sidecar.intercept import agent_proxy
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore
@@ -92,8 +92,8 @@ async def test_the_name_of_a_model_host_leads_to_no_other_address(
     def no(accepted: socket.socket) -> bool:
         return False
 
-    monkeypatch.setattr(transparent_connection, "original_destination", elsewhere)
-    monkeypatch.setattr(transparent_connection, "is_own", no)
+    monkeypatch.setattr(agent_proxy, "original_destination", elsewhere)
+    monkeypatch.setattr(agent_proxy, "is_own", no)
     passed: list[ConnectionRecord] = []
     async with listening(host.port) as came, standing(host.port, passed) as front:
         context = ssl.create_default_context(cafile=str(host.trust))

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from penstock.sidecar.intercept import rules
-from penstock.sidecar.intercept.client_hello import LARGEST, SniffResult, sniff
-from penstock.sidecar.intercept.namespace import DnsTable
+from penstock.sidecar.intercept.agent_proxy import LARGEST, DnsTable, SniffResult, sniff
 
 EDGE = st.sampled_from("abz019")
 LABEL = st.one_of(EDGE, st.tuples(EDGE, st.text("abz019-", max_size=20), EDGE).map("".join))

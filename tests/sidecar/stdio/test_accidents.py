@@ -15,7 +15,7 @@ import pytest
 from fakes.process import PATIENCE
 
 from penstock.gateway.model.stdio_frames import CLIENT
-from penstock.sidecar.run.agent import helper_sender
+from penstock.sidecar.run.agent import helper
 from penstock.sidecar.stdio.delivery import DeliveryRefusal, Destination, GatewayUnavailable, post, send_leftover
 from penstock.sidecar.stdio.spool import SPOOL_BYTES, LinePiece, Spool
 
@@ -77,9 +77,9 @@ def test_a_key_that_cannot_be_sent_is_not_told(
 ) -> None:
     with pytest.raises(DeliveryRefusal, match=r"^the key for the gateway has a character that") as refused:
         _ = post(Destination("http://127.0.0.1:1", key), b"{}\n")
-    monkeypatch.setattr(helper_sender, "_said", set[str]())
-    sender = helper_sender.ReportSender()
-    sender.put(("http://127.0.0.1:1", key), helper_sender.EVENTS, {"name": "said"})
+    monkeypatch.setattr(helper, "_said", set[str]())
+    sender = helper.ReportSender()
+    sender.put(("http://127.0.0.1:1", key), helper.EVENTS, {"name": "said"})
     assert sender.wait(PATIENCE)
     said = capfd.readouterr().err
     assert "said of itself: its token has a character" in said
@@ -89,8 +89,8 @@ def test_a_key_that_cannot_be_sent_is_not_told(
 def test_an_agent_asks_a_gateway_again_that_breaks_off_its_refusal(
     answering: Callable[..., str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sender = helper_sender.ReportSender()
-    sender.put((answering(BROKEN_OFF, GOOD), "pst_x"), helper_sender.EVENTS, {"name": "said"})
+    sender = helper.ReportSender()
+    sender.put((answering(BROKEN_OFF, GOOD), "pst_x"), helper.EVENTS, {"name": "said"})
     assert sender.wait(PATIENCE)
     assert capfd.readouterr().err == ""
 

@@ -128,7 +128,7 @@ async def test_a_server_that_does_not_listen_is_killed(wrapping: Wrapping) -> No
 
 WHILE_IT_WAITS = """
 import os, signal, sys, threading
-from penstock.sidecar.stdio.server import FORWARDED, ToolServerProcess
+from penstock.sidecar.stdio.command import FORWARDED, ToolServerProcess
 
 server, main = ToolServerProcess(["sleep", "600"]), threading.main_thread().ident
 for number in FORWARDED:

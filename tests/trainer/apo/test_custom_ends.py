@@ -16,8 +16,8 @@ from fakes.waiting import until
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.run import NewRun, Run
 from penstock.trainer.apo.custom import CustomArguments, CustomRun, _train
-from penstock.trainer.runs import companions
-from penstock.trainer.runs.report import LogDisplay
+from penstock.trainer.runs import supervision
+from penstock.trainer.runs.supervision import LogDisplay
 
 MODULE = """
 import asyncio
@@ -105,7 +105,7 @@ async def test_a_signal_stops_a_run_that_waits_to_say_that_it_has_succeeded(shel
 async def test_a_function_that_waits_for_long_is_not_taken_for_silent(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(companions, "ALIVE_S", 0.05)
+    monkeypatch.setattr(supervision, "ALIVE_S", 0.05)
     begun, waits = asyncio.Event(), asyncio.Event()
 
     async def waiting(run: CustomRun) -> None:

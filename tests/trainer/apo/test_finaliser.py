@@ -18,7 +18,7 @@ from fakes.shell import Shell
 from examples import shop, shop_model
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.resource import NewVersion
-from penstock.trainer.apo.report.result import RunResult
+from penstock.trainer.apo.result import RunResult
 
 # A guard against hanging only: dozens of agents on a machine that may be slow.
 pytestmark = pytest.mark.timeout(600)

@@ -12,7 +12,7 @@ from examples.demo.model import DemoAnswer
 from penstock.trainer.apo import gateway_laboratory
 from penstock.trainer.apo.config import ReflectionSettings
 from penstock.trainer.apo.gateway_laboratory import ReflectionClient
-from penstock.trainer.runs.report import RunError
+from penstock.trainer.runs.supervision import RunError
 
 SETTINGS = ReflectionSettings(model="thinker", most_tokens=100, price=(2.0, 10.0))
 """Prices of a million tokens."""

@@ -19,7 +19,7 @@ from examples.demo.model import DemoAnswer, Json
 from penstock.gateway.client.console import CommandError as Said
 from penstock.gateway.model.queue import Claim
 from penstock.gateway.model.resource import NewVersion
-from penstock.trainer.apo.commands import optimise
+from penstock.trainer.commands import optimise
 
 FEW: dict[str, Any] = {"budget": {"rollouts": 60}}
 

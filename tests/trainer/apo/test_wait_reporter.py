@@ -17,7 +17,7 @@ from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Run
 from penstock.trainer.apo.session import describe_wait, report_waiting
 from penstock.trainer.data.collector import RolloutWaiter
-from penstock.trainer.runs.report import LogDisplay, RunReporter
+from penstock.trainer.runs.supervision import LogDisplay, RunReporter
 
 MINUTE = 60 * 10**9
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="there is no torch here: `make install-train
 from fakes.tiny_model import make_tokenizer
 
 from examples.lookup_model import TEMPLATE
-from penstock.trainer.data.chat_template import tokenise
+from penstock.trainer.data.training_examples import tokenise
 from penstock.trainer.mathematics.batch import TokenExample
 
 CALL = {"id": "1", "type": "function", "function": {"name": "wheel", "arguments": '{"water": "the mill"}'}}

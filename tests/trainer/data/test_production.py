@@ -31,8 +31,7 @@ from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.data.collector import RolloutBatch
-from penstock.trainer.data.consumed_log import ConsumedLog
-from penstock.trainer.data.production import ProductionRollouts
+from penstock.trainer.data.production import ConsumedLog, ProductionRollouts
 from penstock.trainer.serving.publisher import IMMEDIATE_POLICY, PRODUCTION, Publisher
 
 pytestmark = pytest.mark.usefixtures("small_tokens")

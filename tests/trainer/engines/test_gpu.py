@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.trainer.engines.checkpoint import Checkpoints
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.engines.machine import describe_machine
+from penstock.trainer.engines.policy import describe_machine
 from penstock.trainer.mathematics.batch import micro_batches
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

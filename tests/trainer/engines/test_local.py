@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig, Qwen3NextForCaus
 
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import AdvantageSettings, OptimiserSettings, TrainConfig
-from penstock.trainer.engines.errors import CheckpointError, EngineError
+from penstock.trainer.engines import CheckpointError, EngineError
 from penstock.trainer.engines.local import TrainingEngine, schedule
 from penstock.trainer.mathematics.advantage import credit
 from penstock.trainer.mathematics.batch import TokenExample, micro_batches

@@ -12,7 +12,7 @@ import torch
 from fakes.tiny_model import config, make_model
 
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.engines.machine import describe_machine
+from penstock.trainer.engines.policy import describe_machine
 
 
 def test_a_machine_without_a_gpu_says_what_it_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

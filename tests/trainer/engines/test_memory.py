@@ -13,8 +13,7 @@ import torch
 from fakes.tiny_model import VOCABULARY, config
 from fakes.training import random_examples
 
-from penstock.trainer.engines import policy
-from penstock.trainer.engines.errors import EngineError
+from penstock.trainer.engines import EngineError, policy
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.batch import micro_batches
 

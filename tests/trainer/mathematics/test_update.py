@@ -18,8 +18,7 @@ from penstock.gateway.model.rollout import RolloutStatus
 from penstock.trainer.data.collector import RolloutBatch
 from penstock.trainer.engines.local import TrainingEngine
 from penstock.trainer.mathematics.update import learn
-from penstock.trainer.runs.grpo import versions_behind
-from penstock.trainer.runs.idle_steps import IdleStepCounter
+from penstock.trainer.runs.grpo import IdleStepCounter, versions_behind
 
 
 def test_the_largest_of_several_updates_is_the_largest(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fakes.goldens import check_text
 from fakes.pty_program import pty_program
 
-from penstock.trainer.runs.report import LOG_WIDTH, LogDisplay, point_line
+from penstock.trainer.runs.supervision import LOG_WIDTH, LogDisplay, point_line
 
 VALUES = {
     "tokens_per_second": 1234.5678, "staleness/mean": 0.5, "mismatch_k3": 1.2e-05, "clip_fraction": 0.01234,
@@ -23,7 +23,7 @@ VALUES = {
 """Of a step of `train grpo` with an evaluation."""
 SCENE = f"""
 import sys
-from penstock.trainer.runs.report import display
+from penstock.trainer.runs.supervision import display
 with display(20) as shown:
     shown.line("info", "vLLM is started; it writes to penstock-data/demo-rl/seed-0/run/vllm.log")
     shown.point(9, {{"reward": 0.5}})
@@ -73,7 +73,7 @@ def test_a_line_of_a_log_is_no_wider_than_most_terminals(capsys: pytest.CaptureF
 
 RED = """
 import sys
-from penstock.trainer.runs.report import display
+from penstock.trainer.runs.supervision import display
 with display(None) as shown:
     shown.line("warning", "a claim \\x1b[31mof a model\\x1b]0;title\\x07 \\ud83d\\ntwo lines")
     sys.stdin.readline()

@@ -16,7 +16,7 @@ from penstock.gateway.model.rollout import RolloutStatus
 from penstock.trainer.config import SuiteSettings as Settings
 from penstock.trainer.data.collector import RolloutBatch
 from penstock.trainer.data.tasks import RolloutTask
-from penstock.trainer.runs.evaluation import EvaluationSuite, figures, pass_at, wilson
+from penstock.trainer.runs.evaluation import EvaluationSuite, pass_at, suite_metrics, wilson
 
 
 def suite(tasks: int, **given: object) -> EvaluationSuite:
@@ -39,7 +39,7 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_with_one_that_passed() -> No
 def test_a_suite_reports_its_mean_its_interval_and_both_ks() -> None:
     rewards = {"a": [1.0, 0.0, 0.5, 1.0], "b": [0.0, 0.0, 0.0, 0.0], "c": [0.5, 0.9, 0.9, 0.9]}
     found = RolloutBatch(rewards=rewards, ended=Counter({RolloutStatus.SUCCEEDED: 11, RolloutStatus.FAILED: 1}))
-    made = figures(suite(3, samples=4, passed=0.9), found)
+    made = suite_metrics(suite(3, samples=4, passed=0.9), found)
     mean = (2.5 + 0.0 + 3.2) / 12
     low, high = wilson(mean, 3)
     assert made == pytest.approx(
@@ -56,12 +56,12 @@ def test_a_suite_reports_its_mean_its_interval_and_both_ks() -> None:
 
 def test_a_task_without_a_reward_has_not_passed_and_one_sample_has_one_k() -> None:
     found = RolloutBatch(rewards={"a": [1.0]}, ended=Counter({RolloutStatus.SUCCEEDED: 1, RolloutStatus.CANCELLED: 1}))
-    made = figures(suite(2), found)
+    made = suite_metrics(suite(2), found)
     assert made["evaluation/hard/pass@1"] == 0.5
     assert [name for name in made if "pass@" in name] == ["evaluation/hard/pass@1"]
-    assert figures(suite(2), RolloutBatch()) == {}
+    assert suite_metrics(suite(2), RolloutBatch()) == {}
 
 
 def test_rewards_beyond_0_and_1_have_no_interval() -> None:
     found = RolloutBatch(rewards={"a": [3.0]}, ended=Counter({RolloutStatus.SUCCEEDED: 1}))
-    assert "evaluation/hard/reward_low" not in figures(suite(1), found)
+    assert "evaluation/hard/reward_low" not in suite_metrics(suite(1), found)

@@ -18,7 +18,7 @@ from fakes.settings import Sections, merged
 from fakes.staging import staged
 
 from penstock.gateway.client.client import Client
-from penstock.trainer.runs.idle_steps import MOST
+from penstock.trainer.runs.grpo import MOST_IDLE
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -95,12 +95,12 @@ async def test_a_run_that_learns_nothing_says_why_and_fails(
     async with staged(tmp_path, model, 5, own | sections) as stage, stage.life() as life:
         assert await life.ended() == 1
         ended, *rest = await told(stage.client)
-    ended = ended.replace(f"run-train-{MOST}-", "run-train-1-")
+    ended = ended.replace(f"run-train-{MOST_IDLE}-", "run-train-1-")
     *again, first = [line for line in rest if "nothing was learnt" in line]
-    assert len(again) == MOST - 2
+    assert len(again) == MOST_IDLE - 2
     assert f"nothing was learnt: {ALL} of {ALL} rollouts {what}" in first
     assert fix in first
-    assert tells(ended, f"failed: {MOST} steps in a row", f"{ALL} of {ALL}")
+    assert tells(ended, f"failed: {MOST_IDLE} steps in a row", f"{ALL} of {ALL}")
     assert what.partition("(")[0] in ended
     assert fix in ended
     assert "all 5 steps are done" not in life.text

@@ -34,10 +34,10 @@ from penstock.gateway.model.queue import ClaimRequest, Event
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.run import Run
 from penstock.trainer.config import load
-from penstock.trainer.data.consumed_log import ConsumedLog
+from penstock.trainer.data.production import ConsumedLog
 from penstock.trainer.engines.checkpoint import Checkpoints
 from penstock.trainer.engines.local import TrainingEngine
-from penstock.trainer.runs.report import LogDisplay, RunReporter
+from penstock.trainer.runs.supervision import LogDisplay, RunReporter
 
 # Trainers that start again and again, each with a model to load.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("small_tokens")]

@@ -17,7 +17,7 @@ from fakes.settings import documented, read
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig, check_online
 from penstock.trainer.data.selection import EPS, RunVersions, TrainableRollout, pick
-from penstock.trainer.mathematics.early_stop import EvaluationHistory
+from penstock.trainer.runs.evaluation import EvaluationHistory
 
 RUN = RunVersions("run", frozenset({"base", "v7"}))
 

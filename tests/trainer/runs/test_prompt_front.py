@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.trainer.apo.protocol import Candidate
-from penstock.trainer.runs.prompt_front import FrontMember, PromptFront, choose_front
+from penstock.trainer.runs.prompt_rounds import FrontMember, PromptFront, choose_front
 
 
 def member(text: str, mean: float | None) -> FrontMember:

@@ -10,9 +10,7 @@ from penstock.gateway.model.base import Mode
 from penstock.trainer.apo.config import ApoConfig as Settings
 from penstock.trainer.apo.protocol import AgentTask, Candidate, Reflection, Trial, TrialSpec
 from penstock.trainer.config import PromptSettings
-from penstock.trainer.runs.pair_cells import PinnedLaboratory
-from penstock.trainer.runs.prompt_front import FrontMember, PromptFront
-from penstock.trainer.runs.prompt_rounds import PromptRounds
+from penstock.trainer.runs.prompt_rounds import FrontMember, PinnedLaboratory, PromptFront, PromptRounds
 
 TASKS = [AgentTask(f"t{at}", at, f"t{at}") for at in range(10)]
 SEED = Candidate({"shop": "seed"})

@@ -18,8 +18,8 @@ from fakes.lives import fork
 from fakes.tiny_model import config
 
 from penstock.gateway.model.toml import ConfigError
+from penstock.trainer.engines import CheckpointError
 from penstock.trainer.engines.checkpoint import Checkpoints, write_directory
-from penstock.trainer.engines.errors import CheckpointError
 from penstock.trainer.engines.local import TrainingEngine
 
 # The process that others are forked from imports torch first.

@@ -19,8 +19,7 @@ from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import SpanKind
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
-from penstock.trainer.runs.companions import RetryClient
-from penstock.trainer.runs.report import RunReporter
+from penstock.trainer.runs.supervision import RetryClient, RunReporter
 from penstock.trainer.serving.publisher import IMMEDIATE_POLICY, TRAINING, Publisher
 
 POLICY = ReleasePolicy(stages=[CanaryStage(split=0.5)], margin_absolute=0.1, replayed="skip", shadowed="skip")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.trainer.runs.companions import keep_running
-from penstock.trainer.runs.report import RunError, run_blocking
+from penstock.trainer.runs.supervision import RunError, keep_running, run_blocking
 
 
 def test_a_log_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import Point
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
-from penstock.trainer.data.conversations import Tuning
-from penstock.trainer.engines.errors import CheckpointError
-from penstock.trainer.runs import companions, tuning
+from penstock.trainer.engines import CheckpointError
+from penstock.trainer.runs import supervision, tuning
+from penstock.trainer.runs.tuning import Tuning
 from penstock.trainer.serving.publisher import PublishError
 
 # A guard against hanging only: several real processes and trainings on a machine that may be slow.
@@ -330,7 +330,7 @@ async def test_a_run_that_computes_for_long_is_not_taken_for_silent(
         begun.set()
         await goes_on.wait()
 
-    monkeypatch.setattr(companions, "ALIVE_S", 0.05)
+    monkeypatch.setattr(supervision, "ALIVE_S", 0.05)
     monkeypatch.setattr(tuning.TuningRun, "run", computes)
     training = asyncio.ensure_future(tuned("sft", taught.url, settings(model, tmp_path, "slow")))
     await begun.wait()

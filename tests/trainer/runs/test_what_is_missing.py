@@ -18,7 +18,7 @@ from fakes.ports import steady_ports
 from fakes.settings import Sections, merged, toml
 from fakes.staging import settings, staged, write_tasks
 
-from penstock.trainer.runs.preflight import ANSWER_S
+from penstock.trainer.runs.session import ANSWER_S
 
 pytestmark = pytest.mark.timeout(300)
 

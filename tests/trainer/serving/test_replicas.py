@@ -34,7 +34,7 @@ from penstock.gateway.model.release import NewRelease, ReleaseView
 from penstock.gateway.model.resource import Audience, Need
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig, check_full
-from penstock.trainer.runs.companions import RetryClient
+from penstock.trainer.runs.supervision import RetryClient
 from penstock.trainer.serving import vllm
 from penstock.trainer.serving.publisher import Publisher, PublishError
 from penstock.trainer.serving.vllm import Replicas, replicas_of

@@ -19,7 +19,7 @@ import msgspec
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.segments import LINKED, NOW
 from penstock.gateway.followers.index.sql.views import READY, Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
-from penstock.sidecar.run.agent import output
+from penstock.sidecar.run.agent.process import input_pipe
 
 Sandbox = Literal["landlock", "none", "off"]
 MOST_BYTES: Final = 8 << 20
@@ -173,7 +173,7 @@ async def run_job(work: SqlJob) -> SqlOutcome:
     with ExitStack() as theirs:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
-            stdin=await output.input_pipe(theirs, msgspec.msgpack.encode(work)),
+            stdin=await input_pipe(theirs, msgspec.msgpack.encode(work)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env=environment,

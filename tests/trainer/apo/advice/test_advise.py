@@ -20,7 +20,7 @@ from examples.shop_model import Models
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion
-from penstock.trainer.apo.advice.tape_observations import TapeObservationReader
+from penstock.trainer.apo.advice.session import TapeObservationReader
 from penstock.trainer.apo.config import load, with_overrides
 from penstock.trainer.apo.gateway_laboratory import seed_versions
 from penstock.trainer.apo.session import splits_of

@@ -8,7 +8,7 @@ from typing import cast
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.resource import Resource
 from penstock.gateway.model.rollout import RolloutSummary, Totals
-from penstock.trainer.apo.advice.tape_observations import TapeObservationReader
+from penstock.trainer.apo.advice.session import TapeObservationReader
 from penstock.trainer.apo.config import RewardSettings
 from penstock.trainer.apo.protocol import AgentTask
 

@@ -10,7 +10,7 @@ from penstock.gateway.model.rollout import Attempt, Outcome, Rollout
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Message, Part, Transcript, TranscriptCall, Turn
-from penstock.trainer.apo.advice.tape_observations import blame, complains_of_tools, tool_failures
+from penstock.trainer.apo.advice.session import blame, complains_of_tools, tool_failures
 
 
 def inside(call: str) -> ToolUse:

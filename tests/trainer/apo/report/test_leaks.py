@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.trainer.apo.protocol import AgentTask
-from penstock.trainer.apo.report.leaks import GRADER, PHRASE, leaks
-from penstock.trainer.apo.report.result import Leak
+from penstock.trainer.apo.result import GRADER, PHRASE, Leak, leaks
 
 SEED = "You answer customers of Acme. Today is {date}.\nName the article."
 TASKS = [

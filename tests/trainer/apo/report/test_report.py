@@ -13,13 +13,12 @@ from fakes.laboratory import Bench, tasks
 
 from penstock.gateway.client.console import CommandError
 from penstock.gateway.model.toml import ConfigError
-from penstock.trainer.apo.commands import report as command
 from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.apo.protocol import Candidate, Evidence, Pool, SearchBudget, TrialSpec
-from penstock.trainer.apo.report.figures import aggregate_figures, figures, wealth
-from penstock.trainer.apo.report.pages import page, report
-from penstock.trainer.apo.report.result import RunResult, build_result, changes, results
+from penstock.trainer.apo.report import aggregate_figures, figures, html_page, terminal_page, wealth
+from penstock.trainer.apo.result import RunResult, build_result, changes, results
 from penstock.trainer.apo.search import PromptSearch, Splits
+from penstock.trainer.commands import report as command
 
 BETTER = result(leaks=LEAKS)
 SEEDS = [
@@ -71,13 +70,13 @@ def test_every_line_of_the_difference_names_its_rollouts() -> None:
 
 
 def test_a_report_looks_as_it_did() -> None:
-    check_widths("apo-report", report([BETTER]))
-    check_golden("apo-report-stays", report([SEEDS[2]]))
-    check_widths("apo-report-seeds", report([*SEEDS, *PLACEBO]))
+    check_widths("apo-report", terminal_page([BETTER]))
+    check_golden("apo-report-stays", terminal_page([SEEDS[2]]))
+    check_widths("apo-report-seeds", terminal_page([*SEEDS, *PLACEBO]))
 
 
 def test_the_page_is_as_it_was_and_loads_nothing() -> None:
-    html = page([BETTER, *SEEDS, *PLACEBO])
+    html = html_page([BETTER, *SEEDS, *PLACEBO])
     assert "<script" not in html
     assert "http" not in html.replace("http-equiv", "")
     assert "\x1b" not in html
@@ -110,7 +109,7 @@ def test_a_page_of_a_hostile_text_is_text() -> None:
     assert BETTER.winner is not None
     evil = "<script>alert(1)</script>"
     winner = BETTER.winner.model_copy(update={"texts": {"shop": evil}})
-    html = page([BETTER.model_copy(update={"winner": winner})])
+    html = html_page([BETTER.model_copy(update={"winner": winner})])
     assert evil not in html
     assert "&lt;script&gt;" in html
 
@@ -137,7 +136,7 @@ def test_what_is_no_result_is_said(tmp_path: Path) -> None:
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "result.json").write_text(BETTER.model_dump_json())
     command([tmp_path], html=tmp_path / "a.html")
-    assert (tmp_path / "a.html").read_text() == page([BETTER])
+    assert (tmp_path / "a.html").read_text() == html_page([BETTER])
     assert "Leak test: 2 found." in capsys.readouterr().out
     command([tmp_path], json=True)
     assert RunResult.model_validate(json.loads(capsys.readouterr().out)) == BETTER

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.trainer.apo.report.figures import estimate, t_quantile
+from penstock.trainer.apo.report import estimate, t_quantile
 
 VALUES = st.lists(st.tuples(st.sampled_from("abcdefg"), st.floats(-1, 1)), min_size=1, max_size=40)
 
