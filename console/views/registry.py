@@ -1,7 +1,7 @@
 """The nouns that can be listed. Commands, screens of the TUI and tools for coding agents are made from this table.
 
 A new noun is a `NounView` in a module of this package and a row here; a command of one word is named in
-`commands.sections` too. Importing this module loads no view, so that `penstock --help` is quick.
+`commands.command_table` too. Importing this module loads no view, so that `penstock --help` is quick.
 """
 
 from __future__ import annotations

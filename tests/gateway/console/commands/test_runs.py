@@ -23,7 +23,7 @@ from fakes.local import Local
 from fakes.process import Gateway
 from fakes.shell import Done, Shell
 
-from penstock.console.commands import export_runs
+from penstock.console.commands import runs as run_commands
 from penstock.console.main import main
 from penstock.console.views import runs as runs_pictures
 from penstock.console.views.run_page import charts, drawing, page
@@ -187,7 +187,7 @@ async def test_an_export_that_breaks_off_leaves_no_folder(tmp_path: Path) -> Non
         raise ClientError("the gateway has gone")
 
     with pytest.raises(ClientError):
-        await export_runs.tensorboard(points(), tmp_path / "tb")
+        await run_commands.tensorboard(points(), tmp_path / "tb")
     assert not (tmp_path / "tb").exists()
 
 
