@@ -445,14 +445,14 @@ def sql(
     timeout
         How long it may take, 60s at most.
     """
-    from penstock.console.views import sql
+    from penstock.console.views import breakdown
     from penstock.gateway.model.index import SqlRequest
     from penstock.gateway.model.toml import pluralized
 
     async def ask(client: Client) -> None:
         if query is None:
             views = await client.sql_views()
-            show(views.views, json, lambda: sql.views(views))
+            show(views.views, json, lambda: breakdown.sql_views(views))
             return
         text = text_of(query) if query == "-" else utf8(query)
         wait = seconds("--timeout", timeout)
@@ -465,7 +465,7 @@ def sql(
         elif json:
             _print_rows(found)
         elif found.count:
-            console().print(sql.answer(found), crop=False)
+            console().print(breakdown.sql_answer(found), crop=False)
         else:
             note("No rows.")
 

@@ -158,7 +158,7 @@ def definitions(
     version
         With --diff: this version against the one before it.
     """
-    from penstock.console.views import definitions as display
+    from penstock.console.views import tools as display
 
     if server is None and diff:
         raise CommandError("--diff needs a server: penstock mcp definitions SERVER --diff", 2)
@@ -199,7 +199,7 @@ def approve_definitions(
     version
         The version to serve, which may be an older one; the newest of every list if not given.
     """
-    from penstock.console.views import definitions as display
+    from penstock.console.views import tools as display
     from penstock.gateway.model.tools import ApproveRequest
 
     asked = validated_model(ApproveRequest, version=version, who=person(said.who), why=said.why)
@@ -283,7 +283,7 @@ def try_policy(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = Fa
         How many of the calls that would not simply have run are listed.
     """
     from penstock.console.mcp_server.comparison import difference
-    from penstock.console.views import policy
+    from penstock.console.views import tools
     from penstock.gateway.reading.policy.report import build_report
 
     async def ask(client: Client) -> None:
@@ -292,7 +292,7 @@ def try_policy(file: Path, /, *filter: Terms, limit: Limit = 20, json: Json = Fa
         if not found and not json:
             note(NONE_FOUND)
         else:
-            show([told], json, lambda: policy.report(told))
+            show([told], json, lambda: tools.report(told))
 
     rules, terms = _rules(file), joined_terms(filter)
     with_client(gateway, ask)
@@ -323,13 +323,13 @@ def refuse_call(call: Id, /, *, who: Who = None, why: Why = "", json: Json = Fal
 
 
 def _say(call: str, verdict: Literal["approve", "refuse"], who: str | None, why: str, json: bool, url: str) -> None:
-    from penstock.console.views import policy
+    from penstock.console.views import tools
     from penstock.gateway.reading.policy.questions import PolicyAnswer
 
     said = validated_model(PolicyAnswer, verdict=verdict, who=person(who), why=why)
 
     async def ask(client: Client) -> None:
         found = await client.answer_waiting(call, said)
-        show([found], json, lambda: policy.answered(found, verdict))
+        show([found], json, lambda: tools.answered(found, verdict))
 
     with_client(url, ask)

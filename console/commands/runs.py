@@ -105,11 +105,11 @@ def plot(
 
 
 def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[RunEvent]) -> bytes:
-    from penstock.console.views.run_page import charts, drawing, page
+    from penstock.console.views.pages import drawing, run_charts, run_page
 
     if suffix == ".html":
-        return page(run, curves, events, time.time_ns()).encode()
-    found = list(charts(curves, run.tree))
+        return run_page(run, curves, events, time.time_ns()).encode()
+    found = list(run_charts(curves, run.tree))
     return drawing(found).encode() if suffix == ".svg" else png(found)
 
 

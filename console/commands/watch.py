@@ -23,7 +23,7 @@ from rich.live import Live
 from penstock.console.commands.terminal import console
 from penstock.console.commands.verify import history
 from penstock.console.views import releases, runs
-from penstock.console.views.release_page import History, page
+from penstock.console.views.pages import History, release_page
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.files import whole_file
 from penstock.gateway.model.answers import ChangeKind
@@ -191,7 +191,7 @@ async def watch_release(client: Client, name: str, html: Path | None, json: bool
         async for found in release_snapshots(client, name, html is not None):
             if html is not None:
                 with whole_file(html) as file:
-                    file.write(page(found.view, found.history, time.time_ns()).encode())
+                    file.write(release_page(found.view, found.history, time.time_ns()).encode())
             yield found
 
     def tell(found: ReleaseSnapshot, before: ReleaseSnapshot | None) -> None:

@@ -48,7 +48,7 @@ NOUNS: Final[dict[str, NounEntry]] = {
     "queue": NounEntry("queue", "queue:QUEUE", "Show how much work there is."),
     "workers": NounEntry("workers", "queue:WORKERS", "List those who run rollouts."),
     "prices": NounEntry("prices list", "administration:PRICES", "Show the prices that costs are computed with."),
-    "waiting": NounEntry("policy waiting", "policy:WAITING", "List tool calls that wait for a person."),
+    "waiting": NounEntry("policy waiting", "tools:WAITING", "List tool calls that wait for a person."),
     "resources": NounEntry(
         "resource list", "resources:RESOURCES", "List what releases can change.", shows="resource show"
     ),

@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 
-from penstock.console.views.release_page import EvidencePoint
-from penstock.console.views.release_summary import EValueThreshold
+from penstock.console.views.pages import EvidencePoint
+from penstock.console.views.releases import EValueThreshold
 from penstock.gateway.model.answers import Digest, ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Totals, Worker

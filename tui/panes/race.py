@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views.release_page import EvidencePoint
-from penstock.console.views.release_summary import EValueThreshold, decision_thresholds, wait_conditions
+from penstock.console.views.pages import EvidencePoint
+from penstock.console.views.releases import EValueThreshold, decision_thresholds, wait_conditions
 from penstock.console.views.table import Column, Listing, clean, figure, joined, plain
 from penstock.gateway.model.release import ReleaseView
 from penstock.tui.panes.chart import TerminalCurve, chart, legend

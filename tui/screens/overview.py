@@ -12,8 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from penstock.console.views import queue, rollouts
-from penstock.console.views.release_summary import decision_thresholds, stage_name
-from penstock.console.views.releases import bar
+from penstock.console.views.releases import bar, decision_thresholds, stage_name
 from penstock.console.views.runs import sparkline
 from penstock.console.views.table import age, clean, compact, duration, joined, number, plain, size
 from penstock.gateway.client.connection import map_concurrently

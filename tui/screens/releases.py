@@ -12,8 +12,8 @@ from rich.text import Text
 
 from penstock.console.views import releases as shown
 from penstock.console.views.noun import NounRows
-from penstock.console.views.release_page import EvidencePoint, History, series
-from penstock.console.views.release_summary import (
+from penstock.console.views.pages import EvidencePoint, History, evidence_series
+from penstock.console.views.releases import (
     audience,
     left_out,
     share,
@@ -138,7 +138,7 @@ class ReleasesView(NounScreen[Release, ReleaseDetails]):
         """The growth of the evidence; computed again only when it has grown."""
         state = release.id, release.revision, len(history.seen)
         if self._grown is None or self._grown[0] != state:
-            self._grown = state, await asyncio.to_thread(series, release, history, 100)
+            self._grown = state, await asyncio.to_thread(evidence_series, release, history, 100)
         return self._grown[1]
 
     def head(self, data: NounRows[Release], now_ns: int) -> Text:

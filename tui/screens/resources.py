@@ -10,7 +10,7 @@ from rich.text import Text
 
 from penstock.console.views import resources as shown
 from penstock.console.views.noun import NounRows
-from penstock.console.views.release_summary import audience
+from penstock.console.views.releases import audience
 from penstock.console.views.table import Column, Listing, clean, joined, plain
 from penstock.gateway.model.resource import Need, Resource, ResourceView
 from penstock.tui.screens.noun import NounScreen

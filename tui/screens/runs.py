@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views import runs as shown
-from penstock.console.views.candidates import tree
 from penstock.console.views.noun import NounRows
+from penstock.console.views.runs import candidates_tree
 from penstock.console.views.table import Column, Listing, clean, figure, joined, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
 from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
@@ -84,7 +84,7 @@ class RunsView(NounScreen[RunHead, RunDetails]):
     def panes(self, data: NounRows[RunHead], id: str | None, closer: RunDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
             return ()
-        searches = [] if closer.run.tree is None else [pane("Candidates", tree(closer.run.tree))]
+        searches = [] if closer.run.tree is None else [pane("Candidates", candidates_tree(closer.run.tree))]
         return [
             *searches,
             Pane("Curves", lambda width: curves(closer.curves, width)),
