@@ -32,7 +32,7 @@ from penstock.gateway.client.console import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.console.mcp_server.replay.replay_calls import ReplayCall
+    from penstock.console.mcp_server.replay_calls import ReplayCall
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.resource import Resource
     from penstock.gateway.model.tools import ServerView
@@ -91,13 +91,13 @@ def replay(rollout: str, /, *, attempt: str | None = None, server: str | None = 
     """
     import asyncio
 
-    from penstock.console.mcp_server.replay.loader import load
+    from penstock.console.mcp_server.replay import load_calls
 
     _refuse_closed()
     found = list["ReplayCall"]()
 
     async def ask(client: Client) -> None:
-        found.extend(await load(client, rollout, attempt, server))
+        found.extend(await load_calls(client, rollout, attempt, server))
 
     with_client(gateway, ask)
     if sys.stdin.isatty():
@@ -109,8 +109,7 @@ async def _play(calls: Sequence[ReplayCall]) -> None:
     """Plays the recorded servers until stdin ends, or the reader of stdout has gone."""
     import asyncio
 
-    from penstock.console.mcp_server.line_reader import LineReader
-    from penstock.console.mcp_server.replay.player import Player
+    from penstock.console.mcp_server.replay import LineReader, Player
 
     gone = asyncio.Event()
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, create_model
 
-from penstock.console.mcp_server.text_format import cut, moment, plain
 from penstock.console.mcp_server.tool import (
     MOST_TEXT,
     AnyTool,
@@ -22,6 +21,9 @@ from penstock.console.mcp_server.tool import (
     ToolDefinition,
     ToolError,
     ToolResult,
+    cut,
+    moment,
+    plain,
 )
 from penstock.console.views import queue as queue_display
 from penstock.console.views import releases as display
