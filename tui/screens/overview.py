@@ -26,8 +26,7 @@ from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ServerView
 from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.reading.policy.questions import Question
-from penstock.tui.traffic import DigestHistory
-from penstock.tui.view import Pane, ScreenView
+from penstock.tui.view import DigestHistory, Pane, ScreenView
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

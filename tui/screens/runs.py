@@ -17,9 +17,8 @@ from penstock.console.views.noun import NounRows
 from penstock.console.views.runs import candidates_tree
 from penstock.console.views.table import Column, Listing, clean, figure, joined, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
-from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
-from penstock.tui.screens.noun import NounScreen
-from penstock.tui.view import Pane, pane
+from penstock.tui.screens.chart import TerminalCurve, chart, smooth_points
+from penstock.tui.view import NounScreen, Pane, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
