@@ -297,8 +297,8 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     assert (release.author, release.only) == ("ann", Audience(models=["m", "n*"], modes=["online"]))
     html = shell.folder / "travel.html"
     watching = await shell.start("release", "watch", "travel", "--html", "travel.html")
-    assert watch.stdout is not None
-    first = (await asyncio.wait_for(watch.stdout.readline(), PATIENCE)).decode()
+    assert watching.stdout is not None
+    first = (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode()
     assert "start → draft  by ann (claimed)  kinder" in first
     assert "<h1>travel-1: canary</h1>" in html.read_text()
     _ = await traffic.run(names("r", 30), lambda arm: 1.0)
@@ -318,7 +318,7 @@ async def test_a_release_is_started_watched_and_verified(shell: Shell, traffic: 
     ended = await shell.run("release", "rollback", "travel", "--who", "bob", "--why", "it is rude")
     assert ended.text == "travel-1  rolled back  it is rude\n"
     rest, err = await shell.end_of(watching)
-    assert (watch.returncode, err) == (0, b"")
+    assert (watching.returncode, err) == (0, b"")
     assert tells(rest.decode(), "rollback → rolled back", "by bob (claimed)", "it is rude")
     assert "<h1>travel-1: rolled back</h1>" in html.read_text()
     assert f"<td>{int(view.figures['candidate.assigned']):,}</td>" in html.read_text()
@@ -335,14 +335,14 @@ async def test_watching_goes_on_when_the_gateway_is_restarted(
         traffic = await registered(gateway.url, client, http)
         release = await traffic.start("travel", "v2", policy(0.5))
         watching = await shell.start("release", "watch", "travel")
-        assert watch.stdout is not None
-        while "canary → canary" not in (await asyncio.wait_for(watch.stdout.readline(), PATIENCE)).decode():
+        assert watching.stdout is not None
+        while "canary → canary" not in (await asyncio.wait_for(watching.stdout.readline(), PATIENCE)).decode():
             pass
         await gateway.kill()
         await gateway.start(gateway.port)
         await client.decide(release.id, "abort", ActionRequest(who="ann", why="enough"))
         rest, err = await shell.end_of(watching)
-    assert (watch.returncode, err) == (0, b"")
+    assert (watching.returncode, err) == (0, b"")
     assert "abort → aborted  by ann (claimed)  enough\n" in rest.decode()
 
 
