@@ -199,7 +199,6 @@ def lake(*, to: str, every: str | None = None, bodies: Bodies = False, data: Pat
 
 
 def _run(to: str, pause: float | None, bodies: bool, data: Path | None) -> None:
-    pass
     from penstock.gateway.config import ConfigError, load
     from penstock.gateway.followers.lake.lake import Lake
     from penstock.gateway.followers.lake.location import LakeLocation, LakeUnreachableError, LakeUnusableError
@@ -233,7 +232,7 @@ def write_lake(lake: Lake, say: Say, stop: Event) -> None:
     """Writes all new rows. Raises `LakeUnusableError`, `LakeUnreachableError`, `TapeError`."""
     found = None
     while not stop.is_set() and (found := lake.step()) is not None:
-        say(line(found))
+        say(_lake_line(found))
         if not found.behind:
             return
     if found is None and not stop.is_set():
@@ -258,7 +257,7 @@ def follow_lake(lake: Lake, every: float, say: Say, warn: Say, stop: Event) -> N
         stop.wait(every)
 
 
-def line(found: ChunkResult) -> str:
+def _lake_line(found: ChunkResult) -> str:
     """The result of a round in one line."""
     from penstock.console.views.table import size
 
@@ -273,7 +272,7 @@ def line(found: ChunkResult) -> str:
 # -- the configuration: masking rules and keys ----
 
 
-def try_masking(file: str, /, *, config: _Config = Path("penstock.toml"), content_type: _Type = "") -> None:
+def try_masking(file: str, /, *, config: _Config = DEFAULT_CONFIG, content_type: _Type = "") -> None:
     """Show a body as masking rules would keep it.
 
     The body goes to stdout; what each rule has found to stderr. The exit code is 1 if a rule cannot be applied to the
