@@ -1,8 +1,8 @@
 """The interface of a screen, without a terminal: questions to the gateway, and their answers as rows and panes.
 
-    look          asks the gateway for what the screen shows             Client -> Data
-    table         the rows that can be chosen                            Data -> Table
-    look_closer   asks for what is shown of the chosen row               Client, id -> Closer
+    load          asks the gateway for what the screen shows             Client -> Data
+    table         the rows that can be chosen                            Data -> TableModel
+    load_details  asks for what is shown of the chosen row               Client, Data, id -> Closer
     panes         what is shown beside the rows                          Data, id, Closer -> panes
     command       the command line that prints the same
     actions       what the screen can change, each with a question first
