@@ -1,4 +1,4 @@
-"""What commands share: they print results, read texts, and say who wants a change."""
+"""Common parts of commands: they print results, read texts, and say who wants a change."""
 
 from __future__ import annotations
 
