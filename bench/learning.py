@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.store import HERE
 from examples.lookup_summary import answered
-from penstock.console.views.run_page import drawing
+from penstock.console.views.pages import drawing
 from penstock.console.views.svg import Chart, LineSeries
 from penstock.gateway.model.run import Point
 

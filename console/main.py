@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 from cyclopts import (
     App,
@@ -25,8 +25,7 @@ from cyclopts import (
 )
 from cyclopts import Group as Section
 
-from penstock.console.commands.command_table import COMMANDS, GROUPS, CommandEntry, CommandGroup
-from penstock.console.commands.sections import SECTIONS
+from penstock.console.commands.command_table import COMMANDS, GROUPS, SECTIONS, CommandEntry, CommandGroup
 from penstock.gateway.client.console import CommandError
 from penstock.gateway.model.foreign_text import terminal_safe
 
@@ -75,6 +74,20 @@ def _part(name: str, group: CommandGroup, section: Section | None, order: int) -
 
 
 app = _application()
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print the script that completes commands and options in a shell.
+
+    bash: eval "$(penstock completion bash)" in ~/.bashrc. zsh: penstock completion zsh > a file _penstock in a folder
+    of $fpath. fish: penstock completion fish > ~/.config/fish/completions/penstock.fish.
+
+    Parameters
+    ----------
+    shell
+        The shell that is to complete them.
+    """
+    print(app.generate_completion(shell=shell))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -29,15 +29,13 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.console import LOCAL, CommandError
 from penstock.gateway.model.answers import Digest, FilterField
 from penstock.gateway.model.audit import ActionRequest
-from penstock.tui.key_handler import KeyHandler
 from penstock.tui.keys import KeyBinding, KeyMap
 from penstock.tui.loader import GatewayLink, RefreshKind, ViewLoader, is_remote
 from penstock.tui.main_screen import MainScreen
 from penstock.tui.screens import registry
 from penstock.tui.settings import GatewayContext
-from penstock.tui.traffic import DigestHistory
-from penstock.tui.view import ScreenView, ViewAction
-from penstock.tui.widgets.dialogs import Confirm, Help
+from penstock.tui.view import DigestHistory, ScreenView, ViewAction
+from penstock.tui.widgets import Confirm, Help
 
 # Textual's driver of a terminal, changed so that the program ends when the window is closed.
 #
@@ -139,7 +137,6 @@ class PenstockApp(App[None], inherit_bindings=False):
         self._changing = asyncio.Lock()
         self.theme = options.theme or FIRST_THEME
         self.main = MainScreen(self)
-        self.main.handler = KeyHandler(self.main)
 
     def get_driver_class(self) -> type[Driver]:
         """Our driver in a terminal; in a browser and in tests Textual's own."""

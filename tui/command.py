@@ -257,8 +257,8 @@ def _print(source: _DataSource, screen: tuple[str, ...]) -> None:
     from rich.console import Console
 
     from penstock.gateway.client.client import ClientError
-    from penstock.tui.plain import render_plain
     from penstock.tui.screens.registry import STANDING
+    from penstock.tui.view import render_plain
 
     width = Console().width if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
     console = Console(width=width, highlight=False, emoji=False, markup=False)

@@ -1,13 +1,13 @@
 """The screen that shows every view: a line on top, rows, panes, a line to type in, a line of keys.
 
-Keys are looked up in the key map and become calls of methods of `key_handler.KeyHandler`, or actions of the view; none
-asks the gateway itself. `loader` asks it, and tells this screen when to draw again. The screen then draws at most ten
-times a second, and at once after a key.
+Keys are looked up in the key map and become calls of methods of `KeyHandler`, or actions of the view; none asks the
+gateway itself. A key that can do nothing at the moment shows the reason. `loader` asks the gateway, and tells this
+screen when to draw again. The screen then draws at most ten times a second, and at once after a key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from rich.console import Group, RenderableType
@@ -18,14 +18,20 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from penstock.console.views.table import clean
-from penstock.tui import completion, row_arrangement
-from penstock.tui.keys import HINTS, KeyBinding, name
-from penstock.tui.loader import RefreshKind, ViewState
-from penstock.tui.program import Program
-from penstock.tui.view import Pane, ScreenView, TableModel
-from penstock.tui.widgets.prompt import Prompt
-from penstock.tui.widgets.rows import Rows
-from penstock.tui.widgets.sheet import Sheet
+from penstock.gateway.model.answers import FilterField
+from penstock.tui.keys import HINTS, KeyBinding, KeyMap, name
+from penstock.tui.loader import GatewayLink, RefreshKind, ViewLoader, ViewState
+from penstock.tui.view import (
+    DigestHistory,
+    Pane,
+    ScreenView,
+    TableModel,
+    arrange_rows,
+    find_failed_row,
+    next_sort,
+    selection_index,
+)
+from penstock.tui.widgets import Prompt, Rows, Sheet, complete_command, complete_filter, format_completions
 
 DRAW_S: Final = 0.1
 """Least time between two drawings, except after keys; s."""
@@ -35,25 +41,77 @@ TALL: Final = 32
 """The fewest lines of a terminal with which rows and panes are shown below each other."""
 DEEPEST: Final = 20
 """The most screens that Escape leads back through."""
+FAR_ROWS = 10**9
+"""More rows than any table has."""
+HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go to", "help": "keys"}
 
 
-class InputHandler(Protocol):
-    """The interface of `key_handler.KeyHandler`, which carries out keys."""
+class Program(Protocol):
+    """A connection to a gateway, and the commands that keys call."""
 
-    def press(self, key: str) -> None:
-        """Do what the key map says, or show why nothing happens."""
+    loader: ViewLoader
+    """Asks the gateway for the data of the screen."""
+    link: GatewayLink
+    """The state of the connection."""
+    traffic: DigestHistory
+    """The recent digests of the feed."""
+    keys: KeyMap
+    context: str
+    """Name of the gateway that is shown."""
+    fields: Sequence[FilterField]
+    """The gateway's filter language, for completion."""
+    now_ns: Callable[[], int]
+
+    def status_notes(self) -> list[str]:
+        """Notes for the line on top, such as `read-only`."""
         ...
 
-    def submit(self, event: Prompt.Submitted) -> None:
-        """Handle a line that was typed."""
+    def go(self, words: Sequence[str]) -> None:
+        """Go to a screen, a context or a theme, or quit."""
         ...
 
-    def choose(self, at: int) -> None:
-        """Select the row at a place."""
+    def commands(self) -> Mapping[str, Sequence[str]]:
+        """Completions of `:`: the commands, each with its possible arguments."""
         ...
 
-    def open_row(self) -> None:
-        """Open the view of the selected row, if there is one."""
+    def try_filter(self, view: ScreenView[Any, Any]) -> None:
+        """Show a filtered view if the gateway accepts its filter."""
+        ...
+
+    def change(self, key: KeyBinding) -> None:
+        """Ask the person, and carry out the key's action."""
+        ...
+
+    def compare(self) -> None:
+        """Show the marked rows side by side."""
+        ...
+
+    def next_theme(self) -> None:
+        """Switch to the next theme by name."""
+        ...
+
+    def copy(self, text: str) -> None:
+        """Copy to the clipboard of the terminal."""
+        ...
+
+    def copy_command(self, command: str) -> None:
+        """Copy a command of `penstock`, which names the gateway unless it is the default."""
+        ...
+
+    def open_outside(self, variable: str) -> None:
+        """Show the pane in the program that a variable names."""
+        ...
+
+    def show_help(self, title: str, keys: Sequence[KeyBinding]) -> None:
+        """List keys until one is pressed."""
+        ...
+
+    def action_suspend_process(self) -> None:
+        """Return to the shell, until `fg`."""
+        ...
+
+    def quit(self) -> None:
+        """End the program, and restore the terminal."""
         ...
 
 
@@ -84,7 +142,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
         self._due = False
         self.rows, self.sheet, self.prompt = Rows(), Sheet(), Prompt()
         self._top, self._head, self._tabs, self._keys = (Static(id=id) for id in ("top", "head", "tabs", "keys"))
-        self.handler: InputHandler
+        self.handler = KeyHandler(self)
 
     def compose(self) -> ComposeResult:
         yield from (self._top, self._head, self.rows, self._tabs, self.sheet, self.prompt, self._keys)
@@ -133,11 +191,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
             return
         shown, now = self.shown, self.penstock.now_ns()
         self.table = None if shown.data is None else shown.view.table(shown.data, now)
-        self.ids = (
-            ()
-            if self.table is None
-            else row_arrangement.arrange_rows(self.table, shown.sort, shown.reverse, shown.search)
-        )
+        self.ids = () if self.table is None else arrange_rows(self.table, shown.sort, shown.reverse, shown.search)
         self._arrange(has_table=self.table is not None)
         self._draw_rows(shown)
         self._draw_top(shown, now)
@@ -157,7 +211,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def _draw_rows(self, shown: ViewState) -> None:
         if shown.chosen is None and self.table is not None and self.table.start in self.ids:
             shown.chosen, shown.following = self.table.start, False
-        at = row_arrangement.selection_index(self.ids, shown.chosen, self.at, shown.following)
+        at = selection_index(self.ids, shown.chosen, self.at, shown.following)
         chosen = None if at is None else self.ids[at]
         if chosen != shown.chosen:
             shown.chosen = chosen
@@ -238,7 +292,7 @@ class MainScreen(Screen[None], inherit_bindings=False):
     def draw_keys(self) -> None:
         """Draw the bottom line: a message, completions of the typed line, or the keys."""
         if self.prompt.is_open and not self._message:
-            self._keys.update(Text(completion.format_completions(self._likely)))
+            self._keys.update(Text(format_completions(self._likely)))
             return
         if self._message:
             self._keys.update(Text(self._message, style="bold"))
@@ -306,9 +360,6 @@ class MainScreen(Screen[None], inherit_bindings=False):
         return self.panes[self.shown.tab] if self.panes else None
 
 
-HINT_WORDS: Final = {"copy_command": "copy", "filter": "filter", "command": "go to", "help": "keys"}
-
-
 def hints(keys: Sequence[KeyBinding], width: int) -> Text:
     """The keys that there is room for, each with a word; the last two (help and quit) always. `width`: columns."""
     pieces = [Text.assemble((name(key.keys[0]), "bold"), f" {_word(key)}") for key in keys]
@@ -339,3 +390,229 @@ def stacked(panes: Sequence[Pane], width: int) -> RenderableType:
         title = [Text(one.title, style="bold underline")] if one.title else []
         pieces += [*title, one.draw(width), Text()]
     return Group(*pieces)
+
+
+class KeyHandler:
+    """Carries out keys for the main screen."""
+
+    def __init__(self, main: MainScreen) -> None:
+        self.main = main
+        self._does: dict[str, Callable[[], None]] = self._methods()
+
+    def press(self, key: str) -> None:
+        """Do what the key map says, or show why nothing happens."""
+        view = self.main.shown.view.name
+        found = self.main.penstock.keys.find(key, view)
+        if found is None:
+            other = self.main.penstock.keys.find_anywhere(key)
+            where = f" here; on {' and '.join(sorted(other.views or ()))} it is: {other.does}" if other else ""
+            self.main.say(f"{name(key)} does nothing{where or ' here'}. ? lists the keys.")
+        elif found.group == "change":
+            self.main.penstock.change(found)
+        elif found.id.startswith("go."):
+            self.main.penstock.go([found.id.removeprefix("go.")])
+        else:
+            self._does[found.id]()
+
+    def _methods(self) -> dict[str, Callable[[], None]]:
+        app = self.main.penstock
+        return {
+            "up": lambda: self.move(-1), "down": lambda: self.move(1),
+            "page_up": lambda: self._page(-1), "page_down": lambda: self._page(1),
+            "first": lambda: self.move(-FAR_ROWS), "last": lambda: self.move(FAR_ROWS),
+            "next_error": lambda: self._to_error(1), "previous_error": lambda: self._to_error(-1),
+            "open": self.open_row, "back": self._back, "other": self._other, "focus": self._focus,
+            "next_pane": lambda: self._pane(1), "previous_pane": lambda: self._pane(-1),
+            "follow": self._follow, "pause": self._pause, "refresh": self._refresh,
+            "sort": self._sort, "reverse": self._reverse, "theme": app.next_theme,
+            "filter": self._filter, "command": self._command, "help": self._help,
+            "mark": self._mark, "compare": app.compare,
+            "copy_command": self._copy_command, "copy_id": self._copy_id,
+            "pager": lambda: app.open_outside("PAGER"), "editor": lambda: app.open_outside("EDITOR"),
+            "suspend": app.action_suspend_process, "quit": app.quit,
+        }  # fmt: skip
+
+    def _page(self, by: int) -> None:
+        in_panes = self.main.shown.focus == "panes" or self.main.table is None
+        self.move(by * (self.main.sheet.size.height if in_panes else self.main.rows.page))
+
+    def move(self, by: int) -> None:
+        """Move the selection, or scroll the pane when it has the focus."""
+        if self.main.shown.focus == "panes" or self.main.table is None:
+            self._scroll(by)
+            return
+        if not self.main.ids:
+            self.main.say(self.main.table.none or "There are no rows.")
+            return
+        at = min(max((self.main.at or 0) + by, 0), len(self.main.ids) - 1)
+        self.main.shown.following = at == 0 and by < 0
+        if at == self.main.at:
+            self.main.say("This is the first row." if by < 0 else "This is the last row that is loaded.")
+        self.choose(at)
+
+    def _scroll(self, by: int) -> None:
+        sheet = self.main.sheet
+        if sheet.max_scroll_y == 0:
+            self.main.say("All of the pane is in sight.")
+        elif sheet.scroll_offset.y == (0 if by < 0 else sheet.max_scroll_y):
+            self.main.say("This is the top of the pane." if by < 0 else "This is the end of the pane.")
+        sheet.scroll_relative(y=by, animate=False)
+
+    def choose(self, at: int) -> None:
+        """Select the row at a place."""
+        shown = self.main.shown
+        shown.chosen, self.main.at = self.main.ids[at], at
+        self.main.rows.choose(at)
+        self.main.penstock.loader.reload_details()
+        self.main.penstock.loader.set_visible(self.main.rows.in_sight())
+        if shown.details_of == shown.chosen:
+            self.main.draw_panes()
+
+    def _to_error(self, step: int) -> None:
+        if self.main.table is None or self.main.at is None:
+            self.main.say("There are no rows here.")
+            return
+        at = find_failed_row(self.main.table, self.main.ids, self.main.at, step)
+        if at is None:
+            self.main.say(f"No row {'below' if step > 0 else 'above'} went wrong, as far as rows are loaded.")
+        else:
+            self.main.shown.following = False
+            self.choose(at)
+
+    def open_row(self) -> None:
+        shown = self.main.shown
+        if shown.data is None or shown.chosen is None:
+            self.main.say("There is no row to open.")
+        elif (view := shown.view.opens(shown.data, shown.chosen)) is not None:
+            self.main.open(view)
+        else:
+            shown.focus, shown.zoomed = "panes", True
+            self.main.draw()
+
+    def _back(self) -> None:
+        shown = self.main.shown
+        if shown.focus == "panes" and self.main.table is not None:
+            shown.focus, shown.zoomed = "rows", False
+            self.main.draw()
+        elif shown.search:
+            shown.search = ""
+            self.main.draw()
+        elif len(self.main.stack) > 1:
+            self.main.before = shown
+            self.main.go(self.main.stack[:-1])
+        elif shown.view.terms and (view := shown.view.filtered("")) is not None:
+            self.main.open(view, over=False)
+        else:
+            self.main.say("This is the first screen; q quits.")
+
+    def _other(self) -> None:
+        if self.main.before is None:
+            self.main.say("There was no screen before this one.")
+            return
+        before, self.main.before = self.main.before, self.main.shown
+        self.main.go([*self.main.stack[:-1], before])
+
+    def _focus(self) -> None:
+        shown = self.main.shown
+        if self.main.table is None:
+            self.main.say("This screen has panes only.")
+            return
+        shown.focus = "panes" if shown.focus == "rows" else "rows"
+        shown.zoomed = False
+        self.main.draw()
+
+    def _pane(self, step: int) -> None:
+        if len(self.main.panes) < 2 or self.main.shown.view.stacked:
+            self.main.say("There is one pane." if self.main.panes else "There are no panes for this row.")
+            return
+        self.main.shown.tab = (self.main.shown.tab + step) % len(self.main.panes)
+        if not self.main.sheet.display:
+            self.main.shown.focus = "panes"
+            self.main.draw()
+        else:
+            self.main.draw_panes()
+
+    def _follow(self) -> None:
+        self.main.shown.following = not self.main.shown.following
+        self.main.say("Following what is new." if self.main.shown.following else "Not following.")
+        self.main.draw()
+
+    def _pause(self) -> None:
+        looking = self.main.penstock.loader
+        looking.paused = not looking.paused
+        if not looking.paused:
+            looking.reload()
+        self.main.draw()
+
+    def _refresh(self) -> None:
+        self.main.penstock.loader.reload()
+        self.main.say("Asking again.")
+
+    def _sort(self) -> None:
+        if self.main.table is None or not self.main.table.order:
+            self.main.say("These rows have one order only.")
+            return
+        shown = self.main.shown
+        shown.sort = next_sort(self.main.table, shown.sort)
+        self.main.draw()
+
+    def _reverse(self) -> None:
+        if self.main.table is None or not self.main.table.order:
+            self.main.say("These rows have one order only.")
+            return
+        self.main.shown.reverse = not self.main.shown.reverse
+        self.main.draw()
+
+    def _mark(self) -> None:
+        shown = self.main.shown
+        if shown.chosen is None:
+            self.main.say("There is no row to mark.")
+            return
+        marked = self.main.marked.setdefault(shown.view.name, [])
+        (marked.remove if shown.chosen in marked else marked.append)(shown.chosen)
+        self.main.draw()
+        self.main.say(f"{len(marked)} marked{'; c compares them' if len(marked) > 1 else ''}.")
+
+    def _copy_command(self) -> None:
+        self.main.penstock.copy_command(self.main.shown.view.command(self.main.shown.chosen))
+
+    def _copy_id(self) -> None:
+        if self.main.shown.chosen is None:
+            self.main.say("There is no row whose id could be copied.")
+        else:
+            self.main.penstock.copy(self.main.shown.chosen)
+
+    def _help(self) -> None:
+        view = self.main.shown.view
+        self.main.penstock.show_help(f"{view.title}: {view.help}", self.main.penstock.keys.for_view(view.name))
+
+    # The line to type in ----------------------------------------------------------------------------------------------
+
+    def _filter(self) -> None:
+        shown = self.main.shown
+        if self.main.table is None and shown.data is not None:
+            self.main.say("There are no rows here to filter.")
+            return
+        gateway = shown.view.filtered("") is not None
+        fields = self.main.penstock.fields if gateway else ()
+        text = shown.view.terms if gateway else shown.search
+        self.main.prompt.open("filter", f"{text} " if text else "", lambda text: complete_filter(text, fields))
+
+    def _command(self) -> None:
+        wanted = self.main.penstock.commands()
+        self.main.prompt.open("command", "", lambda text: complete_command(text, wanted))
+
+    def submit(self, event: Prompt.Submitted) -> None:
+        """Handle a typed line: apply a filter, or carry out a command."""
+        shown = self.main.shown
+        if event.purpose == "command":
+            self.main.prompt.close()
+            if event.text:
+                self.main.penstock.go(event.text.split())
+        elif (view := shown.view.filtered(event.text)) is not None:
+            self.main.penstock.try_filter(view)
+        else:
+            self.main.prompt.close()
+            shown.search = event.text
+            self.main.draw()
+        self.main.draw_keys()

@@ -1,30 +1,35 @@
-"""Commands of whoever runs a gateway: `forget` and `hold`, `pause`, `drain` and `resume`, `index rebuild`, `webhook
-test`.
+"""Commands of whoever runs a gateway: they change rollouts (`cancel`, `requeue`, `reward`, `forget`, `hold`) and
+diagnose them (`doctor`), open and close the queue, and see to the index, webhooks and prices.
 """
 
 from __future__ import annotations
 
-import asyncio
+import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 
-from penstock.console.commands.audit import ACTION_DEFAULTS, ActionOptions
-from penstock.console.commands.nouns import list_rows
-from penstock.console.commands.rollouts import apply_to_each, fail_if_refused
-from penstock.console.commands.terminal import show
-from penstock.console.views.noun import NounSelection
+from penstock.console.commands.terminal import ACTION_DEFAULTS, ActionOptions, show
 from penstock.gateway.client.console import (
     FLAT,
     LOCAL,
+    NO_MATCH,
     CommandError,
     Json,
+    Limit,
     RolloutSelection,
     Url,
     ids_or_filter,
+    limited_rows,
     note,
+    only_attempt,
+    pairs,
+    target_of,
+    validated_model,
     with_client,
 )
 
@@ -33,10 +38,149 @@ if TYPE_CHECKING:
     from penstock.gateway.model.audit import ActionRequest
     from penstock.gateway.model.queue import QueueState, QueueStatus
     from penstock.gateway.model.retention import RetentionStatus
+    from penstock.gateway.model.rollout import Rollout
 
+Flag = Annotated[bool, Parameter(negative="")]
+Value = Annotated[float | None, Parameter(allow_leading_hyphen=True)]
+Dimensions = Annotated[list[str] | None, Parameter(name="--dimension", negative="")]
+Source = Literal["runner", "judge", "user"]
+NONE_ENDED = "No rollout matches that came from the queue and has ended."
 POLL_S = 0.2
 """Seconds between two requests for the status."""
-Flag = Annotated[bool, Parameter(negative="")]
+T = TypeVar("T")
+
+
+# -- rollouts ----
+
+
+def cancel(
+    *rollouts: RolloutSelection,
+    said: Annotated[ActionOptions, FLAT] = ACTION_DEFAULTS,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Stop rollouts, whether they wait or run.
+
+    Of those that a filter finds, those are taken that have not ended.
+    """
+    from penstock.gateway.model.lifecycle import FINAL
+
+    async def ask(client: Client) -> None:
+        rids = found or [r.id async for r in client.rollouts(filter) if r.status not in FINAL]
+        await _move(
+            rids, lambda rid: client.cancel(rid, reason), "cancelled", json, "No rollout matches that has not ended."
+        )
+
+    found, filter = ids_or_filter(rollouts)
+    reason = said.request()
+    with_client(gateway, ask)
+
+
+def requeue(
+    *rollouts: RolloutSelection,
+    said: Annotated[ActionOptions, FLAT] = ACTION_DEFAULTS,
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Queue rollouts again that have ended.
+
+    Of those that a filter finds, those are taken that came from the queue and have ended.
+    """
+    from penstock.gateway.model.lifecycle import FINAL
+
+    async def ask(client: Client) -> None:
+        ended = (r async for r in client.rollouts(filter) if r.status in FINAL and r.origin == "queued")
+        rids = found or [r.id async for r in ended]
+        await _move(rids, lambda rid: client.requeue(rid, reason), "queued again", json, NONE_ENDED)
+
+    found, filter = ids_or_filter(rollouts)
+    reason = said.request()
+    with_client(gateway, ask)
+
+
+async def _move(
+    rids: Sequence[str], act: Callable[[str], Awaitable[Rollout]], done: str, json: bool, none: str
+) -> None:
+    """Applies `act` to all rollouts, as far as possible; raises `CommandError` at the end if some were refused."""
+    from penstock.console.views import queue
+
+    moved, refused = await apply_to_each(rids, act)
+    if moved or not refused:
+        show(moved, json, lambda: queue.status_list(moved), none)
+    fail_if_refused(refused, rids, done)
+
+
+def reward(
+    target: str,
+    value: Value = None,
+    /,
+    *,
+    reason: str | None = None,
+    dimension: Dimensions = None,
+    key: str | None = None,
+    source: Source = "user",
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Say how well an attempt, or one call of it, went.
+
+    Parameters
+    ----------
+    target
+        RID, RID/ATTEMPT, or RID/ATTEMPT#SEQUENCE for one call. The attempt may be left out when there is one.
+    value
+        The reward. May be left out when dimensions are given.
+    reason
+        Why, for a person.
+    dimension
+        A named score, as NAME=VALUE; may be given several times.
+    key
+        Makes it safe to send again: of one attempt's rewards with the same key only the first is kept.
+    source
+        Who says so.
+    """
+    from penstock.console.views import queue
+    from penstock.gateway.model.rollout import Judgement
+
+    rid, attempt, sequence = target_of(target)
+    scores = pairs(dimension or [], "--dimension")
+    if value is None and not scores:
+        raise CommandError(f"say what it is worth: penstock reward {target} 1, or --dimension NAME=VALUE", 2)
+    given = {"value": value, "dimensions": scores, "source": source, "reason": reason, "span": sequence, "key": key}
+    judgement = validated_model(Judgement, **{name: one for name, one in given.items() if one is not None})
+
+    async def ask(client: Client) -> None:
+        aid = attempt or await only_attempt(client, rid, "" if sequence is None else f"#{sequence}")
+        kept = await client.reward(rid, aid, judgement)
+        show([kept], json, lambda: queue.rewarded(f"{rid}/{aid}", kept))
+
+    with_client(gateway, ask)
+
+
+def doctor(
+    *rollouts: RolloutSelection, model: str | None = None, limit: Limit = 100, json: Json = False, gateway: Url = LOCAL
+) -> None:
+    """Say of each call if it can be trained on, else why.
+
+    One rollout is told call by call, several in a line each.
+
+    Parameters
+    ----------
+    model
+        The model that is trained; the one that most calls of a rollout asked for if not given.
+    limit
+        How many rollouts of a filter at most, the newest.
+    """
+    from penstock.console.views import queue
+    from penstock.gateway.client.connection import map_concurrently
+
+    async def ask(client: Client) -> None:
+        rids = found or [r.id for r in await limited_rows(limit, lambda most: client.rollouts(filter, most))]
+        told = await map_concurrently(lambda rid: client.diagnosis(rid, model), rids)
+        show(told, json, lambda: queue.diagnoses(told), NO_MATCH)
+
+    found, filter = ids_or_filter(rollouts)
+    with_client(gateway, ask)
 
 
 def forget(
@@ -86,6 +230,8 @@ def forget(
 
 async def _done(client: Client) -> RetentionStatus:
     """Waits until nothing is left of forgotten rollouts, or the deletion is stuck; returns the status."""
+    import asyncio
+
     while True:
         status = await client.retention()
         if status.done or status.stuck:
@@ -127,6 +273,9 @@ def hold(
     if not rollouts and lift:
         raise CommandError("say which: penstock hold --lift ROLLOUT, or a filter", 2)
     if not rollouts:
+        from penstock.console.commands.nouns import list_rows
+        from penstock.console.views.noun import NounSelection
+
         list_rows("holds", NounSelection(), json, gateway)
         return
     found, filter = ids_or_filter(rollouts)
@@ -134,7 +283,35 @@ def hold(
     with_client(gateway, ask)
 
 
-# Commands that open, pause and drain the queue.
+def fail_if_refused(refused: Sequence[str], rids: Sequence[str], done: str) -> None:
+    """Raises `CommandError` if some rollouts were refused; `done`: the participle for the message, such as
+    `cancelled`."""
+    if refused and len(rids) == 1:
+        raise CommandError(refused[0])
+    if refused:
+        raise CommandError(f"{len(refused):,} of {len(rids):,} rollouts could not be {done}: {refused[0]}")
+
+
+async def apply_to_each(rids: Sequence[str], act: Callable[[str], Awaitable[T]]) -> tuple[list[T], list[str]]:
+    """(the result of each rollout, the message of each refusal)."""
+    from penstock.gateway.client.client import ClientError
+    from penstock.gateway.client.connection import map_concurrently
+
+    refused: list[str] = []
+
+    async def attempt(rid: str) -> list[T]:
+        try:
+            return [await act(rid)]
+        except ClientError as e:
+            if e.temporary:
+                raise
+            refused.append(str(e))
+            return []
+
+    return [one for some in await map_concurrently(attempt, rids) for one in some], refused
+
+
+# -- the queue ----
 
 
 def pause(*, said: Annotated[ActionOptions, FLAT] = ACTION_DEFAULTS, json: Json = False, gateway: Url = LOCAL) -> None:
@@ -191,7 +368,10 @@ def _show(status: QueueStatus, json: bool) -> None:
     show([status], json, lambda: queue.queue(status, time.time_ns()))
 
 
-# `penstock index rebuild` makes the index anew.
+# -- the index and webhooks ----
+
+
+Name = Annotated[str, Parameter(help="Name of a webhook of penstock.toml.")]
 
 
 def rebuild(*, json: Json = False, gateway: Url = LOCAL) -> None:
@@ -208,11 +388,6 @@ def rebuild(*, json: Json = False, gateway: Url = LOCAL) -> None:
     with_client(gateway, ask)
 
 
-# `penstock webhook test`: sends a test to a webhook.
-
-Name = Annotated[str, Parameter(help="Name of a webhook of penstock.toml.")]
-
-
 def send_test(webhook: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
     """Send a webhook a signed test, once, and say what it answers."""
     from penstock.console.views import administration
@@ -224,3 +399,81 @@ def send_test(webhook: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> 
             raise CommandError(f"webhook {webhook} does not take it: {tried.error}")
 
     with_client(gateway, ask)
+
+
+# -- prices ----
+
+
+def prices(*, builtin: Flag = False, json: Json = False, gateway: Url = LOCAL) -> None:
+    """Show the prices that costs are computed with.
+
+    Below them it says which models were called that have none.
+
+    Parameters
+    ----------
+    builtin
+        Print the file of prices that comes with Penstock, to be edited and named in penstock.toml.
+    """
+    from penstock.console.commands.nouns import list_rows
+    from penstock.console.views.noun import NounSelection
+    from penstock.gateway.model.prices import BUILTIN
+
+    if builtin:
+        sys.stdout.write(BUILTIN.read_text())
+        return
+    list_rows("prices", NounSelection(), json, gateway)
+
+
+def update_prices(
+    file: Path, /, *, to: Path | None = None, config: Path | None = None, as_of: str | None = None,
+    dry_run: Flag = False, json: Json = False,
+) -> None:  # fmt: skip
+    """Take prices from a newer list.
+
+    It says what they change. Prices that have changed keep their old row, which prices older calls. Rows without a
+    source are yours and stay as they are. The gateway reads the list when it starts.
+
+    Parameters
+    ----------
+    file
+        A list in Penstock's format, or LiteLLM's public JSON (model_prices_and_context_window.json).
+    to
+        The list to change. The one that penstock.toml names if not given; it begins with what comes with Penstock.
+    config
+        The settings, where they are not in penstock.toml.
+    as_of
+        The day by which LiteLLM's list was right, such as 2026-11-29. That of the file if not given.
+    dry_run
+        Only say what it would change.
+    """
+    from penstock.console.commands.serve import config_file
+    from penstock.console.views.administration import differences
+    from penstock.gateway.config import ConfigError, load
+    from penstock.gateway.model import price_lists
+    from penstock.gateway.model.prices import Prices
+
+    try:
+        target = to or load(config_file(config)).prices
+        if target is None:
+            raise CommandError(
+                'prices is not in penstock.toml: add prices = "prices.toml", or say by --to which list', 2
+            )
+        new = price_lists.load(file, None if as_of is None else date.fromisoformat(as_of))
+        found = price_lists.merge_price_lists(Prices(target if target.exists() else None).file, new)
+    except ConfigError as error:
+        raise CommandError(str(error), 2) from None
+    except ValueError:
+        raise CommandError(f"--as-of: {as_of!r} is no day: write it as 2026-11-29", 2) from None
+    if not dry_run:
+        _write(target, price_lists.render_toml(found.file))
+    show(found.differences, json, lambda: differences(found.differences))
+    note(f"{'This would change' if dry_run else 'Written to'} {target}, which is as of {found.file.as_of}.")
+
+
+def _write(target: Path, text: str) -> None:
+    new = target.with_name(f".{target.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(target)
+    except OSError as error:
+        raise CommandError(f"{target} cannot be written: {error.strerror}") from None

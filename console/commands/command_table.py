@@ -36,16 +36,20 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "penstock.console.commands.administration:drain",
         "Hand out no work, send workers home, and wait until nothing runs.",
     ),
-    "cancel": CommandEntry("penstock.console.commands.rollouts:cancel", "Stop rollouts, whether they wait or run."),
-    "requeue": CommandEntry("penstock.console.commands.rollouts:requeue", "Queue rollouts again that have ended."),
+    "cancel": CommandEntry(
+        "penstock.console.commands.administration:cancel", "Stop rollouts, whether they wait or run."
+    ),
+    "requeue": CommandEntry(
+        "penstock.console.commands.administration:requeue", "Queue rollouts again that have ended."
+    ),
     "reward": CommandEntry(
-        "penstock.console.commands.rollouts:reward", "Say how well an attempt, or one call of it, went."
+        "penstock.console.commands.administration:reward", "Say how well an attempt, or one call of it, went."
     ),
     "tools": CommandEntry(
         "penstock.console.commands.inspection:tools", "List the tools that a rollout used, and what asked for each."
     ),
     "doctor": CommandEntry(
-        "penstock.console.commands.rollouts:doctor", "Say of each call if it can be trained on, else why."
+        "penstock.console.commands.administration:doctor", "Say of each call if it can be trained on, else why."
     ),
     "spans": CommandEntry(
         "penstock.console.commands.inspection:spans",
@@ -59,21 +63,24 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "penstock.console.commands.inspection:show_rollout",
         "Show a rollout as a tree: attempts, calls, and what each call added to the conversation.",
     ),
-    "sql": CommandEntry("penstock.console.commands.sql:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."),
+    "sql": CommandEntry(
+        "penstock.console.commands.inspection:sql", "Ask the tape by SQL: one SELECT, in DuckDB's SQL."
+    ),
     "stats": CommandEntry(
         "penstock.console.commands.inspection:stats",
         "Show figures: calls, tokens and latencies by model, tools, rewards, the queue, and the tape.",
     ),
     "changes": CommandEntry("penstock.console.commands.inspection:changes", "Follow what happens, until interrupted."),
     "export": CommandEntry(
-        "penstock.console.commands.export:export", "Write rollouts, spans, conversations or runs of tools to a file."
+        "penstock.console.commands.inspection:export",
+        "Write rollouts, spans, conversations or runs of tools to a file.",
     ),
     "samples": CommandEntry(
         "penstock.adapters.commands:samples",
         "Write training data made from rollouts: token samples, conversations, preferences or triplets.",
     ),
     "key": CommandEntry(
-        "penstock.console.commands.keys:make",
+        "penstock.console.commands.serve:make_key",
         "Make a named key for the control API or for calls: the key, and what penstock.toml keeps of it.",
     ),
     "token": CommandEntry(
@@ -89,7 +96,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
         "Keep rollouts, whatever the rules of retention say, until that is lifted.",
     ),
     "lake": CommandEntry(
-        "penstock.console.commands.lake:lake",
+        "penstock.console.commands.serve:lake",
         "Append what is new on a tape to tables of Parquet (Delta Lake), in a directory or in S3.",
     ),
     "check": CommandEntry(
@@ -104,7 +111,7 @@ COMMANDS: Final[dict[str, CommandEntry]] = {
     ),
     "tui": CommandEntry("penstock.tui.command:tui", "See agents, tools, releases and training live, and act on them."),
     "completion": CommandEntry(
-        "penstock.console.commands.completion:completion",
+        "penstock.console.main:completion",
         "Print the script that completes commands and options in a shell.",
     ),
 }
@@ -163,15 +170,15 @@ GROUPS: Final[dict[str, CommandGroup]] = {
                 "Give a coding agent tools to improve your agents: an MCP server on stdin and stdout.",
             ),
             "definitions": CommandEntry(
-                "penstock.console.commands.definitions:definitions",
+                "penstock.console.commands.mcp:definitions",
                 "Show what servers of tools list, since when, and what has changed in it.",
             ),
             "approve": CommandEntry(
-                "penstock.console.commands.definitions:approve",
+                "penstock.console.commands.mcp:approve_definitions",
                 "Approve what a server of tools lists, where changes are held back or denied.",
             ),
             "adopt": CommandEntry(
-                "penstock.console.commands.definitions:adopt",
+                "penstock.console.commands.mcp:adopt",
                 "Register what a server has said of a tool as versions of a resource, which releases can change.",
             ),
             "replay": CommandEntry(
@@ -189,16 +196,16 @@ GROUPS: Final[dict[str, CommandGroup]] = {
         "Which tool calls may run, and which wait for a person.",
         {
             "test": CommandEntry(
-                "penstock.console.commands.policy:try_rules",
+                "penstock.console.commands.mcp:try_policy",
                 "Say what rules would have done to recorded tool calls, and how the rollouts that they touch were "
                 "rewarded.",
             ),
             "waiting": noun_command("waiting"),
             "approve": CommandEntry(
-                "penstock.console.commands.policy:approve", "Let a tool call run that waits for a person."
+                "penstock.console.commands.mcp:approve_call", "Let a tool call run that waits for a person."
             ),
             "refuse": CommandEntry(
-                "penstock.console.commands.policy:refuse", "Do not let a tool call run that waits for a person."
+                "penstock.console.commands.mcp:refuse_call", "Do not let a tool call run that waits for a person."
             ),
         },
     ),
@@ -206,7 +213,7 @@ GROUPS: Final[dict[str, CommandGroup]] = {
         "What rules keep off the tape.",
         {
             "try": CommandEntry(
-                "penstock.console.commands.masking:try_rules", "Show a body as masking rules would keep it."
+                "penstock.console.commands.serve:try_masking", "Show a body as masking rules would keep it."
             ),
         },
     ),
@@ -229,11 +236,11 @@ GROUPS: Final[dict[str, CommandGroup]] = {
         "Find the prompts that unmodified agents send.",
         {
             "discover": CommandEntry(
-                "penstock.console.commands.prompts:discover",
+                "penstock.console.commands.resources:discover",
                 "Find the prompts in recorded calls, and register them if you like.",
             ),
             "check": CommandEntry(
-                "penstock.console.commands.prompts:check",
+                "penstock.console.commands.resources:check",
                 "Say which registered prompt a text is, and what stands in its slots.",
             ),
         },
@@ -301,9 +308,11 @@ GROUPS: Final[dict[str, CommandGroup]] = {
         "What models cost. Without a command: list.",
         {
             "list": CommandEntry(
-                "penstock.console.commands.prices:prices", "Show the prices that costs are computed with."
+                "penstock.console.commands.administration:prices", "Show the prices that costs are computed with."
             ),
-            "update": CommandEntry("penstock.console.commands.prices:update", "Take prices from a newer list."),
+            "update": CommandEntry(
+                "penstock.console.commands.administration:update_prices", "Take prices from a newer list."
+            ),
         },
         usual="list",
     ),
@@ -391,6 +400,49 @@ GROUPS: Final[dict[str, CommandGroup]] = {
         },
     ),
 }
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "Serve and look": (
+        "serve",
+        "rollouts",
+        "spans",
+        "search",
+        "show",
+        "tools",
+        "stats",
+        "unread",
+        "prices",
+        "budgets",
+        "sql",
+        "upstreams",
+        "sessions",
+        "changes",
+        "audit",
+        "mcp",
+        "policy",
+        "masking",
+        "tui",
+        "token",
+        "key",
+        "completion",
+    ),
+    "Work": (
+        "enqueue",
+        "run",
+        "sidecar",
+        "queue",
+        "workers",
+        "pause",
+        "resume",
+        "drain",
+        "cancel",
+        "requeue",
+        "reward",
+    ),
+    "Releases": ("resource", "prompts", "release", "webhook"),
+    "Training": ("doctor", "samples", "runs", "train"),
+    "Tape": ("export", "lake", "index", "forget", "hold", "retention", "check", "backup", "restore"),
+}
+"""Titles, and the commands below each."""
 
 
 def all_commands() -> list[str]:

@@ -1,14 +1,17 @@
-"""Commands that show what is on the tape."""
+"""Commands that read the tape through a gateway: they show what is on it, ask it by SQL, or write it to a file."""
 
 from __future__ import annotations
 
+import base64
 import math
 import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from penstock.console.commands.terminal import console, show, show_json
+from penstock.console.commands.terminal import console, show, show_json, text_of
 from penstock.gateway.client.console import (
     LOCAL,
     CommandError,
@@ -23,20 +26,21 @@ from penstock.gateway.client.console import (
     seconds,
     target_of,
     utf8,
+    validated_model,
     with_client,
 )
 from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
 from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from pydantic import BaseModel
 
     from penstock.console.views.rollout_tree import RequestedToolRuns
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.answers import ExchangeBytes, SpanDetail
+    from penstock.gateway.model.index import SqlAnswer
     from penstock.gateway.model.span import Span
     from penstock.gateway.model.tools import ToolUse
-
 
 NOT_SAID = (
     "No call says that; a filter with raw~ looks at all bytes of calls instead, slowly: penstock rollouts raw~TEXT"
@@ -49,6 +53,10 @@ SearchTerms = Annotated[
     ),
 ]
 Words = Annotated[bool, Parameter(name=["--words", "-w"], negative="", help="Only whole words.")]
+What = Literal["rollouts", "spans", "messages", "tools"]
+Output = Annotated[Path | None, Parameter(name=("--output", "-o"))]
+Query = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
+"""A hyphen alone is standard input."""
 
 
 def spans(rollout: str, /, *filter: Terms, limit: Limit = 1000, json: Json = False, gateway: Url = LOCAL) -> None:
@@ -141,6 +149,92 @@ def show_rollout(
     with_client(gateway, ask)
 
 
+async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side: str | None) -> None:
+    ask = client.request_body if raw == "request" else client.response_body
+    sys.stdout.buffer.write(await ask(*call, side))
+    sys.stdout.buffer.flush()
+
+
+async def _show_rollout(client: Client, rid: str, spans: list[Span], json: bool) -> None:
+    """Shows a rollout while its calls are read: of a long one only the heads of its spans are held in memory."""
+    from penstock.console.views.rollout_tree import RolloutTree
+
+    rollout = await client.rollout(rid)
+    if json:
+        show_json(rollout)
+        async for detail in _details(client, spans, "exact"):
+            show_json(detail)
+        return
+    tree, out = RolloutTree(rollout, spans, await _asked(client, rid, spans)), console()
+    out.print(tree.head(), crop=False)
+    if (task := tree.task()) is not None:
+        out.print(task, crop=False, end="")
+    for attempt in rollout.attempts:
+        out.print(tree.attempt(attempt), crop=False, end="")
+        places = list(tree.subtrees(attempt))
+        below = [span for place in places for span, _ in place.spans]
+        details = _details(client, below, "none")
+        for place in places:
+            read = {span.sequence: await anext(details) for span, _ in place.spans}
+            for piece in tree.render_subtree(place, read, place is places[-1]):
+                out.print(piece, crop=False, end="")
+
+
+async def _details(client: Client, spans: list[Span], exchange: ExchangeBytes) -> AsyncIterator[SpanDetail]:
+    """The spans in full, read a few requests at a time."""
+    from penstock.gateway.client.connection import PARALLEL, concurrency_for, map_concurrently
+
+    while spans:
+        some, spans = spans[:PARALLEL], spans[PARALLEL:]
+        size = concurrency_for(head.request_bytes + head.response_bytes for head in some)
+        for detail in await map_concurrently(
+            lambda head: client.span(head.rollout, head.attempt, head.sequence, exchange), some, size
+        ):
+            yield detail
+
+
+async def _asked(client: Client, rid: str, spans: list[Span]) -> dict[str, RequestedToolRuns]:
+    """The tool runs that model calls asked for, by attempt, also those in other rollouts."""
+    from penstock.console.views.rollout_tree import RequestedToolRuns
+    from penstock.gateway.client.connection import map_concurrently
+
+    async def run(use: ToolUse) -> SpanDetail:
+        rollout, _, aid = (use.run_in or "").partition("/")
+        return await client.span(rollout, aid, use.span or 0, "none")
+
+    last = {span.attempt: span.sequence for span in spans}
+    found: dict[str, RequestedToolRuns] = {}
+    for attempt in sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls}):
+        told = await client.tools(rid, attempt, last[attempt], inside=False)
+        used = [use for use in told if use.asked_by is not None and use.asked_in is None]
+        own = {use.span: use.asked_by or 0 for use in used if use.span is not None and use.run_in is None}
+        strays = [use for use in used if use.run_in is not None]
+        runs = await map_concurrently(run, strays)
+        found[attempt] = RequestedToolRuns(
+            own, [(use.asked_by or 0, one) for use, one in zip(strays, runs, strict=True)]
+        )
+    return found
+
+
+def tools(target: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
+    """List the tools that a rollout used, and what asked for each.
+
+    Parameters
+    ----------
+    target
+        RID or RID/ATTEMPT.
+    """
+    from penstock.console.views import rollouts
+
+    async def ask(client: Client) -> None:
+        rid, attempt, _ = target_of(target)
+        attempt = attempt or await only_attempt(client, rid, "")
+        used = await client.tools(rid, attempt)
+        show(used, json, lambda: rollouts.tools(used), f"{rid}/{attempt} has used no tools.")
+
+    with_client(gateway, ask)
+
+
 def token(rollout: str, /, *, expires: str | None = None, gateway: Url = LOCAL) -> None:
     """Make an agent token: the API key of an agent that may speak for one rollout and nothing else.
 
@@ -226,87 +320,176 @@ def changes(*, since: int | None = None, json: Json = False, gateway: Url = LOCA
     with_client(gateway, ask)
 
 
-async def _print_body(client: Client, call: tuple[str, str, int], raw: str, side: str | None) -> None:
-    ask = client.request_body if raw == "request" else client.response_body
-    sys.stdout.buffer.write(await ask(*call, side))
-    sys.stdout.buffer.flush()
+# -- `penstock export` ----
 
 
-async def _show_rollout(client: Client, rid: str, spans: list[Span], json: bool) -> None:
-    """Shows a rollout while its calls are read: of a long one only the heads of its spans are held in memory."""
-    from penstock.console.views.rollout_tree import RolloutTree
+def export(
+    *filter: Terms,
+    what: What = "rollouts",
+    format: Literal["jsonl", "parquet"] = "jsonl",
+    output: Output = None,
+    gateway: Url = LOCAL,
+) -> None:
+    """Write rollouts, spans, conversations or runs of tools to a file.
 
-    rollout = await client.rollout(rid)
-    if json:
-        show_json(rollout)
-        async for detail in _details(client, spans, "exact"):
-            show_json(detail)
-        return
-    tree, out = RolloutTree(rollout, spans, await _asked(client, rid, spans)), console()
-    out.print(tree.head(), crop=False)
-    if (task := tree.task()) is not None:
-        out.print(task, crop=False, end="")
-    for attempt in rollout.attempts:
-        out.print(tree.attempt(attempt), crop=False, end="")
-        places = list(tree.subtrees(attempt))
-        below = [span for place in places for span, _ in place.spans]
-        details = _details(client, below, "none")
-        for place in places:
-            read = {span.sequence: await anext(details) for span, _ in place.spans}
-            for piece in tree.render_subtree(place, read, place is places[-1]):
-                out.print(piece, crop=False, end="")
-
-
-async def _details(client: Client, spans: list[Span], exchange: ExchangeBytes) -> AsyncIterator[SpanDetail]:
-    """The spans in full, read a few requests at a time."""
-    from penstock.gateway.client.connection import PARALLEL, concurrency_for, map_concurrently
-
-    while spans:
-        some, spans = spans[:PARALLEL], spans[PARALLEL:]
-        size = concurrency_for(head.request_bytes + head.response_bytes for head in some)
-        for detail in await map_concurrently(
-            lambda head: client.span(head.rollout, head.attempt, head.sequence, exchange), some, size
-        ):
-            yield detail
-
-
-async def _asked(client: Client, rid: str, spans: list[Span]) -> dict[str, RequestedToolRuns]:
-    """The tool runs that model calls asked for, by attempt, also those in other rollouts."""
-    from penstock.console.views.rollout_tree import RequestedToolRuns
-    from penstock.gateway.client.connection import map_concurrently
-
-    async def run(use: ToolUse) -> SpanDetail:
-        rollout, _, aid = (use.run_in or "").partition("/")
-        return await client.span(rollout, aid, use.span or 0, "none")
-
-    last = {span.attempt: span.sequence for span in spans}
-    found: dict[str, RequestedToolRuns] = {}
-    for attempt in sorted({span.attempt for span in spans if span.kind == "tool" or span.tool_calls}):
-        told = await client.tools(rid, attempt, last[attempt], inside=False)
-        used = [use for use in told if use.asked_by is not None and use.asked_in is None]
-        own = {use.span: use.asked_by or 0 for use in used if use.span is not None and use.run_in is None}
-        strays = [use for use in used if use.run_in is not None]
-        runs = await map_concurrently(run, strays)
-        found[attempt] = RequestedToolRuns(
-            own, [(use.asked_by or 0, one) for use, one in zip(strays, runs, strict=True)]
-        )
-    return found
-
-
-def tools(target: str, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
-    """List the tools that a rollout used, and what asked for each.
+    The filter is of rollouts for `rollouts` and `tools`, and of spans for the other two.
 
     Parameters
     ----------
-    target
-        RID or RID/ATTEMPT.
+    what
+        A row for each rollout, for each span, for each model call with what was said in it, or for each tool that a
+        rollout used.
+    format
+        JSON lines or Parquet, which needs the extra `parquet`.
+    output
+        File to write, which appears when it is whole; stdout if not given.
     """
-    from penstock.console.views import rollouts
+    from penstock.gateway.client import tables
+    from penstock.gateway.client.files import check_format, whole_file
+    from penstock.gateway.model.toml import pluralized
+
+    terms = joined_terms(filter)
+    check_format(format, output)
 
     async def ask(client: Client) -> None:
-        rid, attempt, _ = target_of(target)
-        attempt = attempt or await only_attempt(client, rid, "")
-        used = await client.tools(rid, attempt)
-        show(used, json, lambda: rollouts.tools(used), f"{rid}/{attempt} has used no tools.")
+        with whole_file(output) as file:
+            count = await tables.export(_rows(client, what, terms), tables.sink(file, what, format))
+        if output is not None:
+            note(f"{output}: {pluralized(count, 'row')}")
+        elif not count:
+            note("Nothing was written: nothing matches.")
 
     with_client(gateway, ask)
+
+
+def _rows(client: Client, what: What, filter: str) -> AsyncIterator[BaseModel]:
+    if what == "rollouts":
+        return client.rollouts(filter)
+    if what == "tools":
+        return _tools(client, filter)
+    return _spans(client, filter) if what == "spans" else _conversations(client, filter)
+
+
+async def _spans(client: Client, filter: str) -> AsyncIterator[Span]:
+    """The spans of agents. Calls that were made to try a release belong in no data set or bill."""
+    from penstock.gateway.model.facts import is_release_call
+
+    async for head in client.recent_spans(filter):
+        if not is_release_call(head):
+            yield head
+
+
+async def _tools(client: Client, filter: str) -> AsyncIterator[BaseModel]:
+    from penstock.gateway.model.facts import is_rehearsal
+    from penstock.gateway.model.tools import ToolRow
+
+    async for rollout in client.rollouts(filter):
+        for attempt in () if is_rehearsal(rollout.id) else rollout.attempts:
+            for use in await client.tools(rollout.id, attempt.id):
+                # A run is exported with the rollout that has its span.
+                if use.run_in is None:
+                    yield ToolRow(**dict(use), rollout=rollout.id, attempt=attempt.id)
+
+
+async def _conversations(client: Client, filter: str) -> AsyncIterator[BaseModel]:
+    """The conversation of each call, read a few calls at a time."""
+    from penstock.gateway.client.connection import PARALLEL
+
+    heads: list[Span] = []
+    async for head in _spans(client, f"kind:llm {filter}"):
+        heads.append(head)
+        if len(heads) == PARALLEL:
+            for made in await _read(client, heads):
+                yield made
+            heads = []
+    for made in await _read(client, heads):
+        yield made
+
+
+async def _read(client: Client, heads: list[Span]) -> list[BaseModel]:
+    from penstock.gateway.client.connection import map_concurrently
+    from penstock.gateway.client.tables import ConversationRow
+
+    details = await map_concurrently(lambda head: client.span(head.rollout, head.attempt, head.sequence), heads)
+    return [made for made in map(ConversationRow.of, details) if made is not None]
+
+
+# -- `penstock sql` ----
+
+
+def sql(
+    query: Query = None,
+    /,
+    *,
+    format: Literal["csv", "parquet"] | None = None,
+    output: Output = None,
+    limit: Limit = 1000,
+    timeout: str = "10s",
+    json: Json = False,
+    gateway: Url = LOCAL,
+) -> None:
+    """Ask the tape by SQL: one SELECT, in DuckDB's SQL.
+
+    Without a query it lists the views and their columns. It needs the index, and nothing can be changed by it.
+
+    Parameters
+    ----------
+    query
+        Such as "select model, count(*) from spans group by model"; - reads it from standard input.
+    format
+        Write the rows as CSV or Parquet, to --output or to standard output.
+    output
+        The file that is written.
+    limit
+        How many rows at most.
+    timeout
+        How long it may take, 60s at most.
+    """
+    from penstock.console.views import breakdown
+    from penstock.gateway.model.index import SqlRequest
+    from penstock.gateway.model.toml import pluralized
+
+    async def ask(client: Client) -> None:
+        if query is None:
+            views = await client.sql_views()
+            show(views.views, json, lambda: breakdown.sql_views(views))
+            return
+        text = text_of(query) if query == "-" else utf8(query)
+        wait = seconds("--timeout", timeout)
+        asked = validated_model(SqlRequest, "query", query=text, format=format or "rows", limit=limit, timeout_s=wait)
+        found = await client.sql(asked)
+        if found.more:
+            note(f"There are more than {pluralized(found.count, 'row')}: --limit {limit * 10} asks for more of them.")
+        if format is not None:
+            _write(found, format, output)
+        elif json:
+            _print_rows(found)
+        elif found.count:
+            console().print(breakdown.sql_answer(found), crop=False)
+        else:
+            note("No rows.")
+
+    if output is not None and format is None:
+        raise CommandError("--output needs --format csv or --format parquet", 2)
+    with_client(gateway, ask)
+
+
+def _write(found: SqlAnswer, format: Literal["csv", "parquet"], output: Path | None) -> None:
+    content = base64.b64decode(found.file) if format == "parquet" else found.file.encode()
+    if output is None:
+        sys.stdout.buffer.write(content)
+        return
+    from penstock.gateway.client.files import whole_file
+    from penstock.gateway.model.toml import pluralized
+
+    with whole_file(output) as file:
+        file.write(content)
+    note(f"{pluralized(found.count, 'row')} {'is' if found.count == 1 else 'are'} in {output}.")
+
+
+def _print_rows(found: SqlAnswer) -> None:
+    import orjson
+
+    for row in found.rows:
+        line = orjson.dumps(dict(zip([it.name for it in found.columns], row, strict=True))).decode()
+        sys.stdout.buffer.write(terminal_safe_json(line).encode() + b"\n")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from penstock.console.commands.resources import File, Flag, person, text_of
-from penstock.console.commands.terminal import show
+from penstock.console.commands.resources import File, Flag
+from penstock.console.commands.terminal import person, show, text_of
 from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Json, Url, validated_model, with_client
 
 if TYPE_CHECKING:
@@ -122,11 +122,11 @@ def start(
 
 def status(release: Name, /, *, json: Json = False, gateway: Url = LOCAL) -> None:
     """Show a release: its stage, its arms side by side, its evidence, and what it waits for."""
-    from penstock.console.commands.watch_release import read_snapshot
+    from penstock.console.commands.watch import read_release
     from penstock.console.views import releases
 
     async def ask(client: Client) -> None:
-        view, found, awaited = await read_snapshot(client, await _named(client, release))
+        view, found, awaited = await read_release(client, await _named(client, release))
         show([view], json, lambda: releases.status(view, found.audit, awaited, time.time_ns()))
 
     with_client(gateway, ask)
@@ -140,10 +140,10 @@ def watch(release: Name, /, *, html: Path | None = None, json: Json = False, gat
     html
         Write a page with its plots to this file, and keep it up to date.
     """
-    from penstock.console.commands import watch_release
+    from penstock.console.commands.watch import watch_release
 
     async def ask(client: Client) -> None:
-        await watch_release.watch(client, await _named(client, release), html, json)
+        await watch_release(client, await _named(client, release), html, json)
 
     with_client(gateway, ask)
 

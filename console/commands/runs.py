@@ -1,22 +1,35 @@
-"""`penstock runs`: shows, follows, plots and exports training runs."""
+"""`penstock runs`: shows, follows and plots training runs, and writes them as files for other tools.
+
+Extras are loaded only where they are needed: matplotlib and tensorboardX (which needs neither TensorBoard nor torch)
+come with `plots`, MLflow's client with `mlflow`.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
+import re
+import shutil
 import sys
 import time
+from codecs import getwriter
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from logging import ERROR, getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
 
 from penstock.console.commands.terminal import show
 from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, with_client
-from penstock.gateway.client.files import whole_file
-from penstock.gateway.model.run import MOST_READ
 
 if TYPE_CHECKING:
+    from penstock.console.views.svg import Chart
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.run import Curve, Run, RunEvent
+    from penstock.gateway.model.run import Curve, Point, Run, RunEvent, RunStatus
 
 Name = Annotated[str, Parameter(help="Name of a run.")]
 Metrics = Annotated[str | None, Parameter(help="Which metrics, with commas between; * and ? are wildcards.")]
@@ -44,10 +57,10 @@ def show_run(run: Name, /, *, metrics: Metrics = None, json: Json = False, gatew
 
 def watch(run: Name, /, *, metrics: Metrics = None, json: Json = False, gateway: Url = LOCAL) -> None:
     """Follow a run until it ends: how far it is, its curves, what happens."""
-    from penstock.console.commands import watch_run
+    from penstock.console.commands.watch import watch_run
 
     async def ask(client: Client) -> None:
-        await watch_run.watch(client, run, _names(metrics) or [], json)
+        await watch_run(client, run, _names(metrics) or [], json)
 
     with_client(gateway, ask)
 
@@ -70,6 +83,8 @@ def plot(
     compare
         Another run to draw beside it; may be given several times.
     """
+    from penstock.gateway.client.files import whole_file
+
     path = out or Path(f"{run}.html")
     if path.suffix not in (".html", ".svg", ".png"):
         raise CommandError(f"{path} is not .html, .svg or .png", 2)
@@ -90,17 +105,18 @@ def plot(
 
 
 def _drawn(suffix: str, run: Run, curves: dict[str, list[Curve]], events: list[RunEvent]) -> bytes:
-    from penstock.console.commands.export_runs import png
-    from penstock.console.views.run_page import charts, drawing, page
+    from penstock.console.views.pages import drawing, run_charts, run_page
 
     if suffix == ".html":
-        return page(run, curves, events, time.time_ns()).encode()
-    found = list(charts(curves, run.tree))
+        return run_page(run, curves, events, time.time_ns()).encode()
+    found = list(run_charts(curves, run.tree))
     return drawing(found).encode() if suffix == ".svg" else png(found)
 
 
 def _buckets(run: Run) -> int:
     """The number of buckets that can be told apart, within the gateway's limit for one answer."""
+    from penstock.gateway.model.run import MOST_READ
+
     return min(PLOTTED, MOST_READ // max(1, len(run.metrics)))
 
 
@@ -123,7 +139,7 @@ def export(
         File to write, which appears when it is whole; for TensorBoard a new folder, for MLflow one that may hold other
         runs. Stdout if not given.
     """
-    from penstock.console.commands import export_runs
+    from penstock.gateway.client.files import whole_file
 
     if to in FOLDERS and output is None:
         raise CommandError(f"{FOLDERS[to]} reads a folder: say which, as --output DIR", 2)
@@ -131,15 +147,15 @@ def export(
     async def ask(client: Client) -> None:
         found, points = await client.run(run), client.points(run)
         if to == "tensorboard" and output is not None:
-            count = await export_runs.tensorboard(points, output)
+            count = await tensorboard(points, output)
         elif to == "mlflow" and output is not None:
-            count = await export_runs.mlflow(found, points, output)
+            count = await mlflow(found, points, output)
         else:
             with whole_file(output) as file:
                 if to == "jsonl":
-                    count = await export_runs.lines(points, file)
+                    count = await lines(points, file)
                 else:
-                    count = await export_runs.table(points, found.metrics, file)
+                    count = await table(points, found.metrics, file)
         if output is not None:
             print(f"{output}: {count:,} steps", file=sys.stderr)
 
@@ -148,3 +164,178 @@ def export(
 
 def _names(metrics: str | None) -> list[str] | None:
     return None if metrics is None else [name for name in metrics.replace(",", " ").split() if name]
+
+
+# -- files: PNG, JSON lines, CSV, TensorBoard's event files, MLflow's database ----
+
+INCHES = 7.2, 3.0
+"""Width and height of a chart in a PNG."""
+EXPERIMENT = "penstock"
+"""Name of MLflow's experiment that runs belong to."""
+STATES: dict[RunStatus, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+"""MLflow's names of states; runs in all other states are `RUNNING`."""
+BATCH = 1000
+"""Maximum number of metrics in one request to MLflow; of settings it takes a tenth."""
+
+
+def extra(module: str, what: str, name: str = "plots") -> Any:
+    """A module that comes with the extra `name`. Raises `CommandError` when it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise CommandError(f"{what} needs {module.partition('.')[0]}: pip install 'penstock-gateway[{name}]'") from None
+
+
+def png(charts: Sequence[Chart]) -> bytes:
+    """The charts below each other as an image."""
+    width, height = INCHES
+    figure = extra("matplotlib.figure", "PNG").Figure(figsize=(width, height * len(charts)), layout="tight")
+    for place, chart in enumerate(charts, 1):
+        _draw(figure.add_subplot(len(charts), 1, place), chart)
+    made = io.BytesIO()
+    # Without pyplot: a figure by itself draws with Agg, opens no window and leaves nothing behind.
+    figure.savefig(made, format="png", dpi=150)
+    return made.getvalue()
+
+
+def _draw(axes: Any, chart: Chart) -> None:
+    for line in chart.lines:
+        # A dollar sign would begin a formula.
+        way = {"marker": "o", "linestyle": ""} if line.dots else {}
+        axes.plot(*zip(*line.points, strict=True), label=line.name.replace("$", r"\$"), **way) if line.points else None
+    for _, limit in chart.limits:
+        axes.axhline(limit, linestyle=":")
+    if chart.log:
+        axes.set_yscale("log")
+    if chart.band:
+        axes.fill_between(*zip(*chart.band, strict=True), alpha=0.15)
+    axes.set_title(chart.title, fontsize=10)
+    axes.set_xlabel(chart.x)
+    axes.grid(alpha=0.3)
+    if len(chart.lines) > 1:
+        axes.legend(fontsize=8)
+
+
+async def lines(points: AsyncIterable[Point], file: IO[bytes]) -> int:
+    """Writes a JSON object for each step; returns the number of steps."""
+    count = 0
+    async for point in points:
+        file.write(point.model_dump_json().encode() + b"\n")
+        count += 1
+    return count
+
+
+async def table(points: AsyncIterable[Point], metrics: Sequence[str], file: IO[bytes]) -> int:
+    """Writes CSV: a row for each step, a column for each metric, `nan` for values that are not finite. Returns the
+    number of steps."""
+    count, writer = 0, csv.writer(getwriter("utf-8")(file), lineterminator="\n")
+    writer.writerow(["step", "time_ns", *metrics])
+    async for point in points:
+        said = {name: "nan" if value is None else repr(value) for name, value in point.values.items()}
+        writer.writerow([point.step, point.time_ns, *(said.get(name, "") for name in metrics)])
+        count += 1
+    return count
+
+
+def _event_file(folder: Path) -> Any:
+    """A writer of an event file in a new folder. It is no `SummaryWriter`: that writes in a thread, and waits for it
+    even after a full disk has ended it."""
+    _ = extra("tensorboardX", "TensorBoard's files")
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise CommandError(
+            f"{folder} exists already; TensorBoard would show both: remove it or choose another"
+        ) from None
+    except OSError as e:
+        raise CommandError(f"{folder}: {e.strerror}") from None
+    # It warns of every value that is not finite; these values are intended.
+    getLogger("tensorboardX").setLevel(ERROR)
+    return import_module("tensorboardX.event_file_writer").EventsWriter(str(folder / "events"))
+
+
+async def tensorboard(points: AsyncIterable[Point], folder: Path) -> int:
+    """Writes an event file in a new folder, a scalar for each value; returns the number of steps."""
+    count, writer = 0, _event_file(folder)
+    event, scalar = import_module("tensorboardX.proto.event_pb2").Event, import_module("tensorboardX.summary").scalar
+    try:
+        async for point in points:
+            for name, value in point.values.items():
+                said = scalar(name, float("nan") if value is None else value)
+                writer.write_event(event(summary=said, step=point.step, wall_time=(point.time_ns or 0) / 1e9))
+            count += 1
+        writer.close()
+    except BaseException as e:
+        # An incomplete run must not be shown, nor block the next try.
+        with suppress(OSError, ValueError):
+            writer.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(e, OSError):
+            raise CommandError(f"{folder}: {e.strerror}") from None
+        raise
+    return count
+
+
+def _database(folder: Path) -> tuple[Any, str]:
+    """(a client of the database in a folder, the id of the experiment in it that runs belong to)."""
+    # MLflow must not report anywhere that a run was exported.
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    module = extra("mlflow.tracking", "MLflow's database", "mlflow")
+    for name in ("mlflow", "alembic"):
+        getLogger(name).setLevel(ERROR)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        client = module.MlflowClient(tracking_uri=f"sqlite:///{folder.absolute()}/mlflow.db")
+        found = client.get_experiment_by_name(EXPERIMENT)
+        if found is not None:
+            return client, found.experiment_id
+        return client, client.create_experiment(EXPERIMENT, str(folder.absolute() / "artifacts"))
+    # Any error of SQLAlchemy or alembic: the file may have another version, or be no database.
+    except Exception as e:
+        raise CommandError(f"{folder}: {' '.join(str(e).split())}") from None
+
+
+async def mlflow(run: Run, points: AsyncIterable[Point], folder: Path) -> int:
+    """Adds a run to the database in a folder; returns the number of steps."""
+    (client, place), entities = _database(folder), import_module("mlflow.entities")
+    if client.search_runs([place], f"attributes.run_name = '{run.id}'"):
+        raise CommandError(f"{folder} has a run {run.id!r} already; MLflow would show both: choose another folder")
+    made = client.create_run(place, run.created_ns // 10**6, {"penstock.kind": run.kind}, run.id).info.run_id
+    try:
+        count = await _filled(client, entities, made, run.config, points)
+    except BaseException:
+        # An incomplete run must not be shown, nor block the next try.
+        client.delete_run(made)
+        raise
+    client.set_terminated(made, STATES.get(run.status, "RUNNING"), run.ended_ns and run.ended_ns // 10**6)
+    return count
+
+
+async def _filled(client: Any, entities: Any, made: str, config: Any, points: AsyncIterable[Point]) -> int:
+    params = [entities.Param(name, value[:6000]) for name, value in settings(config)]
+    for start in range(0, len(params), BATCH // 10):
+        client.log_batch(made, params=params[start : start + BATCH // 10])
+    count, held = 0, list[Any]()
+    async for point in points:
+        held += (_metric(entities, point, name, value) for name, value in point.values.items())
+        while len(held) >= BATCH:
+            client.log_batch(made, metrics=held[:BATCH])
+            del held[:BATCH]
+        count += 1
+    client.log_batch(made, metrics=held)
+    return count
+
+
+def _metric(entities: Any, point: Point, name: str, value: float | None) -> Any:
+    number = float("nan") if value is None else value
+    # MLflow allows no % and no @ in names.
+    return entities.Metric(re.sub("[@%]", "_", name), number, (point.time_ns or 0) // 10**6, point.step)
+
+
+def settings(config: Any, path: str = "config") -> Iterator[tuple[str, str]]:
+    """The leaves of a configuration, each with its dotted path."""
+    if not isinstance(config, Mapping):
+        yield path, str(config)
+        return
+    for key, value in cast(Mapping[str, Any], config).items():
+        yield from settings(value, key if path == "config" else f"{path}.{key}")

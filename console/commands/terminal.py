@@ -1,19 +1,23 @@
-"""Prints results on a terminal, into a pipe, or as JSON."""
+"""Common parts of commands: they print results, read texts, and say who wants a change."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from json import dumps
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.gateway.client.console import note
+from penstock.gateway.client.console import CommandError, note, validated_model
 from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console, RenderableType
+
+    from penstock.gateway.model.audit import ActionRequest
 
 
 def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
@@ -50,3 +54,43 @@ def console() -> Console:
 
     endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=ENDLESS if endless else None, highlight=False, emoji=False, markup=False)
+
+
+def text_of(file: str) -> str:
+    """The text in a file; - is stdin. Raises `CommandError` if it cannot be read."""
+    try:
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
+    except OSError as e:
+        raise CommandError(f"{file}: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise CommandError(f"{file} is not UTF-8: byte {e.start + 1}") from None
+
+
+def person(given: str | None) -> str:
+    """The given name, else that of the user who is logged in; empty if there is none."""
+    import getpass
+
+    try:
+        return getpass.getuser() if given is None else given
+    except (KeyError, OSError):
+        # A container may have no users: then nobody is logged in.
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionOptions:
+    """Options of every command that changes something: the author and the reason of the change."""
+
+    who: str | None = None
+    """Who wants it; the name you are logged in with if not given."""
+    why: str = ""
+    """Why, in a sentence; `penstock audit` shows it."""
+
+    def request(self) -> ActionRequest:
+        """The options as the gateway takes them."""
+        from penstock.gateway.model.audit import ActionRequest
+
+        return validated_model(ActionRequest, who=person(self.who), why=self.why)
+
+
+ACTION_DEFAULTS = ActionOptions()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from penstock.console.views.release_page import History
+from penstock.console.views.pages import History
 from penstock.gateway.client.connection import ClientError, map_concurrently
 from penstock.gateway.client.resources import read_history
 from penstock.gateway.model.release import Assignment, AuditTrailEntry, Pin, Release, RolloutEvidence

@@ -17,7 +17,6 @@ from pydantic import Field
 from rich.text import Text
 
 from penstock.console.mcp_server.rollouts import Filter
-from penstock.console.mcp_server.text_format import moment, plain
 from penstock.console.mcp_server.tool import (
     ToolAnswer,
     ToolArguments,
@@ -25,6 +24,8 @@ from penstock.console.mcp_server.tool import (
     ToolDefinition,
     ToolError,
     ToolResult,
+    moment,
+    plain,
 )
 from penstock.console.mcp_server.versions import resource_of, version_of
 from penstock.console.views.table import Column, Listing, figure

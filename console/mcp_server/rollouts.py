@@ -8,8 +8,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.console.mcp_server.text_format import cut, moment, plain, read_rows
-from penstock.console.mcp_server.tool import Cursor, ToolAnswer, ToolArguments, ToolContext, ToolDefinition, ToolResult
+from penstock.console.mcp_server.tool import (
+    Cursor,
+    ToolAnswer,
+    ToolArguments,
+    ToolContext,
+    ToolDefinition,
+    ToolResult,
+    cut,
+    moment,
+    plain,
+    read_rows,
+)
 from penstock.console.views import rollouts as display
 from penstock.console.views.rollouts import content
 from penstock.console.views.table import Column, Listing, abbreviate, age, clean, compact, figure, number

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, create_model
 
-from penstock.console.mcp_server.text_format import cut, moment, plain
 from penstock.console.mcp_server.tool import (
     MOST_TEXT,
     AnyTool,
@@ -22,9 +21,11 @@ from penstock.console.mcp_server.tool import (
     ToolDefinition,
     ToolError,
     ToolResult,
+    cut,
+    moment,
+    plain,
 )
 from penstock.console.views import queue as queue_display
-from penstock.console.views import release_summary as summary
 from penstock.console.views import releases as display
 from penstock.console.views import rollouts as rollout_display
 from penstock.console.views.noun import NounError, NounSelection
@@ -189,7 +190,7 @@ def _row(one: Release) -> ReleaseRow:
         candidate=one.candidate,
         stage=one.stage,
         live=one.live,
-        split=summary.share(one.stage, one.split),
+        split=display.share(one.stage, one.split),
         assigned=one.assigned,
         reason=cut(one.reason, WHY),
     )
@@ -264,15 +265,15 @@ async def _named(client: Client, name: str) -> str:
 
 def _release(view: ReleaseView, audit: list[AuditTrailEntry]) -> ReleaseAnswer:
     release = view.release
-    arms = summary.arms(release, view.figures) if release.assigned else ()
+    arms = display.arms(release, view.figures) if release.assigned else ()
     return ReleaseAnswer(
         release=_row(release),
-        waits_for=list(summary.wait_conditions(view)),
+        waits_for=list(display.wait_conditions(view)),
         arms=[ArmFigure(name=row.name, stable=row.stable, candidate=row.candidate) for row in arms],
-        difference=summary.difference(view),
+        difference=display.difference(view),
         evidence=[
             EvidenceFigure(name=one.name, value=one.value, limit=one.limit, then=one.follows, reached=one.crossed)
-            for one in (summary.decision_thresholds(release, view.figures) if release.assigned else ())
+            for one in (display.decision_thresholds(release, view.figures) if release.assigned else ())
         ],
         decisions=[
             DecisionRow(at=moment(one.at_ns), action=one.action, stage=one.after, who=one.who, why=cut(one.why, WHY))

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from penstock.console.mcp_server.text_format import moment, piece, plain
 from penstock.console.mcp_server.tool import (
     Characters,
     ToolAnswer,
@@ -16,6 +15,9 @@ from penstock.console.mcp_server.tool import (
     ToolDefinition,
     ToolError,
     ToolResult,
+    moment,
+    piece,
+    plain,
 )
 from penstock.console.views import resources as display
 from penstock.console.views.table import abbreviate, clean, compact

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from penstock.console.mcp_server.text_format import cut
 from penstock.console.mcp_server.tool import (
     ToolAnswer,
     ToolArguments,
@@ -17,6 +16,7 @@ from penstock.console.mcp_server.tool import (
     ToolDefinition,
     ToolError,
     ToolResult,
+    cut,
     problems,
 )
 from penstock.console.mcp_server.versions import resource_of, version_of

@@ -1,17 +1,19 @@
-"""Figures of calls, grouped by a common property, for a terminal."""
+"""Figures over the tape for a terminal: calls by a common property, what was not read, and answers to SQL. Pure."""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 
 from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.rollouts import sums
-from penstock.console.views.table import Column, Listing, duration, figure, moment, number, plain
+from penstock.console.views.table import Column, Listing, clean, duration, figure, moment, number, plain
 from penstock.gateway.model.breakdown import Breakdown, UnreadRow
+from penstock.gateway.model.index import SqlAnswer, SqlViews
 from penstock.gateway.model.prices import staleness_warning
 
 if TYPE_CHECKING:
@@ -80,3 +82,41 @@ def money(amount: float | None) -> str:
     if amount is None:
         return ""
     return f"{amount:,.2f}" if amount >= 0.995 or not amount else f"{amount:.3g}"
+
+
+_FIGURES = ("bigint", "integer", "double", "hugeint", "decimal", "float", "ubigint")
+
+
+def sql_answer(found: SqlAnswer) -> Group:
+    """The rows of an answer as a table."""
+    figures = [column.type.startswith(_FIGURES) and not column.type.endswith("]") for column in found.columns]
+    listing = Listing(
+        *(
+            figure(clean(column.name)) if is_figure else Column(clean(column.name), narrows="cut", least=8)
+            for column, is_figure in zip(found.columns, figures, strict=True)
+        )
+    )
+    for row in found.rows:
+        listing.add_row(*(plain(_cell(value)) for value in row))
+    return Group(listing)
+
+
+def sql_views(found: SqlViews) -> Group:
+    """The views, each with its columns."""
+    parts: list[Any] = []
+    for view in found.views:
+        parts += [
+            Text(f"{view.name}: {view.help}", style="bold"),
+            Listing(Column("column"), Column("type"), Column("what it is", narrows="words")),
+        ]
+        for column in view.columns:
+            parts[-1].add_row(column.name, plain(column.type, "dim"), column.help)
+    return Group(*parts)
+
+
+def _cell(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return None if value is None else " ".join(value.split())
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)

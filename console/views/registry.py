@@ -1,7 +1,7 @@
 """The nouns that can be listed. Commands, screens of the TUI and tools for coding agents are made from this table.
 
 A new noun is a `NounView` in a module of this package and a row here; a command of one word is named in
-`commands.sections` too. Importing this module loads no view, so that `penstock --help` is quick.
+`commands.command_table` too. Importing this module loads no view, so that `penstock --help` is quick.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NOUNS: Final[dict[str, NounEntry]] = {
     "queue": NounEntry("queue", "queue:QUEUE", "Show how much work there is."),
     "workers": NounEntry("workers", "queue:WORKERS", "List those who run rollouts."),
     "prices": NounEntry("prices list", "administration:PRICES", "Show the prices that costs are computed with."),
-    "waiting": NounEntry("policy waiting", "policy:WAITING", "List tool calls that wait for a person."),
+    "waiting": NounEntry("policy waiting", "tools:WAITING", "List tool calls that wait for a person."),
     "resources": NounEntry(
         "resource list", "resources:RESOURCES", "List what releases can change.", shows="resource show"
     ),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views import coverage
+from penstock.console.views import releases
 from penstock.console.views.noun import NounRows, NounSelection, NounView
-from penstock.console.views.release_summary import audience
+from penstock.console.views.releases import audience
 from penstock.console.views.rollouts import BRIEF, pluralized
 from penstock.console.views.table import Column, Listing, abbreviate, age, ago, clean, figure, joined, plain
 from penstock.gateway.model.resource import Resource, ResourceList, ResourceView, Template, sent_by_agents
@@ -43,7 +43,7 @@ async def _fetch(client: Client, selection: NounSelection) -> NounRows[ResourceV
 def listed(found: ResourceList) -> NounRows[ResourceView]:
     """All resources, and the number of requests that could not be searched for them, by reason."""
     counts = found.unread
-    unread = f"{pluralized(sum(counts.values()), 'request')} passed unread: {coverage.reasons(counts)}."
+    unread = f"{pluralized(sum(counts.values()), 'request')} passed unread: {releases.miss_reasons(counts)}."
     none = (
         "There are no resources yet: `penstock resource add NAME --file FILE` registers a prompt, `penstock prompts "
         "discover` finds those that agents send."
@@ -55,7 +55,7 @@ def _covered(one: ResourceView) -> Text:
     if one.coverage is None and one.kind != "model" and not sent_by_agents(one.versions):
         return Text("no text sent", "yellow")
     fell = one.coverage is not None and one.coverage.fell_ns is not None
-    return Text(coverage.brief(one.coverage), "yellow" if fell else "")
+    return Text(releases.coverage_brief(one.coverage), "yellow" if fell else "")
 
 
 def _stable(one: ResourceView) -> str:
@@ -89,7 +89,7 @@ def resource(one: ResourceView, now_ns: int) -> Group:
     head = joined(Text(clean(one.name), style="bold"), one.kind, f"stable {clean(one.stable.version)}")
     rules = [joined(f"stable {clean(rule.version)}", f"for {clean(audience(rule.only))}") for rule in one.stable.rules]
     live = [joined("live", clean(release)) for release in one.releases]
-    reach: Iterable[str] = () if one.coverage is None else coverage.lines(one.name, one.coverage, now_ns)
+    reach: Iterable[str] = () if one.coverage is None else releases.coverage_lines(one.name, one.coverage, now_ns)
     live += [joined("coverage", line) for line in reach]
     made = Listing(*VERSIONS)
     for it in one.versions:

@@ -1,10 +1,11 @@
-"""Training runs for a terminal. Pure, as `console.views.rollouts` is."""
+"""Training runs for a terminal, and the candidates of those that search. Pure."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -12,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from penstock.console.views.candidates import tree
 from penstock.console.views.noun import LimitedSelection, NounRows, NounView, limited
 from penstock.console.views.rollouts import pluralized, status
+from penstock.console.views.svg import Chart, LineSeries
 from penstock.console.views.table import (
     Column,
     Listing,
@@ -28,7 +29,7 @@ from penstock.console.views.table import (
     number,
     plain,
 )
-from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead, RunKind, RunStatus
+from penstock.gateway.model.run import CandidateTree, Curve, Run, RunCandidate, RunEvent, RunHead, RunKind, RunStatus
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -91,7 +92,7 @@ def show(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_ns: 
     """A run with its configuration, metrics and events, to fit a screen or two; `events` newest first."""
     pieces: list[RenderableType] = [_head(run, now_ns), *_facts(run)]
     if run.tree is not None:
-        pieces += [Text(), tree(run.tree)]
+        pieces += [Text(), candidates_tree(run.tree)]
     if run.config is not None:
         pieces += [Text("\nconfig", style="dim"), Padding.indent(_json(run), 2)]
     if curves:
@@ -108,7 +109,7 @@ def watched(run: Run, curves: Sequence[Curve], events: Sequence[RunEvent], now_n
         pieces.append(_progress(run, run.steps, now_ns))
     pieces += _facts(run)
     if run.tree is not None:
-        pieces.append(tree(run.tree, WATCHED))
+        pieces.append(candidates_tree(run.tree, WATCHED))
     return Group(*pieces, metrics(curves), *(event(one) for one in reversed(events)))
 
 
@@ -182,3 +183,88 @@ def line(run: RunHead, curves: Iterable[Curve]) -> Text:
     """The state of a run on a line, for output that is no terminal."""
     values = (f"{clean(curve.metric)} {number(curve.last) or 'none'}" for curve in curves if curve.count)
     return joined(clean(run.id), status(run.status), f"step {_step(run)}", *values)
+
+
+# -- candidates ----
+
+
+TREE = (
+    Column("candidate"), figure("mean"), figure("rollouts", 3), Column("state"), figure("gain", 4, ),
+    figure("e-value", 5), figure("length", 1), Column("claim", 6, "cut", 16),
+)  # fmt: skip
+STATE_COLOURS = {"winner": "bold green", "better": "green", "out": "red", "racing": "yellow"}
+T = TypeVar("T", bound=RunCandidate)
+
+
+def ordered_candidates(found: Sequence[T]) -> list[tuple[int, T]]:
+    """(depth, candidate), in the order of the tree: below each candidate those that were made from it, finalists and
+    the highest mean first. The root comes first; candidates whose parents do not lead to a root come last."""
+    if not found:
+        return []
+    root, names = found[0], {one.id for one in found}
+    children: defaultdict[str, list[T]] = defaultdict(list)
+    for one in found[1:]:
+        children[one.parent if one.parent and one.parent in names else root.id].append(one)
+
+    lines, waiting = list[tuple[int, T]](), [(0, root)]
+    while waiting:
+        depth, one = waiting.pop()
+        lines.append((depth, one))
+        # `pop`: of several candidates with one name only the first gets the children, and a cycle ends.
+        waiting += [(depth + 1, child) for child in sorted(children.pop(one.id, []), key=_rank)[::-1]]
+    return [*lines, *((1, one) for left in children.values() for one in left)]
+
+
+def _rank(one: RunCandidate) -> tuple[bool, float, int]:
+    return one.state == "tried", -(one.mean or 0.0), -one.rollouts
+
+
+def candidates_table(found: Sequence[tuple[int, RunCandidate]]) -> Listing:
+    """A line for each candidate, indented by its depth."""
+    made = Listing(*TREE)
+    for depth, one in found:
+        name = Text(f"{'  ' * (depth - 1)}└ {clean(one.id)}" if depth else clean(one.id))
+        value = "" if one.e_value is None else f"{one.e_value:.3g} of {one.needed or 0:g}"
+        state = "" if one.state == "tried" else one.state
+        made.add_row(
+            name, _mean(one), f"{one.rollouts:,}" if one.rollouts else "", plain(state, STATE_COLOURS.get(state, "")),
+            "" if one.gain is None else f"{one.gain:+.3f}", value, f"{one.length:,}" if one.length else "",
+            plain(one.claim),
+        )  # fmt: skip
+    return made
+
+
+def _mean(one: RunCandidate) -> str:
+    return "" if one.mean is None else f"{one.mean:.3f}"
+
+
+def candidates_tree(told: CandidateTree, most: int | None = None) -> RenderableType:
+    """The tree, or its first `most` lines, and how many candidates are missing."""
+    lines = ordered_candidates(told.candidates)
+    shown = lines if most is None else lines[:most]
+    missing = told.left_out + len(lines) - len(shown)
+    if not missing:
+        return candidates_table(shown)
+    return Group(candidates_table(shown), Text(f"{missing:,} more candidates are not shown", "dim"))
+
+
+def candidates_chart(told: CandidateTree) -> Chart | None:
+    """The mean of each candidate at the step at which it came, and the best so far; None without means."""
+    points = sorted((float(one.step), one.mean) for one in told.candidates if one.mean is not None)
+    if not points:
+        return None
+    best: list[tuple[float, float]] = []
+    for step, mean in points:
+        best.append((step, max(mean, best[-1][1] if best else mean)))
+    said = (
+        f"{len(points):,} candidates by the step at which they came. The highest mean is lucky too: only the race says "
+        "whether a candidate is better."
+    )
+    lines = [LineSeries("candidates", points, dots=True), LineSeries("highest so far", best, 1, stepped=True)]
+    return Chart("Candidates: mean reward in the search", said, lines, "step", "mean reward", tick_y="{:.4g}".format)
+
+
+def needed_e_value(told: CandidateTree | None) -> float | None:
+    """The e-value at which a finalist is better; None while nothing races."""
+    candidates = told.candidates if told is not None else []
+    return next((one.needed for one in candidates if one.needed is not None), None)

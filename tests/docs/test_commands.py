@@ -22,8 +22,7 @@ from fakes.source import GROUP, rendered
 from fakes.terminal import statements
 
 from bench.structure import sources
-from penstock.console.commands.command_table import COMMANDS, GROUPS, CommandEntry, CommandGroup
-from penstock.console.commands.sections import SECTIONS
+from penstock.console.commands.command_table import COMMANDS, GROUPS, SECTIONS, CommandEntry, CommandGroup
 from penstock.console.main import app, main
 
 pytestmark = GROUP

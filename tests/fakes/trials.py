@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.console.views.release_page import History
+from penstock.console.views.pages import History
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,

@@ -7,7 +7,7 @@ from fakes.tui_world import World
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import FilterField
-from penstock.tui.completion import commands, filters, format_completions
+from penstock.tui.widgets import complete_command, complete_filter, format_completions
 
 FIELDS = [
     FilterField(name="status", help="", operators=[":", "="], values=["succeeded", "failed"]),
@@ -31,15 +31,15 @@ FIELDS = [
     ],
 )
 def test_a_filter_goes_on(typed: str, likely: list[str]) -> None:
-    assert filters(typed, FIELDS) == likely
+    assert complete_filter(typed, FIELDS) == likely
 
 
 def test_a_command_goes_on() -> None:
     wanted = {"rollouts": (), "rollout": ("r1", "r2"), "theme": ("nord",)}
-    assert commands("ro", wanted) == ["rollouts", "rollout"]
-    assert commands("rollout r", wanted) == ["rollout r1", "rollout r2"]
-    assert commands("rollout r1", wanted) == []
-    assert commands("unknown x", wanted) == []
+    assert complete_command("ro", wanted) == ["rollouts", "rollout"]
+    assert complete_command("rollout r", wanted) == ["rollout r1", "rollout r2"]
+    assert complete_command("rollout r1", wanted) == []
+    assert complete_command("unknown x", wanted) == []
 
 
 def test_what_is_likely_is_named_by_its_last_word() -> None:
@@ -49,7 +49,7 @@ def test_what_is_likely_is_named_by_its_last_word() -> None:
 async def test_every_completion_of_the_gateways_fields_is_a_filter_that_it_takes(world: World) -> None:
     async with Client(world.url) as client:
         fields = (await client.filter_fields()).rollouts
-        whole = [text for one in fields for text in filters(f"{one.name}{one.operators[0]}", [one])]
+        whole = [text for one in fields for text in complete_filter(f"{one.name}{one.operators[0]}", [one])]
         assert len(whole) > 20
         for text in whole:
             _ = await client.rollout_page(text, 1, None)

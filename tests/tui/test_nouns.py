@@ -9,7 +9,7 @@ from fakes.screens import LARGE, options, running, until
 from fakes.tui_world import World
 
 from penstock.console.main import main
-from penstock.console.mcp_server.tools import TOOLS
+from penstock.console.mcp_server.server import TOOLS
 from penstock.console.views.registry import NOUNS, listable, noun_view
 from penstock.tui.screens.registry import SCREENS
 

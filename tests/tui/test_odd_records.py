@@ -18,18 +18,17 @@ from penstock.console.views.table import clean
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.resource import ResourceView
 from penstock.tui.loader import GatewayLink, ViewLoader, ViewState
-from penstock.tui.panes import raw
+from penstock.tui.screens import span_panes
 from penstock.tui.screens.registry import comparison_words
 from penstock.tui.screens.tools import ToolsData as Tools
 from penstock.tui.screens.tools import ToolsView
 from penstock.tui.view import ScreenView
-from penstock.tui.widgets.dialogs import Confirm
-from penstock.tui.widgets.rows import Rows
+from penstock.tui.widgets import Confirm, Rows
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"[" * 5_000 + b"]" * 5_000, b'{"a": "\\ud800"}'])
 def test_an_odd_body_is_drawn(body: bytes) -> None:
-    for line in raw._content(body):  # pyright: ignore[reportPrivateUsage]  # what draws it
+    for line in span_panes._content(body):  # pyright: ignore[reportPrivateUsage]  # what draws it
         assert line.plain.encode()
 
 

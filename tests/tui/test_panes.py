@@ -14,24 +14,23 @@ from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult
 
-from penstock.console.views.release_page import EvidencePoint
-from penstock.console.views.release_summary import EValueThreshold
+from penstock.console.views.pages import EvidencePoint
+from penstock.console.views.releases import EValueThreshold
 from penstock.gateway.model.answers import Digest, ModelStats, RewardStats, SpanDetail, Stats
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Totals, Worker
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.wire.dialects.token_ids import TokenLogprob, read_logprobs
-from penstock.tui.panes import waterfall
-from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
-from penstock.tui.panes.race import FEWEST, remaining_rollouts
-from penstock.tui.panes.step_alignment import StepPair, TranscriptStep, align_steps, find_divergence, mark_differences
-from penstock.tui.panes.tokens import NONE, tokens
-from penstock.tui.panes.waterfall import timing
+from penstock.tui import widgets as module
+from penstock.tui.screens import span_panes
+from penstock.tui.screens.chart import TerminalCurve, chart, smooth_points
+from penstock.tui.screens.compare import StepPair, TranscriptStep, align_steps, find_divergence, mark_differences
 from penstock.tui.screens.overview import OverviewData, draw_blocks
-from penstock.tui.traffic import BUCKETS, SECONDS, DigestHistory
-from penstock.tui.widgets import sheet as module
-from penstock.tui.widgets.sheet import RESTS, Sheet
+from penstock.tui.screens.releases import FEWEST, remaining_rollouts
+from penstock.tui.screens.span_panes import NONE, timing, tokens
+from penstock.tui.view import BUCKETS, SECONDS, DigestHistory
+from penstock.tui.widgets import RESTS, Sheet
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.one_of(st.none(), FINITE)
@@ -148,20 +147,20 @@ def test_a_bar_is_at_least_a_character_and_stays_in_its_place(
         rollout="r", attempt="a", sequence=1, status=status, start_ns=start, stream=stream,
         end_ns=None if length is None else start + length, first_byte_ns=first,
     )  # fmt: skip
-    axis = waterfall.TimeAxis.of([span], start + 5)
-    drawn = waterfall.bar(span, axis, width, start + 5)
+    axis = span_panes.TimeAxis.of([span], start + 5)
+    drawn = span_panes.bar(span, axis, width, start + 5)
     assert 1 <= drawn.cell_len <= width
     assert drawn.plain.strip()
 
 
 def test_a_bar_tells_waiting_from_streaming_and_how_it_ended() -> None:
     span = Span(rollout="r", attempt="a", sequence=1, start_ns=0, end_ns=100, first_byte_ns=40, stream=True)
-    axis = waterfall.TimeAxis(0, 100)
-    assert waterfall.bar(span, axis, 10, 100).plain == "░░░░██████"
+    axis = span_panes.TimeAxis(0, 100)
+    assert span_panes.bar(span, axis, 10, 100).plain == "░░░░██████"
     failed = span.model_copy(update={"status": SpanStatus.ERROR, "stream": False})
-    assert waterfall.bar(failed, axis, 10, 100).plain == "▒▒▒▒▒▒▒▒▒✗"
+    assert span_panes.bar(failed, axis, 10, 100).plain == "▒▒▒▒▒▒▒▒▒✗"
     going = span.model_copy(update={"status": SpanStatus.OPEN, "end_ns": None})
-    assert waterfall.bar(going, axis, 10, 50).plain == "░░░░▶"
+    assert span_panes.bar(going, axis, 10, 50).plain == "░░░░▶"
 
 
 ENTRIES = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -3}]

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from textual.app import App, ComposeResult
 
 from penstock.console.views.table import Column
-from penstock.tui.row_arrangement import arrange_rows, find_failed_row, matches, next_sort, selection_index
-from penstock.tui.view import TableModel
-from penstock.tui.widgets.rows import Rows
+from penstock.tui.view import TableModel, arrange_rows, find_failed_row, matches, next_sort, selection_index
+from penstock.tui.widgets import Rows
 
 IDS = st.lists(st.text("abcdef", min_size=1, max_size=3), unique=True, max_size=12)
 

@@ -16,7 +16,6 @@ from fakes.tui_world import World
 
 from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.tui.plain import render_plain
 from penstock.tui.screens.registry import STANDING, make_view
 from penstock.tui.session_recording import (
     FORMAT,
@@ -27,6 +26,7 @@ from penstock.tui.session_recording import (
     SessionRecorder,
     load,
 )
+from penstock.tui.view import render_plain
 
 
 async def texts(client: ReplayClient | RecordingClient, now_ns: int) -> dict[str, str]:

@@ -14,9 +14,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from penstock.console.views.candidates import listing, ordered
-from penstock.console.views.release_page import document, table
-from penstock.console.views.release_page import figure as html_figure
+from penstock.console.views.pages import document, table
+from penstock.console.views.pages import figure as html_figure
+from penstock.console.views.runs import candidates_table, ordered_candidates
 from penstock.console.views.svg import Chart, LineSeries, text
 from penstock.console.views.table import Column, Listing, figure, moment, number, plain
 from penstock.gateway.model.base import Mode
@@ -174,9 +174,9 @@ def _run_pieces(run: RunFigures, alone: bool) -> Iterator[RenderableType]:
         for one in worse[:MOST]:
             made.add_row(one.task, plain(one.key), f"{one.before:.3f}", f"{one.after:.3f}", " ".join(one.rollouts))
         yield made
-    found = ordered(result.candidates)
+    found = ordered_candidates(result.candidates)
     yield Text(f"\nCandidates: {len(found):,}{f', of which {MOST} are shown' if len(found) > MOST else ''}.")
-    yield listing(found[:MOST])
+    yield candidates_table(found[:MOST])
     yield from map(plain, result.published)
 
 
@@ -237,7 +237,7 @@ def _run_html(run: RunFigures, place: int) -> Iterator[str]:
             yield html_figure(chart, f"race{place}-{at}")
     candidates = [
         (f"{'· ' * depth}{one.id}", number(one.mean), f"{one.rollouts:,}", one.state, f"{one.length:,}", one.claim)
-        for depth, one in ordered(result.candidates)
+        for depth, one in ordered_candidates(result.candidates)
     ]
     heads = ("candidate", "mean", "rollouts", "state", "length", "claim")
     listed = table("Each below the one that it was made from", heads, candidates)

@@ -12,8 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from penstock.console.views import queue, rollouts
-from penstock.console.views.release_summary import decision_thresholds, stage_name
-from penstock.console.views.releases import bar
+from penstock.console.views.releases import bar, decision_thresholds, stage_name
 from penstock.console.views.runs import sparkline
 from penstock.console.views.table import age, clean, compact, duration, joined, number, plain, size
 from penstock.gateway.client.connection import map_concurrently
@@ -27,8 +26,7 @@ from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ServerView
 from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.reading.policy.questions import Question
-from penstock.tui.traffic import DigestHistory
-from penstock.tui.view import Pane, ScreenView
+from penstock.tui.view import DigestHistory, Pane, ScreenView
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

@@ -10,19 +10,14 @@ from penstock.console.views.registry import NOUNS, listable
 from penstock.console.views.resources import RESOURCES
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.tui.screens.compare import MOST, CompareRolloutsView, CompareRunsView, CompareVersionsView, CompareView
-from penstock.tui.screens.groups import GroupsView
-from penstock.tui.screens.log import LogView
-from penstock.tui.screens.noun import noun_screen
+from penstock.tui.screens.gateway import LogView, UpstreamsView, WorkersView
 from penstock.tui.screens.overview import OverviewView
-from penstock.tui.screens.releases import ReleasesView
-from penstock.tui.screens.resources import ResourcesView
+from penstock.tui.screens.releases import ReleasesView, ResourcesView
 from penstock.tui.screens.rollout import RolloutView
-from penstock.tui.screens.rollouts import RolloutsView
+from penstock.tui.screens.rollouts import GroupsView, RolloutsView
 from penstock.tui.screens.runs import RunsView
 from penstock.tui.screens.tools import ToolsView
-from penstock.tui.screens.upstreams import UpstreamsView
-from penstock.tui.screens.workers import WorkersView
-from penstock.tui.view import ScreenView
+from penstock.tui.view import ScreenView, noun_screen
 
 
 class ScreenEntry(NamedTuple):

@@ -1,20 +1,27 @@
-"""The screen of releases: arms side by side, the evidence as a race to its bounds, and decisions for a person."""
+"""The screens of releases and of the resources that they change.
+
+A release shows its arms side by side, its evidence as a race to its bounds, and decisions for a person. A resource
+shows its versions, the changes of each, and their users.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views import releases as shown
+from penstock.console.views import releases, resources
 from penstock.console.views.noun import NounRows
-from penstock.console.views.release_page import EvidencePoint, History, series
-from penstock.console.views.release_summary import (
+from penstock.console.views.pages import EvidencePoint, History, evidence_series
+from penstock.console.views.releases import (
+    EValueThreshold,
     audience,
+    decision_thresholds,
     left_out,
     share,
     stage_name,
@@ -22,13 +29,13 @@ from penstock.console.views.release_summary import (
     version_changes,
     wait_conditions,
 )
-from penstock.console.views.table import Column, Listing, ago, clean, compact, joined, plain
+from penstock.console.views.table import Column, Listing, ago, clean, compact, figure, joined, plain
 from penstock.gateway.client.resources import read_history
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.release import ARMS, Release, ReleaseView
-from penstock.tui.panes.race import race
-from penstock.tui.screens.noun import NounScreen
-from penstock.tui.view import Pane, ViewAction, pane
+from penstock.gateway.model.resource import Need, Resource, ResourceView
+from penstock.tui.screens.chart import TerminalCurve, chart, legend
+from penstock.tui.view import NounScreen, Pane, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -55,11 +62,11 @@ def _act(
     """An action that makes a decision. `verb`: its name in the API."""
 
     def unavailable(data: NounRows[Release], row: str | None) -> str | None:
-        found = shown.RELEASES.find(data, row)
+        found = releases.RELEASES.find(data, row)
         return "no release is chosen" if found is None else possible(found)
 
     def question(data: NounRows[Release], row: str | None) -> str:
-        one = shown.RELEASES.find(data, row)
+        one = releases.RELEASES.find(data, row)
         assert one is not None
         only = audience(one.only)
         whom = f"calls of {only}" if only else "all calls"
@@ -93,7 +100,7 @@ def _awaits(one: Release) -> str | None:
 
 
 class ReleasesView(NounScreen[Release, ReleaseDetails]):
-    noun = shown.RELEASES
+    noun = releases.RELEASES
     help = "canaries and what decides them; freeze, promote, roll back"
     actions: ClassVar[Sequence[ViewAction[Any]]] = (
         _act("release.promote", "promote",
@@ -138,7 +145,7 @@ class ReleasesView(NounScreen[Release, ReleaseDetails]):
         """The growth of the evidence; computed again only when it has grown."""
         state = release.id, release.revision, len(history.seen)
         if self._grown is None or self._grown[0] != state:
-            self._grown = state, await asyncio.to_thread(series, release, history, 100)
+            self._grown = state, await asyncio.to_thread(evidence_series, release, history, 100)
         return self._grown[1]
 
     def head(self, data: NounRows[Release], now_ns: int) -> Text:
@@ -155,10 +162,10 @@ class ReleasesView(NounScreen[Release, ReleaseDetails]):
         view, chain = closer.view, closer.history.audit
         return [
             Pane("Race", lambda width: race(view, closer.points, width)),
-            pane("Arms", shown.status(view, chain, closer.awaited, now_ns)),
+            pane("Arms", releases.status(view, chain, closer.awaited, now_ns)),
             pane("Coverage", _coverage(closer, now_ns)),
             pane("Policy", _policy(view.release)),
-            pane("Audit", shown.history(view.release, list(reversed(chain)))),
+            pane("Audit", releases.history(view.release, list(reversed(chain)))),
         ]
 
 
@@ -191,3 +198,188 @@ def _policy(release: Release) -> RenderableType:
     for name, value in settings.items():
         made.add_row(name, plain(value if isinstance(value, str) else compact(value)))
     return Group(Text("Its policy, as it was when it began", style="dim"), made)
+
+
+# -- the race: one lane for each e-value, to the bound at which the gateway acts ----
+#
+# An e-value begins at 1 and grows while the data speak for its claim; crossing its bound is the decision (notes of
+# `releases.canary`). A lane is logarithmic, because evidence multiplies. The number of rollouts that are likely left is
+# the remaining way of the logarithm, divided by its growth for each counted rollout: a range from two paces, that of
+# the last half and that of all rollouts. It is a guess, and the pane says how it is made.
+
+
+FEWEST: Final = 8
+"""The fewest counted rollouts with which a pace is shown."""
+LEAST_LANE: Final = 8
+CHART_HEIGHT: Final = 8
+LANES = (
+    Column("evidence"), Column("from 1 to the bound"), figure("e-value"), figure("bound"), Column("then", 1),
+    Column("likely left", narrows="words", least=16),
+)  # fmt: skip
+
+
+class RemainingRollouts(NamedTuple):
+    """The counted rollouts that are likely left until a bound."""
+
+    least: int
+    most: int | None
+    """None when the bound is never reached at one of the two paces."""
+
+
+def remaining_rollouts(measure: EValueThreshold, points: Sequence[EvidencePoint]) -> RemainingRollouts | None:
+    """The rollouts that are likely left; None when that is unknown, or when the evidence does not move towards its
+    bound.
+    """
+    grown = [(point.counted, _log(point.figures.get(measure.figure, 1.0))) for point in points]
+    if not grown or grown[-1][0] < FEWEST or measure.crossed:
+        return None
+    last, now = grown[-1]
+    middle = next(((at, log) for at, log in grown if at >= last / 2), (0, 0.0))
+    paces = [now / last, (now - middle[1]) / (last - middle[0]) if last > middle[0] else 0.0]
+    forward = [pace for pace in paces if pace > 0]
+    if not forward:
+        return None
+    rest = math.log(measure.limit) - now
+    return RemainingRollouts(
+        math.ceil(rest / max(forward)), math.ceil(rest / min(forward)) if len(forward) == 2 else None
+    )
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else 0.0
+
+
+def race(view: ReleaseView, points: Sequence[EvidencePoint], width: int) -> RenderableType:
+    """The lanes, the leading one, and the growth of the evidence."""
+    release = view.release
+    if not release.assigned:
+        return Text("No rollout has been assigned yet: the race begins with the canary.")
+    found = decision_thresholds(release, view.figures)
+    leads = max(found, key=_share)
+    made = Listing(*LANES)
+    lane = max(LEAST_LANE, min(40, width - 74))
+    for one in found:
+        then = f"{one.follows} (reached)" if one.crossed else one.follows
+        name = f"{one.name} ◀ leads" if one is leads and _share(one) > 0 and release.live else one.name
+        words = _words(one, remaining_rollouts(one, points), release.live)
+        made.add_row(plain(name), _lane(one, lane), f"{one.value:.3g}", f"{one.limit:g}", then, words)
+    told = (joined(Text("waits for", style="dim"), clean(one)) for one in wait_conditions(view))
+    return Group(made, *_pace(release.live, points), *told, *_curves(found, points, width))
+
+
+def _share(one: EValueThreshold) -> float:
+    """The share of the way to the bound, from 0 to 1."""
+    return min(1.0, max(0.0, _log(one.value) / math.log(one.limit)))
+
+
+def _lane(one: EValueThreshold, size: int) -> Text:
+    full = min(size, int(_share(one) * size + 1e-9))
+    style = "green" if one.follows in ("promotes", "passes") else "red"
+    head = "▶" if full < size else ""
+    return Text.assemble(("━" * full + head, style), ("┄" * (size - full - 1), "dim"), "▌")
+
+
+def _words(one: EValueThreshold, found: RemainingRollouts | None, live: bool) -> str:
+    if one.crossed or not live:
+        return ""
+    if found is None:
+        return "not moving"
+    if found.most is None:
+        return f"{found.least:,} or more"
+    return f"about {found.least:,}" if found.least == found.most else f"{found.least:,} to {found.most:,}"
+
+
+def _pace(live: bool, points: Sequence[EvidencePoint]) -> Iterator[Text]:
+    if not live:
+        return
+    counted = points[-1].counted if points else 0
+    if counted < FEWEST:
+        yield Text(f"How many are left is told from {FEWEST} counted rollouts on; there are {counted}.", style="dim")
+    else:
+        said = (
+            f"Likely left: counted rollouts, at the pace of the last {counted - counted // 2:,} and of all {counted:,}."
+        )
+        yield Text(said, style="dim")
+
+
+def _curves(found: Sequence[EValueThreshold], points: Sequence[EvidencePoint], width: int) -> Iterator[RenderableType]:
+    """The growth of the evidence: the two leading lanes, each as the share of the way to its bound."""
+    if len(points) < 3:
+        return
+    leading = sorted(found, key=_share, reverse=True)[:2]
+    lines = [TerminalCurve(one.name, (), [(0.0, 0.0), *_way(one, points)]) for one in leading]
+    yield from (Text(), Text("The way to the bound over the counted rollouts (1 is the bound)", style="dim"))
+    yield chart([*lines], min(width - 8, 120), CHART_HEIGHT, ("bound", 1.0))
+    yield legend(lines)
+
+
+def _way(one: EValueThreshold, points: Sequence[EvidencePoint]) -> list[tuple[float, float]]:
+    bound = math.log(one.limit)
+    return [(float(point.counted), _log(point.figures.get(one.figure, 1.0)) / bound) for point in points]
+
+
+# -- resources ----
+
+
+DIFFERENCES: Final = 20
+"""The newest versions, whose changes are resources."""
+USED = (
+    Column("version"), Column("stable for", narrows="words", least=16), Column("live releases", 1, narrows="words"),
+    Column("pinned rollouts", 2, narrows="fold", least=16),
+)  # fmt: skip
+
+
+class ResourcesView(NounScreen[ResourceView, list[Need]]):
+    noun = resources.RESOURCES
+    help = "prompts, tool texts and models: versions, differences, and where each is used; c compares two versions"
+
+    def head(self, data: NounRows[ResourceView], now_ns: int) -> Text:
+        versions = sum(len(one.versions) for one in data.rows)
+        return Text(f"{len(data.rows):,} resources, {versions:,} versions")
+
+    async def load_details(self, client: Client, data: NounRows[ResourceView], id: str) -> list[Need]:
+        return await client.needed_versions(id)
+
+    def panes(
+        self, data: NounRows[ResourceView], id: str | None, closer: list[Need] | None, now_ns: int
+    ) -> Sequence[Pane]:
+        one = self.noun.find(data, id)
+        if one is None:
+            return ()
+        stable = next((version for version in one.versions if version.version == one.stable.version), one.versions[-1])
+        return [
+            pane("Versions", resources.resource(one, now_ns)),
+            pane("Stable", resources.version(stable)),
+            pane("Differences", Group(*_differences(one))),
+            pane("Where used", Text("asking ...", style="dim") if closer is None else _used(closer)),
+        ]
+
+
+def _differences(one: ResourceView) -> Iterator[RenderableType]:
+    """The changes of each version, newest first."""
+    by_name = {version.version: version for version in one.versions}
+    if len(one.versions) == 1:
+        yield Text(f"{clean(one.name)} has one version; there is nothing to compare it with.")
+    for version in reversed(one.versions[-DIFFERENCES:]):
+        before = _before(one, version, by_name)
+        if before is not None:
+            note = joined(
+                plain(version.note), Text(f"by {clean(version.author)}" if version.author else "", style="dim")
+            )
+            yield from (note, resources.difference(before, version), Text())
+
+
+def _before(one: ResourceView, version: Resource, by_name: dict[str, Resource]) -> Resource | None:
+    """The version from which it was made; else the one before it; None for the first."""
+    if version.parent in by_name:
+        return by_name[version.parent]
+    place = one.versions.index(version)
+    return one.versions[place - 1] if place else None
+
+
+def _used(needs: Sequence[Need]) -> RenderableType:
+    made = Listing(*USED)
+    for need in needs:
+        whom = "; ".join(audience(only) or "everybody" for only in need.audiences)
+        made.add_row(plain(need.version), plain(whom), plain(" ".join(need.releases)), plain(" ".join(need.rollouts)))
+    return made if made.rows else Text("Nobody needs any of its versions at the moment.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -20,16 +20,16 @@ from penstock.console.views import rollouts as shown
 from penstock.console.views.table import Column, clean, compact, duration, figure, joined, number, plain, size
 from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.answers import Diagnosis, ExchangeBytes, SpanDetail
+from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import CALLS
+from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects.token_ids import read_logprobs
-from penstock.tui.panes import raw, waterfall
-from penstock.tui.panes.tokens import tokens
-from penstock.tui.panes.waterfall import timing
-from penstock.tui.screens.rollout_actions import rollout_actions
+from penstock.tui.screens import span_panes
+from penstock.tui.screens.span_panes import timing, tokens
 from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
@@ -46,6 +46,58 @@ LARGEST: Final = 4 << 20
 """The most bytes of a call that are asked for."""
 SPANS = (Column("span", narrows="cut", least=24), Column("status"), figure("latency"), figure("tokens", 1))
 WITH_BYTES = frozenset({"Tokens", "Request", "Response", "Timing"})
+Find = Callable[[Any, str | None], RolloutSummary | None]
+"""The rollout of a row."""
+UNKNOWN = "no rollout is chosen, or it is not loaded yet"
+
+
+def rollout_actions(find: Find) -> Sequence[ViewAction[Any]]:
+    """The actions that cancel and requeue a rollout."""
+
+    def why_not_cancel(data: Any, id: str | None) -> str | None:
+        found = find(data, id)
+        if found is None:
+            return UNKNOWN
+        return f"{found.id} has ended already: it is {found.status}" if found.status in FINAL else None
+
+    def why_not_requeue(data: Any, id: str | None) -> str | None:
+        found = find(data, id)
+        if found is None:
+            return UNKNOWN
+        if found.origin != "queued":
+            return f"{found.id} did not come from the queue"
+        return None if found.status in FINAL else f"{found.id} has not ended: it is {found.status}"
+
+    def ask_cancel(data: Any, id: str | None) -> str:
+        found = _found(find, data, id)
+        running = "Its agent is told to stop at its next heartbeat" if found.attempt else "Nobody works on it yet"
+        return (
+            f"Cancel rollout {found.id}, which is {found.status}? {running}. It stays cancelled unless it is requeued."
+        )
+
+    def ask_requeue(data: Any, id: str | None) -> str:
+        found = _found(find, data, id)
+        return f"Queue rollout {found.id} again, which has {found.status}? A worker makes another attempt at it."
+
+    async def cancel(client: Client, data: Any, id: str | None, said: ActionRequest) -> str:
+        moved = await client.cancel(_found(find, data, id).id, said)
+        return f"{moved.id} is {moved.status}."
+
+    async def requeue(client: Client, data: Any, id: str | None, said: ActionRequest) -> str:
+        moved = await client.requeue(_found(find, data, id).id, said)
+        return f"{moved.id} is {moved.status}."
+
+    return (
+        ViewAction("rollout.cancel", why_not_cancel, ask_cancel, cancel),
+        ViewAction("rollout.requeue", why_not_requeue, ask_requeue, requeue),
+    )
+
+
+def _found(find: Find, data: Any, id: str | None) -> RolloutSummary:
+    found = find(data, id)
+    if found is None:
+        raise ValueError(UNKNOWN)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +116,7 @@ class RolloutData:
     rollout: RolloutSummary
     rows: dict[str, TreeRow]
     """Lines by `ATTEMPT` or `ATTEMPT#SEQUENCE`, from top to bottom."""
-    axes: dict[str, waterfall.TimeAxis]
+    axes: dict[str, span_panes.TimeAxis]
     """The time axis of each attempt."""
     used: dict[str, list[ToolUse]]
     """Tool uses by attempt."""
@@ -180,10 +232,10 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
     def table(self, data: RolloutData, now_ns: int) -> TableModel:
         def bar(id: str, width: int) -> Text:
             if not id:
-                return waterfall.heading(next(iter(data.axes.values()), waterfall.TimeAxis(0, 1)), width)
+                return span_panes.heading(next(iter(data.axes.values()), span_panes.TimeAxis(0, 1)), width)
             row = data.rows[id]
             axis = data.axes[row.attempt.id]
-            return waterfall.bar(row.span, axis, width, now_ns) if row.span else waterfall.heading(axis, width)
+            return span_panes.bar(row.span, axis, width, now_ns) if row.span else span_panes.heading(axis, width)
 
         none = f"{self._rollout} has no attempts yet: it waits for a worker, or for its first call."
         return TableModel(
@@ -215,7 +267,7 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
         return [
             said,
             pane("Tokens", _tokens(detail)),
-            *raw.panes(detail),
+            *span_panes.exchange_panes(detail),
             Pane("Timing", lambda width: timing(detail, width)),
             doctor,
         ]
@@ -240,14 +292,14 @@ def _id(span: Span) -> str:
 def build_tree(rollout: RolloutSummary, spans: Sequence[Span], used: dict[str, list[ToolUse]]) -> RolloutData:
     """The tree: spans inside their parents, tools below the call that requested them."""
     rows: dict[str, TreeRow] = {}
-    axes: dict[str, waterfall.TimeAxis] = {}
+    axes: dict[str, span_panes.TimeAxis] = {}
     by_attempt: dict[str, list[Span]] = {}
     for span in spans:
         by_attempt.setdefault(span.attempt, []).append(span)
     for attempt in rollout.attempts:
         own = by_attempt.get(attempt.id, [])
         rows[attempt.id] = TreeRow(attempt)
-        axes[attempt.id] = waterfall.TimeAxis.of(own, attempt.last_seen_ns)
+        axes[attempt.id] = span_panes.TimeAxis.of(own, attempt.last_seen_ns)
         asked = {
             use.span: use.asked_by for use in used.get(attempt.id, ()) if use.span and use.asked_by and not use.run_in
         }
@@ -300,7 +352,7 @@ def _tokens(detail: SpanDetail) -> RenderableType:
         return Text("It is no call of a model.")
     seen = detail.exchange
     answers = [] if seen is None else [seen.response_body, *(side.response_body for side in seen.sides)]
-    found = (read_logprobs(raw.body(one), detail.span.stream) for one in answers)
+    found = (read_logprobs(span_panes.body(one), detail.span.stream) for one in answers)
     return tokens(next((one for one in found if one), ()))
 
 

@@ -1,10 +1,11 @@
-"""The screen of rollouts: a live list of any length, of which only a part is held.
+"""The screens of rollouts and of their groups: live lists.
 
-The gateway lists rollouts newest first, page by page. The list keeps the ids of those it has received, and the `HELD`
-rows that were in sight last; others are asked for by their ids when they come into sight. A digest of changes names
-rollouts: those in sight are asked for again; new ones are asked for with the filter and go on top if they match it.
-Rows that no longer match the filter are removed. So the memory and the questions of a list depend on the screen, not on
-the tape.
+The gateway lists rollouts newest first, page by page. A list of any length keeps the ids of those it has received, and
+the `HELD` rows that were in sight last; others are asked for by their ids when they come into sight. A digest of
+changes names rollouts: those in sight are asked for again; new ones are asked for with the filter and go on top if they
+match it. Rows that no longer match the filter are removed. So the memory and the questions of a list depend on the
+screen, not on the tape. Groups put the tries at each task together, so that a task that fails half of the time stands
+out.
 """
 
 from __future__ import annotations
@@ -18,22 +19,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from rich.text import Text
 
-from penstock.console.views import rollouts as shown
-from penstock.console.views.table import compact, joined, plain
-from penstock.gateway.model.rollout import RolloutSummary
+from penstock.console.views import rollouts
+from penstock.console.views.table import Column, age, compact, figure, joined, number, plain
+from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span
-from penstock.tui.screens.rollout import RolloutView
-from penstock.tui.screens.rollout_actions import rollout_actions
+from penstock.tui.screens.rollout import RolloutView, rollout_actions
 from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.answers import Digest, RolloutPage
 
-FIRST_PAGE, NEXT_PAGE, LONGEST_PAGE = 60, 250, 1000
-"""Rows of the first page, which the screen waits for, of the second, and the most of later ones."""
 HELD: Final = 5_000
 """The most rows that are held; only these can be sorted."""
+FIRST_PAGE, NEXT_PAGE, LONGEST_PAGE = 60, 250, 1000
+"""Rows of the first page, which the screen waits for, of the second, and the most of later ones."""
 MOST_IDS: Final = 200
 """The most ids of one question."""
 SPANS: Final = 50
@@ -237,10 +237,14 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
     def table(self, data: RolloutList, now_ns: int) -> TableModel:
         def cells(id: str) -> Sequence[Text | str]:
             row = data.rows.get(id)
-            return [id, *[""] * (len(shown.ROLLOUTS.columns) - 1)] if row is None else shown.ROLLOUTS.cells(row, now_ns)
+            return (
+                [id, *[""] * (len(rollouts.ROLLOUTS.columns) - 1)]
+                if row is None
+                else rollouts.ROLLOUTS.cells(row, now_ns)
+            )
 
         none = f"No rollout matches {self._terms}." if self._terms else NONE
-        return TableModel([*shown.ROLLOUTS.columns], data.order, cells, none, orders(data.rows.get))
+        return TableModel([*rollouts.ROLLOUTS.columns], data.order, cells, none, orders(data.rows.get))
 
     def panes(self, data: RolloutList, id: str | None, closer: RolloutDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
@@ -249,7 +253,7 @@ class RolloutsView(ScreenView[RolloutList, RolloutDetails]):
         about = [plain(task)]
         if closer.rollout.metadata:
             about.append(joined(Text("metadata", style="dim"), plain(compact(closer.rollout.metadata))))
-        spans = shown.spans(closer.spans) if closer.spans else Text("It has no spans yet.")
+        spans = rollouts.spans(closer.spans) if closer.spans else Text("It has no spans yet.")
         return [pane("Spans", spans), pane("Task", Text("\n").join(about))]
 
     def command(self, id: str | None) -> str:
@@ -290,4 +294,118 @@ def orders(row: Callable[[str], RolloutSummary | None]) -> dict[str, Callable[[s
         "tools": by(lambda r: r.totals.tool_calls),
         "age": by(lambda r: r.created_ns),
         "last call": by(lambda r: r.last_seen_ns),
+    }
+
+
+# -- groups ----
+
+
+NEWEST_ROLLOUTS: Final = 1_000
+"""The newest rollouts, of which groups are made."""
+NO_GROUPS = "None of the newest rollouts has a group: `penstock enqueue tasks.jsonl --repeat 8` makes one of each task."
+GROUPS = (
+    Column("group"), figure("rollouts"), figure("succeeded"), figure("failed"), figure("others", 4),
+    figure("mean reward"), figure("lowest", 2), figure("highest", 3), figure("calls", 5), figure("age", 1),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """The tries at one task."""
+
+    name: str
+    rows: Sequence[RolloutSummary]
+
+    def having(self, status: RolloutStatus) -> int:
+        """Number of rollouts with a status."""
+        return sum(row.status == status for row in self.rows)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Rewards of the rollouts that have one."""
+        return [row.reward for row in self.rows if row.reward is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean reward; None while there is none."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsData:
+    """All groups of the newest rollouts."""
+
+    groups: dict[str, RolloutGroup]
+    looked_at: int
+    complete: bool
+    """True when these are all rollouts of the tape."""
+
+
+def group_rollouts(rows: Sequence[RolloutSummary]) -> dict[str, RolloutGroup]:
+    """Rollouts by the task that they repeat, newest first; rollouts without a group are left out."""
+    found: dict[str, list[RolloutSummary]] = {}
+    for row in rows:
+        if row.group is not None:
+            found.setdefault(row.group, []).append(row)
+    return {name: RolloutGroup(name, members) for name, members in found.items()}
+
+
+class GroupsView(ScreenView[GroupsData, None]):
+    name = "groups"
+    title = "Groups"
+    help = "the tries at each task together; Enter lists them, c shows where the failed ones leave the others"
+    every_s = 5.0
+
+    async def load(self, client: Client) -> GroupsData:
+        page = await client.rollout_page("", NEWEST_ROLLOUTS, None)
+        return GroupsData(group_rollouts(page.rollouts), len(page.rollouts), page.next is None)
+
+    def head(self, data: GroupsData, now_ns: int) -> Text:
+        of = "all rollouts" if data.complete else f"the newest {data.looked_at:,} rollouts"
+        return Text(f"{len(data.groups):,} groups in {of}")
+
+    def table(self, data: GroupsData, now_ns: int) -> TableModel:
+        def cells(id: str) -> Sequence[Text | str]:
+            return _cells(data.groups[id], now_ns)
+
+        return TableModel(GROUPS, list(data.groups), cells, NO_GROUPS, _orders(data.groups))
+
+    def panes(self, data: GroupsData, id: str | None, closer: None, now_ns: int) -> Sequence[Pane]:
+        group = data.groups.get(id or "")
+        return () if group is None else [pane("Rollouts", rollouts.ROLLOUTS.table(group.rows, now_ns))]
+
+    def command(self, id: str | None) -> str:
+        return "penstock rollouts" if id is None else RolloutsView(_only(id)).command(None)
+
+    def opens(self, data: GroupsData, id: str) -> ScreenView[Any, Any]:
+        return RolloutsView(_only(id))
+
+
+def _only(group: str) -> str:
+    """The filter that finds a group."""
+    quoted = group.replace("\\", "\\\\").replace('"', '\\"')
+    return f'group="{quoted}"'
+
+
+def _cells(group: RolloutGroup, now_ns: int) -> list[Text | str]:
+    good, bad = group.having(RolloutStatus.SUCCEEDED), group.having(RolloutStatus.FAILED)
+    calls = sum(row.totals.calls for row in group.rows)
+    rewards = (group.mean, min(group.rewards, default=None), max(group.rewards, default=None))
+    return [
+        plain(group.name),
+        f"{len(group.rows):,}",
+        f"{good:,}",
+        joined(Text(f"{bad:,}", style="red" if bad else "")),
+        f"{len(group.rows) - good - bad:,}",
+        *(number(None if value is None else round(value, 3)) for value in rewards),
+        f"{calls:,}",
+        age(max(row.created_ns for row in group.rows), now_ns),
+    ]
+
+
+def _orders(groups: dict[str, RolloutGroup]) -> dict[str, Callable[[str], Any]]:
+    return {
+        "group": lambda id: id,
+        "failed": lambda id: groups[id].having(RolloutStatus.FAILED),
+        "mean reward": lambda id: groups[id].mean,
     }

@@ -13,13 +13,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views import runs as shown
-from penstock.console.views.candidates import tree
 from penstock.console.views.noun import NounRows
+from penstock.console.views.runs import candidates_tree
 from penstock.console.views.table import Column, Listing, clean, figure, joined, number, plain
 from penstock.gateway.model.run import Curve, Run, RunEvent, RunHead
-from penstock.tui.panes.chart import TerminalCurve, chart, smooth_points
-from penstock.tui.screens.noun import NounScreen
-from penstock.tui.view import Pane, pane
+from penstock.tui.screens.chart import TerminalCurve, chart, smooth_points
+from penstock.tui.view import NounScreen, Pane, pane
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -84,7 +83,7 @@ class RunsView(NounScreen[RunHead, RunDetails]):
     def panes(self, data: NounRows[RunHead], id: str | None, closer: RunDetails | None, now_ns: int) -> Sequence[Pane]:
         if closer is None:
             return ()
-        searches = [] if closer.run.tree is None else [pane("Candidates", tree(closer.run.tree))]
+        searches = [] if closer.run.tree is None else [pane("Candidates", candidates_tree(closer.run.tree))]
         return [
             *searches,
             Pane("Curves", lambda width: curves(closer.curves, width)),

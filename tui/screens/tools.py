@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from penstock.console.views import definitions, policy, rollouts
+from penstock.console.views import rollouts, tools
 from penstock.console.views.table import Column, abbreviate, joined
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.span import Span
@@ -106,7 +106,7 @@ def _answer(id: str, verdict: Literal["approve", "refuse"]) -> ViewAction[ToolsD
         assert one is not None
         answer = PolicyAnswer(verdict=verdict, who=said.who, why=said.why[:1000])
         await client.answer_waiting(one.id, answer)
-        return policy.answered(one, verdict).plain
+        return tools.answered(one, verdict).plain
 
     return ViewAction(id, _no_question, ask, act, reason=verdict == "refuse")
 
@@ -215,13 +215,13 @@ def _definition(data: ToolsData, tool: ToolStats, server: ServerView | None, now
     if server is None:
         known = tool.server in data.servers
         return Text("asking ..." if known else "Its server has not said what it is.", style="dim")
-    return Group(definitions.difference(server, None, now_ns), Text(), definitions.server(server, now_ns))
+    return Group(tools.difference(server, None, now_ns), Text(), tools.server(server, now_ns))
 
 
 def _policy(data: ToolsData, id: str, denied: Sequence[Span], now_ns: int) -> RenderableType:
     asked = [one for one in data.waiting if f"{one.server}/{one.tool}" == id]
     pieces: list[RenderableType] = (
-        [policy.question(one, now_ns) for one in asked] if asked else [Text("No call of it waits for a person.")]
+        [tools.question(one, now_ns) for one in asked] if asked else [Text("No call of it waits for a person.")]
     )
     if denied:
         pieces += [

@@ -26,8 +26,7 @@ from fakes.provider import serving
 from fakes.shell import Shell
 from fakes.tape import Tape
 
-from penstock.console.commands import prompts, watch
-from penstock.console.commands import watch_release as watching
+from penstock.console.commands import resources, watch
 from penstock.console.commands.verify import verify_release
 from penstock.console.main import main
 from penstock.gateway.client.client import Client
@@ -247,14 +246,14 @@ FOUND: list[tuple[PromptProposal, str | None]] = [
 
 @pytest.mark.parametrize("number", [0, 3, -1])
 def test_a_number_that_is_not_shown_registers_nothing(number: int) -> None:
-    assert prompts._chosen(FOUND, 2) is FOUND[1][0]
+    assert resources._chosen(FOUND, 2) is FOUND[1][0]
     with pytest.raises(CommandError, match=f"--number: {number} is not 1 to 2"):
-        prompts._chosen(FOUND, number)
+        resources._chosen(FOUND, number)
 
 
 def test_who_ends_the_questions_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    prompts._offer("http://127.0.0.1:9", FOUND, "ann")
+    resources._offer("http://127.0.0.1:9", FOUND, "ann")
 
 
 @pytest.mark.slow
@@ -362,7 +361,7 @@ class Faltering(Client):
 async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
     traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "PREPARING_S", 0.01)
+    monkeypatch.setattr(watch, "PREPARING_S", 0.01)
     monkeypatch.setattr(watch, "AWAY_S", 0.01)
     how = policy(0.5, shadowed="required")
     release = await traffic.client.start_release("travel", NewRelease(candidate="v2", policy=how))
@@ -370,8 +369,8 @@ async def test_a_look_that_fails_is_taken_again_unless_it_is_the_first(
     async with Faltering(traffic.url) as client, asyncio.timeout(PATIENCE):
         client.lost = 1
         with pytest.raises(ClientError, match="nothing answers"):
-            await anext(watching.snapshots(client, release.id, whole=False))
-        async with aclosing(watching.snapshots(client, release.id, whole=False)) as looks:
+            await anext(watch.release_snapshots(client, release.id, whole=False))
+        async with aclosing(watch.release_snapshots(client, release.id, whole=False)) as looks:
             assert (await anext(looks)).view.doing == "shadow"
             client.lost = 3
             assert (await anext(looks)).view.doing == "shadow"

@@ -23,10 +23,10 @@ from fakes.local import Local
 from fakes.process import Gateway
 from fakes.shell import Done, Shell
 
-from penstock.console.commands import export_runs
+from penstock.console.commands import runs as run_commands
 from penstock.console.main import main
 from penstock.console.views import runs as runs_pictures
-from penstock.console.views.run_page import charts, drawing, page
+from penstock.console.views.pages import drawing, run_charts, run_page
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.run import Curve, NewRun, Point, Run, RunEnd, RunEvent, RunHead, VersionReference
 from penstock.gateway.work.curves import Series, curve
@@ -187,7 +187,7 @@ async def test_an_export_that_breaks_off_leaves_no_folder(tmp_path: Path) -> Non
         raise ClientError("the gateway has gone")
 
     with pytest.raises(ClientError):
-        await export_runs.tensorboard(points(), tmp_path / "tb")
+        await run_commands.tensorboard(points(), tmp_path / "tb")
     assert not (tmp_path / "tb").exists()
 
 
@@ -343,7 +343,7 @@ def test_sparklines(values: list[float | None], shown: str) -> None:
 def test_the_page_says_what_is_there_and_nothing_in_it_is_markup() -> None:
     run, curves, events = example()
     run.message, run.config = "<b>collecting</b>", {"prompt": "</pre><script>"}
-    html = page(run, {"grpo-7": curves, "grpo<6": curves[:1]}, events, T0 + 60 * MINUTE)
+    html = run_page(run, {"grpo-7": curves, "grpo<6": curves[:1]}, events, T0 + 60 * MINUTE)
     assert "<b>collecting" not in html
     assert "<script>" not in html
     assert "&lt;b&gt;collecting" in html
@@ -356,7 +356,7 @@ def test_the_page_says_what_is_there_and_nothing_in_it_is_markup() -> None:
 
 def test_a_drawing_is_xml_and_shows_what_lies_between() -> None:
     _, curves, _ = example()
-    found = list(charts({"a": curves, "b": curves[:1]}))
+    found = list(run_charts({"a": curves, "b": curves[:1]}))
     assert [len(chart.lines) for chart in found] == [2, 1, 1]
     assert [bool(chart.band) for chart in found] == [True, True, False]
     low, high = min(low for _, low, _ in found[0].band), max(high for _, _, high in found[0].band)

@@ -54,7 +54,7 @@ async def test_each_entry_starts_a_server(start_gateway: StartGateway) -> None:
 
 
 def test_every_tool_is_on_the_page() -> None:
-    from penstock.console.mcp_server.tools import TOOLS
+    from penstock.console.mcp_server.server import TOOLS
 
     rows = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     assert rows == [tool.name for tool in TOOLS]

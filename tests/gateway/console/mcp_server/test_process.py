@@ -13,7 +13,7 @@ from fakes.mcp_client import Talk, beside
 from fakes.process import PATIENCE
 from fakes.shell import Shell
 
-from penstock.console.mcp_server.line_reader import LineReader
+from penstock.console.mcp_server.replay import LineReader
 
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",

@@ -10,7 +10,7 @@ from fakes.mistakes import tells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.mcp_server.replay.replay_calls import (
+from penstock.console.mcp_server.replay_calls import (
     CallMatcher,
     ReplayCall,
     ReplayMiss,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.mcp_server.replay.player import Player, ReplayCatalog
-from penstock.console.mcp_server.replay.replay_calls import ReplayCall, SpanExchange, read
+from penstock.console.mcp_server.replay import Player, ReplayCatalog
+from penstock.console.mcp_server.replay_calls import ReplayCall, SpanExchange, read
 from penstock.gateway.model.span import Span, SpanStatus
 
 VERSION = "io.modelcontextprotocol/protocolVersion"

@@ -14,7 +14,7 @@ from fakes.mistakes import tells
 from fakes.worlds import BASE, STUBS, world
 from mcp.client.client import Client as SdkClient
 
-from penstock.console.mcp_server.tools import TOOLS
+from penstock.console.mcp_server.server import TOOLS
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.resource import NewVersion

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.console.views import runs
-from penstock.console.views.candidates import chart, needed_e_value, ordered, tree
-from penstock.console.views.run_page import charts, page
+from penstock.console.views.pages import run_charts, run_page
+from penstock.console.views.runs import candidates_chart, candidates_tree, needed_e_value, ordered_candidates
 from penstock.gateway.model.run import CandidateTree, Curve, Run, RunCandidate
 from penstock.gateway.work.curves import Series, curve
 
@@ -47,30 +47,30 @@ def curves() -> list[Curve]:
 
 
 def test_a_search_looks_as_it_did() -> None:
-    check_widths("run-candidates", tree(TREE))
+    check_widths("run-candidates", candidates_tree(TREE))
     check_golden("run-searches", runs.watched(RUN, curves(), [], T0 + 60 * 10**9))
     check_golden("run-searched", runs.show(RUN, curves(), [], T0 + 60 * 10**9))
 
 
 def test_a_tree_is_cut_with_a_note_of_what_is_missing() -> None:
-    shown = text_of(tree(TREE, 2))
+    shown = text_of(candidates_tree(TREE, 2))
     assert "0000aaaa1111" not in shown
     assert shown.endswith("40 more candidates are not shown\n")
 
 
 def test_e_values_are_drawn_by_their_size_against_their_bound() -> None:
-    first, reward, race = charts({"shop": curves()}, TREE)
+    first, reward, race = run_charts({"shop": curves()}, TREE)
     assert [line.name for line in first.lines] == ["candidates", "highest so far"]
     assert first.lines[1].points == [(0.0, 0.38), (24.0, 0.79), (96.0, 0.79), (96.0, 1.0)]
     assert (reward.log, reward.limits) == (False, [])
     assert (race.log, race.limits) == (True, [("better at 40", 40.0)])
-    html = page(RUN, {"shop": curves()}, [], T0)
+    html = run_page(RUN, {"shop": curves()}, [], T0)
     assert html.count("<figure>") == 3
     assert "\x1b" not in html
 
 
 def test_a_tree_without_means_has_no_chart() -> None:
-    assert chart(CandidateTree(candidates=[RunCandidate(id="a")])) is None
+    assert candidates_chart(CandidateTree(candidates=[RunCandidate(id="a")])) is None
     assert needed_e_value(None) is None
 
 
@@ -80,7 +80,7 @@ NAMES = st.sampled_from("abcdef")
 @given(st.dictionaries(NAMES, st.none() | NAMES, min_size=1))
 def test_every_candidate_is_shown_once_even_where_one_is_its_own_ancestor(parents: dict[str, str | None]) -> None:
     found = [RunCandidate(id=name, parent=parent) for name, parent in parents.items()]
-    shown = [one.id for _, one in ordered(found)]
+    shown = [one.id for _, one in ordered_candidates(found)]
     assert sorted(shown) == sorted(parents)
     assert shown[0] == found[0].id
 
@@ -88,14 +88,14 @@ def test_every_candidate_is_shown_once_even_where_one_is_its_own_ancestor(parent
 @given(st.lists(st.tuples(NAMES, st.none() | NAMES), min_size=1, max_size=40))
 def test_every_candidate_is_shown_once_even_where_several_have_one_name(told: list[tuple[str, str | None]]) -> None:
     found = [RunCandidate(id=name, parent=parent, step=at) for at, (name, parent) in enumerate(told)]
-    shown = [one.step for _, one in ordered(found)]
+    shown = [one.step for _, one in ordered_candidates(found)]
     assert sorted(shown) == list(range(len(told)))
     assert shown[0] == 0
 
 
 def test_candidates_may_come_from_each_other_without_end() -> None:
     found = [RunCandidate(id=f"n{at}", parent=f"n{at - 1}" if at else None) for at in range(3000)]
-    assert [depth for depth, _ in ordered(found)] == list(range(3000))
+    assert [depth for depth, _ in ordered_candidates(found)] == list(range(3000))
 
 
 @given(st.integers(0, 40), st.randoms())
@@ -104,6 +104,6 @@ def test_what_was_made_from_one_stands_below_it(count: int, draw: random.Random)
     for at in range(1, count + 1):
         found.append(RunCandidate(id=f"n{at}", parent=f"n{draw.randrange(at)}", mean=draw.random()))
     above: list[str] = []
-    for depth, one in ordered(found):
+    for depth, one in ordered_candidates(found):
         above[depth:] = [one.id]
         assert one.parent is None or above[depth - 1] == one.parent

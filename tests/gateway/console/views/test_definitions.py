@@ -10,7 +10,7 @@ from fakes.goldens import check_widths, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.console.views.definitions import difference, server, servers, version_pairs, words
+from penstock.console.views.tools import difference, server, servers, version_pairs, words
 from penstock.gateway.model.foreign_text import count_invisible, visible, visible_name
 from penstock.gateway.model.tools import Approval, DefinitionKind, DefinitionVersion, ServerView
 from penstock.gateway.tools.definitions import canonical, fingerprint, list_fingerprint

@@ -8,7 +8,7 @@ from fakes.goldens import GOLDENS, check_golden, check_widths
 from fakes.process import ROOT
 
 from penstock.console.mcp_server.comparison import difference
-from penstock.console.views import policy
+from penstock.console.views import tools
 from penstock.console.views.noun import NounRows
 from penstock.gateway.reading.policy.questions import Question
 from penstock.gateway.reading.policy.report import BacktestCall, PolicyReport, build_report
@@ -47,7 +47,7 @@ def told(most: int = 5) -> PolicyReport:
 
 
 def test_what_rules_would_have_done() -> None:
-    check_widths("policy-test", policy.report(told()))
+    check_widths("policy-test", tools.report(told()))
     shown = (GOLDENS / "policy-test.txt").read_text().split("\n--- 120 columns")[0].partition("\n")[2]
     assert shown in (ROOT / "docs" / "policies.md").read_text()
 
@@ -73,7 +73,7 @@ def test_the_sums() -> None:
 
 def test_nothing_stopped() -> None:
     calls = [one for one in (called(rollout, 5, 1.0) for rollout in range(0, 6, 2))]
-    check_golden("policy-test-none", policy.report(build_report(RULES[3:], calls, difference, 5)))
+    check_golden("policy-test-none", tools.report(build_report(RULES[3:], calls, difference, 5)))
 
 
 def test_who_waits() -> None:
@@ -87,7 +87,7 @@ def test_who_waits() -> None:
             rollout="r2", attempt="a1", asked_ns=5 * S, until_ns=65 * S,
         ),
     ]  # fmt: skip
-    check_golden("policy-waiting", policy.WAITING.picture(NounRows(asked), 20 * S))
+    check_golden("policy-waiting", tools.WAITING.picture(NounRows(asked), 20 * S))
 
 
 def test_rewards_of_any_size_have_a_mean() -> None:

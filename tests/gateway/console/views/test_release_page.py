@@ -11,7 +11,7 @@ from fakes.trials import Trial, steady
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.console.views.release_page import History, page, series
+from penstock.console.views.pages import History, evidence_series, release_page
 from penstock.console.views.svg import STYLES, Chart, LineSeries, svg
 from penstock.console.views.table import clean
 from penstock.gateway.model.release import ReleaseView
@@ -33,7 +33,7 @@ def ramped() -> Trial:
 
 
 def page_of(trial: Trial) -> str:
-    return page(trial.view, trial.history, trial.now + AFTER)
+    return release_page(trial.view, trial.history, trial.now + AFTER)
 
 
 class Outline(HTMLParser):
@@ -59,7 +59,7 @@ class Outline(HTMLParser):
 def test_a_series_ends_with_the_figures_that_were_decided_from() -> None:
     trial = Trial.of().prepare().run(3000, steady(0.7, 0.4))
     assert trial.release.stage == "rolled_back"
-    last = series(trial.release, trial.history)[-1]
+    last = evidence_series(trial.release, trial.history)[-1]
     assert last.counted == trial.release.counted
     assert last.figures == trial.audit[-1].evidence
     assert last.figures["harm"] >= 1 / trial.release.policy.alpha
@@ -68,8 +68,8 @@ def test_a_series_ends_with_the_figures_that_were_decided_from() -> None:
 
 def test_a_series_is_thinned_and_keeps_its_end() -> None:
     trial = ramped()
-    every = series(trial.release, trial.history, most=10_000)
-    some = series(trial.release, trial.history, most=7)
+    every = evidence_series(trial.release, trial.history, most=10_000)
+    some = evidence_series(trial.release, trial.history, most=7)
     assert [point.counted for point in every] == list(range(1, 301))
     assert [point.counted for point in some] == [43, 86, 129, 172, 215, 258, 300]
     assert all(point in every for point in some)
@@ -83,7 +83,7 @@ def test_what_people_did_is_stepped_through() -> None:
     assert (trial.release.waits, trial.release.step) == ("approval", 0)
     trial.person("approve", "canary", waits=None).run(100, steady(0.7, 0.72, seed=8))
     assert trial.release.step == 1
-    last = series(trial.release, trial.history)[-1]
+    last = evidence_series(trial.release, trial.history)[-1]
     assert last.figures == trial.view.figures
     assert {"srm.20%", "srm.50%"} <= last.figures.keys()
 
@@ -92,16 +92,16 @@ def test_what_was_seen_after_a_hold_is_in_the_series() -> None:
     trial = Trial.of(ReleasePolicy(stages=[CanaryStage(split=0.5)], horizon=60)).prepare().run(100, steady(0.7, 0.7))
     assert (trial.release.stage, trial.release.counted) == ("held", 60)
     trial.person("resume", "canary", held_in=None).run(40, steady(0.7, 0.7, seed=8))
-    last = series(trial.release, trial.history)[-1]
+    last = evidence_series(trial.release, trial.history)[-1]
     assert (last.counted, last.figures["seen"], last.figures) == (100, 100, trial.view.figures)
 
 
 def test_a_rollout_that_is_left_out_is_in_no_figure() -> None:
     trial = ramped()
-    before = series(trial.release, trial.history)[-1].figures
+    before = evidence_series(trial.release, trial.history)[-1].figures
     trial.look_early(None)
     trial.count(steady(0, 0), left_out="it was cancelled")
-    after = series(trial.release, trial.history)[-1]
+    after = evidence_series(trial.release, trial.history)[-1]
     assert (after.counted, after.figures) == (301, before)
     assert "Left out of all figures: 1 rollout: " in page_of(trial)
 
@@ -217,7 +217,7 @@ def told(words: str) -> tuple[ReleaseView, History]:
     return trial.view, trial.history
 
 
-HARMLESS = Outline(page(*told("harmless"), 2 * 10**18))
+HARMLESS = Outline(release_page(*told("harmless"), 2 * 10**18))
 
 
 @given(st.text(min_size=1))
@@ -225,7 +225,7 @@ HARMLESS = Outline(page(*told("harmless"), 2 * 10**18))
 @example("<!-- ")
 @example("]]>")
 def test_whatever_people_write_is_text(words: str) -> None:
-    made = page(*told(words), 2 * 10**18)
+    made = release_page(*told(words), 2 * 10**18)
     found = Outline(made)
     assert found.tags == HARMLESS.tags
     made.encode()
@@ -233,7 +233,7 @@ def test_whatever_people_write_is_text(words: str) -> None:
 
 
 def test_what_people_write_can_be_read() -> None:
-    said = "".join(Outline(page(*told("5 < 7 & \"so\" 'on'"), 2 * 10**18)).said)
+    said = "".join(Outline(release_page(*told("5 < 7 & \"so\" 'on'"), 2 * 10**18)).said)
     assert "5 < 7 & \"so\" 'on'" in said
 
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from penstock.console.views import policy, queue, releases, resources, runs
+from penstock.console.views import queue, releases, resources, runs, tools
 from penstock.console.views.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
 from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out
 
 EVERY = (
     [*ROLLOUTS.columns], SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
     [*resources.RESOURCES.columns], resources.VERSIONS,
-    [*releases.RELEASES.columns], releases.EVIDENCE, [*runs.RUNS.columns], runs.METRICS, policy.RULES,
-    policy.STOPPED,
+    [*releases.RELEASES.columns], releases.EVIDENCE, [*runs.RUNS.columns], runs.METRICS, tools.RULES,
+    tools.STOPPED,
 )  # fmt: skip
 ID = "0193c6f2-7d1a-7c3e-9f54-2b8a6d0e4c71"
 WORD = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=40)

@@ -29,7 +29,7 @@ from fakes.s3 import KEY, SECRET, bucket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.console.commands.lake_loop import follow, write
+from penstock.console.commands.serve import follow_lake, write_lake
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.sql.views import VIEWS, statements
@@ -638,12 +638,12 @@ def test_a_place_that_may_not_be_written_is_said(store: Store, tmp_path: Path) -
 
 def test_it_says_what_there_is_and_what_there_is_not(store: Store, tmp_path: Path) -> None:
     said, lake = list[str](), lake_of(store, tmp_path / "lake", bodies=False)
-    write(lake, said.append, threading.Event())
+    write_lake(lake, said.append, threading.Event())
     assert said == ["nothing to write: the tape is empty"]
     assert not (tmp_path / "lake").exists()
     store.write(conversation(2))
-    write(lake, said.append, threading.Event())
-    write(lake, said.append, threading.Event())
+    write_lake(lake, said.append, threading.Event())
+    write_lake(lake, said.append, threading.Event())
     assert said[1].startswith("spans +2 (")
     assert said[1].endswith("; at change 4, up to date")
     assert said[2] == "nothing new since change 4"
@@ -666,7 +666,7 @@ def test_it_goes_on_after_what_cannot_be_reached(store: Store, monkeypatch: pyte
         stop.set()
 
     monkeypatch.setattr(lake, "step", failing)
-    follow(lake, 0.001, say, warned.append, stop)
+    follow_lake(lake, 0.001, say, warned.append, stop)
     (warning,) = warned
     assert tells(warning, "s3://b: it is away", "0.001 s")
     assert said[0].startswith("spans +2 (")

@@ -22,7 +22,7 @@ from fakes.shell import Shell
 from fakes.tape import Tape
 
 from examples.demo.model import DemoAnswer, Json, chat
-from penstock.console.commands import export
+from penstock.console.commands import inspection
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.facts import LEG, SHADOW_OF
@@ -153,7 +153,7 @@ async def test_mirrors_are_no_agents_cost_data_or_training(rig: Rig, tmp_path: P
     assert {name: one.calls for name, one in stats.by_model.items()} == {"m": 5}
     agents = {f"r{number}" for number in range(5)}
     for what in ("spans", "messages"):
-        rows = [row.model_dump() async for row in export._rows(rig.client, what, "")]
+        rows = [row.model_dump() async for row in inspection._rows(rig.client, what, "")]
         assert {row["rollout"] for row in rows} == agents
     modes = {rollout.id: rollout.mode async for rollout in rig.client.rollouts("")}
     assert modes == dict.fromkeys(agents, "online") | {f"{release.id}-shadow": "test"}

@@ -20,8 +20,9 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.run import NewRun, Point, PointsRequest, RunEnd, RunEvent
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.environment import DATABASES
-from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
-from penstock.gateway.work import runs as operations
+from penstock.gateway.tape.store.operation import OperationRefusedError, QueuedOperation
+from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.work import runs
 from penstock.gateway.work.runs import RunOperations, RunReader
 
 T = TypeVar("T")
@@ -56,8 +57,8 @@ class RunMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fold = operations.FOLD
-        operations.FOLD = 7
+        self.fold = runs.FOLD
+        runs.FOLD = 7
         self.folder = Path(mkdtemp(prefix="penstock-test-", dir=MEMORY))
         self.store = open_store(self.folder)
         self.known: dict[int, dict[str, float | None]] = {}
@@ -70,7 +71,7 @@ class RunMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.store.close()
         shutil.rmtree(self.folder)
-        operations.FOLD = self.fold
+        runs.FOLD = self.fold
 
     @initialize()
     def start(self) -> None:
@@ -194,7 +195,7 @@ def test_one_metric_too_many_changes_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("column", [False, True], ids=["all of it", "a column"])
 def test_a_damaged_block_keeps_no_others_back(store: Store, monkeypatch: pytest.MonkeyPatch, column: bool) -> None:
-    monkeypatch.setattr(operations, "FOLD", 8)
+    monkeypatch.setattr(runs, "FOLD", 8)
     for step in range(16):
         do(store, lambda runs, step=step: runs.add_points("r", points(step), 2))
     key = keys.rollout_key("r") + keys.u32(8)

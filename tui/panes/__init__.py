@@ -1,1 +1,0 @@
-"""Drawings of screens that no `penstock ...` command prints in this form: waterfalls, races, charts. Pure."""
