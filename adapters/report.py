@@ -1,7 +1,7 @@
 """The report on every choice of every call: in a sample, or left out with a reason. Nothing is left out silently.
 
 A choice is either in exactly one sample (for conversations: has weight 1 in exactly one) or in `dropped`. Most reasons
-are those of `penstock doctor` (`gateway.model.finding_codes.FindingCode`); `SamplingReason` has those that occur only
+are those of `penstock doctor` (`gateway.model.codes.FindingCode`); `SamplingReason` has those that occur only
 when samples are made.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Final, Literal, get_args
 
-from penstock.gateway.model.finding_codes import FindingCode, SequenceStart
+from penstock.gateway.model.codes import FindingCode, SequenceStart
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.toml import pluralized
 

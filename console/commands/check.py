@@ -13,10 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.lifecycle import LIVE, WAITING, is_claimed
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, Unit, content_hash
-from penstock.gateway.model.resource import Resource
+from penstock.gateway.model.resource import Coverage, Resource
 from penstock.gateway.model.retention import ForgottenRollout, RetentionHold
 from penstock.gateway.model.rollout import RolloutStatus, Worker
 from penstock.gateway.model.span import Span, SpanStatus

@@ -25,7 +25,7 @@ from penstock.gateway.client.console import (
     utf8,
     with_client,
 )
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:

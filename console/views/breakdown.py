@@ -11,7 +11,7 @@ from rich.text import Text
 from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.rollouts import sums
 from penstock.console.views.table import Column, Listing, duration, figure, moment, number, plain
-from penstock.gateway.model.breakdown import Breakdown, UnreadRow
+from penstock.gateway.model.answers import Breakdown, UnreadRow
 from penstock.gateway.model.prices import staleness_warning
 
 if TYPE_CHECKING:

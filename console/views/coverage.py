@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock.console.views.table import ago
-from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.resource import Coverage, LastMiss
 
 SHOWN = 40
 """Maximum number of characters of a text, and of a version's text, that are shown."""

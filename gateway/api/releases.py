@@ -17,7 +17,6 @@ from penstock.gateway.api.queue import worker_claim
 from penstock.gateway.config import ConfigError
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import Id, Noun
-from penstock.gateway.model.coverage import UnreadReason
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,
@@ -29,7 +28,7 @@ from penstock.gateway.model.release import (
     ReleaseList,
     ReleaseView,
 )
-from penstock.gateway.model.resource import NeedList, NewVersion, Resource, ResourceList, ResourceView
+from penstock.gateway.model.resource import NeedList, NewVersion, Resource, ResourceList, ResourceView, UnreadReason
 from penstock.gateway.releases.transitions import PERSON_CHANGES
 
 

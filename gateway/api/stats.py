@@ -27,16 +27,23 @@ from penstock.gateway.api.index_lookup import index_lookup
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.pagination import SCAN_BODIES, SLICE, TapeSource, page, recent_walk, span_filter, summary_of
 from penstock.gateway.followers.index.protocol import SumRequest, TotalResult
-from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, Stats
+from penstock.gateway.model.answers import (
+    Breakdown,
+    BreakdownRow,
+    ModelStats,
+    RewardStats,
+    ServerState,
+    Stats,
+    UnreadList,
+    UnreadRow,
+)
 from penstock.gateway.model.base import CALLS, Noun, SpanKind
-from penstock.gateway.model.breakdown import Breakdown, BreakdownRow, UnreadList, UnreadRow
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import TOOL, UNREAD, is_release_call, version_labels
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.rollout import Reward, RewardSource, Rollout, RolloutStatus, RolloutSummary, Totals
-from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus, refused
 from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.reading.filters.query import Query, parse
 from penstock.gateway.wire.dialects import by_name

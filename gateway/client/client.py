@@ -36,6 +36,7 @@ from penstock.gateway.model.answers import (
     AgentToken,
     AttemptList,
     AuditPage,
+    Breakdown,
     Change,
     ChangeKind,
     ChangePage,
@@ -49,11 +50,11 @@ from penstock.gateway.model.answers import (
     SpanPage,
     Stats,
     TokenRequest,
+    UnreadList,
 )
 from penstock.gateway.model.audit import EMPTY_ACTION, ActionRequest, AuditEntry, Caller
 from penstock.gateway.model.base import SpanKind
-from penstock.gateway.model.breakdown import Breakdown, UnreadList
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.index import SearchPage, SearchRow
 from penstock.gateway.model.queue import (
     ClaimAnswer,

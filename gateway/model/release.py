@@ -17,9 +17,8 @@ from pydantic import Field, PlainSerializer, WrapValidator
 
 from penstock.gateway.model.audit import AuthenticatedRequest
 from penstock.gateway.model.base import Id, Noun
-from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release_policy import ReleasePolicy, freeze_policy, thaw_policy
-from penstock.gateway.model.resource import Audience, Person, ResourceKind, Version
+from penstock.gateway.model.resource import Audience, Coverage, Person, ResourceKind, Version
 
 ReleaseStage = Literal[
     "draft", "checked", "replayed", "shadowed", "canary", "promoted", "rolled_back", "aborted", "held"

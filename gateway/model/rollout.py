@@ -71,7 +71,7 @@ class Totals(Noun):
     """Finished model calls."""
     errors: int = 0
     """Those that ended neither ok nor cancelled. A refusal after which the agent asked otherwise and was answered is
-    none (`gateway.model.negotiation`)."""
+    none (`gateway.model.span`)."""
     cancelled: int = 0
     """Those whose client went away."""
     input_tokens: int | None = 0

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.reading.filters.fields import Target
 
 

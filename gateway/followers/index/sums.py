@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from penstock.gateway.followers.index.protocol import TotalResult
 from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
-from penstock.gateway.model.negotiation import KIND
+from penstock.gateway.model.codes import BreakdownDimension
+from penstock.gateway.model.span import KIND
 from penstock.gateway.reading.filters.sql import SqlFragment
 from penstock.gateway.wire.dialects import DIALECTS
 
@@ -32,7 +32,7 @@ _ANSWERED: Final = (
     f"and dialect in ({_ANSWERS}) group by number, attempt"
 )
 """The last answer that each attempt got. A refusal before it does not count as an error
-(`gateway.model.negotiation`)."""
+(`gateway.model.span`)."""
 _COLUMNS: Final = (
     "value", "calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted", "cost",
     "unpriced", "reported", "median_ns", "p95_ns",

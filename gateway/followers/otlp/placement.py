@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.gateway.model.span import Span, span_id, trace_id
-from penstock.gateway.model.span_tree import ParentGuess, SpanNode, guess_parents
+from penstock.gateway.model.span import ParentGuess, Span, SpanNode, guess_parents, span_id, trace_id
 
 MOST_LINKS = 8
 """Most candidates that a call is linked to."""

@@ -26,8 +26,7 @@ from penstock.gateway.followers.otlp.placement import (
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.rollout import Attempt, Reward
-from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.model.span_tree import ParentGuess, SpanNode, guess_parents
+from penstock.gateway.model.span import ParentGuess, Span, SpanNode, SpanStatus, guess_parents
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.reading.diagnosis.tool_uses import tools_used
 from penstock.gateway.tape.store import Store

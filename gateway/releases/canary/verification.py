@@ -19,7 +19,6 @@ from hmac import compare_digest
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -29,7 +28,7 @@ from penstock.gateway.model.release import (
     content_hash,
     signature,
 )
-from penstock.gateway.model.resource import GATEWAY, Resource
+from penstock.gateway.model.resource import GATEWAY, Coverage, Resource
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.assignment import share
 from penstock.gateway.releases.canary.decision import (

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.resource import Coverage, LastMiss
 from penstock.gateway.releases.canary.decision import CoverageChange, detect_change, observe
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.transaction import Transaction

@@ -26,8 +26,7 @@ from itertools import takewhile
 from typing import Final
 from zlib import crc32
 
-from penstock.gateway.model.coverage import TextDifference
-from penstock.gateway.model.resource import PromptText, Template, ToolText, utf8
+from penstock.gateway.model.resource import PromptText, Template, TextDifference, ToolText, utf8
 from penstock.gateway.releases.prompts.anchors import Reason, TemplateTree, match
 from penstock.gateway.releases.prompts.common_template import tokens
 from penstock.gateway.releases.prompts.placeholder import MARK

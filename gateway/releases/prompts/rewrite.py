@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, TypeAlias
 
-from penstock.gateway.model.coverage import MissReason, UnreadReason
-from penstock.gateway.model.resource import Template, TemplateError
+from penstock.gateway.model.resource import MissReason, Template, TemplateError, UnreadReason
 from penstock.gateway.releases.prompts.placeholder import MARK, PlaceholderError, placeholders
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RecognitionResult, TextMatch, sha256
 from penstock.gateway.wire.dialects.base import Dialect

@@ -12,10 +12,9 @@ from typing import Final
 
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import parse_record
-from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.release import PinList, Release
-from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.model.resource import GATEWAY, Coverage
 from penstock.gateway.model.retention import ForgottenRollout, RetentionHold
 from penstock.gateway.tape import background_answers
 from penstock.gateway.tape.store import audit_log, keys

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol
 
 import orjson
 
-from penstock.gateway.model.negotiation import KIND
+from penstock.gateway.model.span import KIND
 from penstock.gateway.wire.dialects.choices import ToolCallBuilder, call_list, find_or_begin_call
 from penstock.gateway.wire.dialects.loose_json import (
     Json,

@@ -30,9 +30,8 @@ from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.finder import NoAnswerError
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.protocol import FindRequest, FindResult, SumRequest
-from penstock.gateway.model.answers import Stats
-from penstock.gateway.model.breakdown import BreakdownRow
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.answers import BreakdownRow, Stats
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD, is_release_call
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
