@@ -42,7 +42,7 @@ def export(
         File to write, which appears when it is whole; stdout if not given.
     """
     from penstock.gateway.client import tables
-    from penstock.gateway.client.files import check_format, whole_file
+    from penstock.gateway.client.console import check_format, whole_file
     from penstock.gateway.model.toml import pluralized
 
     terms = joined_terms(filter)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from penstock.console.commands.terminal import show
-from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, with_client
-from penstock.gateway.client.files import whole_file
+from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, whole_file, with_client
 from penstock.gateway.model.run import MOST_READ
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from penstock.gateway.client.console import (
     seconds,
     utf8,
     validated_model,
+    whole_file,
     with_client,
 )
-from penstock.gateway.client.files import whole_file
 from penstock.gateway.model.foreign_text import terminal_safe_json
 from penstock.gateway.model.toml import pluralized
 

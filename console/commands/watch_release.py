@@ -19,7 +19,7 @@ from penstock.console.commands.verify import history
 from penstock.console.commands.watch import poll_on_change, show
 from penstock.console.views import releases
 from penstock.console.views.release_page import History, page
-from penstock.gateway.client.files import whole_file
+from penstock.gateway.client.console import whole_file
 from penstock.gateway.model.release import ReleaseView
 
 if TYPE_CHECKING:

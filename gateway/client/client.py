@@ -27,10 +27,10 @@ from penstock.gateway.client.resources import (
     IndexClient,
     PolicyClient,
     ReleaseClient,
+    RunClient,
     UpstreamClient,
     WebhookClient,
 )
-from penstock.gateway.client.runs import RunClient
 from penstock.gateway.model.answers import (
     TAPE_HEADER,
     AgentToken,

@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from penstock.gateway.client.socket_folder import socket_folder
+from penstock.gateway.client.child_process import socket_folder
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.metrics import Metrics

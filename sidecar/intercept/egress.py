@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from penstock.gateway.client.tls import client_context
+from penstock.gateway.client.opener import client_context
 from penstock.sidecar.intercept.splice import SpliceEnd
 
 # The proxy that this machine itself needs for other hosts, from its own environment. It is used for hosts, never for

@@ -113,7 +113,7 @@ async def report_egress(gateway: str, whose: AgentIdentity, made: list[Event]) -
         return None
     import aiohttp
 
-    from penstock.gateway.client.tls import client_context
+    from penstock.gateway.client.opener import client_context
     from penstock.gateway.model.queue import EventsRequest
 
     url = f"{gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}/events"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
+from penstock.gateway.client.child_process import LockedFolder, socket_folder
 from penstock.sidecar.intercept import mitm, namespace
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
 from penstock.sidecar.intercept.certificate_store import CertificateStore

@@ -16,8 +16,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from penstock.gateway.client.child_process import ChildProcess
-from penstock.gateway.client.socket_folder import socket_folder
+from penstock.gateway.client.child_process import ChildProcess, socket_folder
 from penstock.sidecar.run.agent import output
 from penstock.sidecar.run.agent.output import Stream
 from penstock.sidecar.run.agent.process import AgentProcess, ExitStatus, LaunchCommand, Sink, start

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from penstock.gateway.client.socket_folder import LockedFolder
+from penstock.gateway.client.child_process import LockedFolder
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar.run import preflight
 from penstock.sidecar.run.agent.environment import LaunchPlan, environment, import_environment, launch_plan, variables
