@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.pagination import IndexLookup, scan
-from penstock.gateway.followers.index import protocol
+from penstock.gateway.followers.index import link
 from penstock.gateway.reading.filters.fields import Target
 from penstock.gateway.reading.filters.query import Query
 
@@ -16,13 +16,13 @@ def index_lookup(control: Control, target: Target, query: Query, now_ns: int) ->
         return scan
     text, silent, last = str(query), False, None
 
-    def find(before: int | None, limit: int) -> protocol.FindResult | None:
+    def find(before: int | None, limit: int) -> link.FindResult | None:
         """Query the index. After one query without an answer the rest of the page is scanned. Rows that were found are
         not queried again."""
         nonlocal silent, last
         found = last.below(before) if last is not None and before is not None else None
         if found is None and not silent:
-            last = found = index.find(protocol.FindRequest(target, text, now_ns, before, limit))
+            last = found = index.find(link.FindRequest(target, text, now_ns, before, limit))
             silent = found is None
         return found
 

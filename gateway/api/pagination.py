@@ -29,7 +29,7 @@ from pydantic import BaseModel
 
 from penstock.gateway.api import compression
 from penstock.gateway.api.contents import contents
-from penstock.gateway.followers.index.protocol import FindResult
+from penstock.gateway.followers.index.link import FindResult
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, summarised

@@ -26,7 +26,7 @@ from penstock.gateway.api.guard import answer, query_of
 from penstock.gateway.api.index_lookup import index_lookup
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.pagination import SCAN_BODIES, SLICE, TapeSource, page, recent_walk, span_filter, summary_of
-from penstock.gateway.followers.index.protocol import SumRequest, TotalResult
+from penstock.gateway.followers.index.link import SumRequest, TotalResult
 from penstock.gateway.model.answers import (
     Breakdown,
     BreakdownRow,

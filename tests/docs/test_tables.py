@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from penstock.console.commands.command_table import COMMANDS, GROUPS
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.routes import ROUTES
-from penstock.gateway.followers.lake.table_definitions import TABLE_DEFINITIONS
+from penstock.gateway.followers.lake.rows import TABLE_DEFINITIONS
 from penstock.gateway.model import lifecycle, run
 from penstock.gateway.model.metrics import METRICS
 from penstock.gateway.model.release_policy import (

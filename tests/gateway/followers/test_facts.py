@@ -28,7 +28,7 @@ from penstock.gateway.api.pagination import recent_walk, scan
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.protocol import FindRequest
+from penstock.gateway.followers.index.link import FindRequest
 from penstock.gateway.followers.index.sql.views import statements
 from penstock.gateway.followers.lake.lake import Lake
 from penstock.gateway.followers.lake.location import LakeLocation

@@ -29,7 +29,7 @@ from penstock.gateway.api.stats import gather, scan_breakdown
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.finder import NoAnswerError
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.protocol import FindRequest, FindResult, SumRequest
+from penstock.gateway.followers.index.link import FindRequest, FindResult, SumRequest
 from penstock.gateway.model.answers import BreakdownRow, Stats
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD, is_release_call
