@@ -32,7 +32,7 @@ from penstock.gateway.config import GatewayConfig, admin_key, audit_key, read_ke
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.sql.runner import SqlRunner
 from penstock.gateway.followers.otlp.ingest import RECEIVER, TelemetryReceiver
-from penstock.gateway.followers.webhooks.service import WebhookService
+from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import BUILTIN

@@ -13,7 +13,7 @@ from aiohttp import web
 from penstock.gateway.api.pagination import HeavyReads, TapeSource
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.sql.runner import SqlRunner
-from penstock.gateway.followers.webhooks.service import WebhookService
+from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.upstream import UpstreamView

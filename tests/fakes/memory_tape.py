@@ -13,7 +13,7 @@ from aiohttp import web
 
 from penstock.gateway.api.context import Control
 from penstock.gateway.api.routes import make_application
-from penstock.gateway.followers.webhooks.service import WebhookService
+from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import QueueStatus

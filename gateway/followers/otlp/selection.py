@@ -15,7 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from penstock.gateway.followers.otlp import semconv
-from penstock.gateway.followers.otlp.placement import (
+from penstock.gateway.followers.otlp.span_export import (
     MOST_LINKS,
     AttemptTrace,
     SpanPlacement,

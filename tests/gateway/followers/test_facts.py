@@ -32,8 +32,7 @@ from penstock.gateway.followers.index.link import FindRequest
 from penstock.gateway.followers.index.sql.views import statements
 from penstock.gateway.followers.lake.lake import Lake
 from penstock.gateway.followers.lake.location import LakeLocation
-from penstock.gateway.followers.otlp.placement import SpanPlacement
-from penstock.gateway.followers.otlp.span_export import of_call
+from penstock.gateway.followers.otlp.span_export import SpanPlacement, of_call
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.facts import QUEUE_MS
 from penstock.gateway.model.index import SqlRequest
