@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from pydantic import BaseModel
 
 from penstock.gateway.api import compression, guard
-from penstock.gateway.api.context import Control
+from penstock.gateway.api.guard import Control
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.pagination import DeferredAnswer
 from penstock.gateway.model.audit import ActionRequest, AuthenticatedRequest

@@ -9,11 +9,10 @@ from typing import get_args
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, id_of, query_of
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.api.queue import worker_claim
+from penstock.gateway.api.rollouts import worker_claim
 from penstock.gateway.config import ConfigError
 from penstock.gateway.model.audit import ActionRequest
 from penstock.gateway.model.base import Id, Noun

@@ -11,8 +11,7 @@ from time import monotonic
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, id_of, query_of
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.followers.index.link import IndexLink

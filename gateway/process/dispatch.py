@@ -8,10 +8,15 @@ telemetry). Bytes that are no request, and requests that may not pass, are refus
 from __future__ import annotations
 
 import logging
+from html import escape
 from time import monotonic
+from typing import Final
+
+import msgspec
 
 from penstock.gateway.api import guard
-from penstock.gateway.api.front_page import front_page
+from penstock.gateway.api.guard import HEADERS
+from penstock.gateway.api.openapi import STYLE
 from penstock.gateway.model.facts import is_rehearsal
 from penstock.gateway.process.control_plane import (
     ControlPlane,
@@ -21,22 +26,24 @@ from penstock.gateway.process.control_plane import (
     is_call_path,
     is_control,
 )
-from penstock.gateway.process.leader_rpc import encode_forwarded_call, needs_leader
+from penstock.gateway.process.leader_rpc import ForwardedCall, encode_forwarded_call, needs_leader
 from penstock.gateway.tools.call import McpCall
 from penstock.gateway.tools.middleware import McpContext
 from penstock.gateway.tools.oauth import metadata_call
 from penstock.gateway.traffic.calls.address import AddressError, Tunnel, from_path, host_of
+from penstock.gateway.traffic.calls.admission import complete_request
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.rehearsed_call import RehearsedCall
 from penstock.gateway.traffic.proxy.websocket.connection import HandshakeCall
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import DirectHosts
-from penstock.gateway.wire.dialects import family, find
+from penstock.gateway.wire.dialects import by_name, family, find
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
-from penstock.gateway.wire.http.headers import refusal_body, refusal_head
+from penstock.gateway.wire.http.headers import PEER_REQUEST, refusal_body, refusal_head
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, internal_fault
 from penstock.gateway.wire.http.request_parser import KnownHeads
 
@@ -183,3 +190,98 @@ def _spoken(request: HttpRequest) -> Family:
     except AddressError:
         path = path[path.find("/v1") :] if "/v1" in path else path
     return family(find("POST", path), path, request.headers)
+
+
+# Other workers connect to the first one for control requests, and for some calls (`process.leader_rpc`). The worker
+# that passes a request on has checked it and knows its rollout. Only the user that runs the gateway can connect to
+# the socket for these requests.
+
+_AGENTS: Final = b"/agent/"
+"""Prefix of control requests that only a dispatch can send (`control_plane.agent_target`)."""
+
+
+class PeerDispatch:
+    """The counterpart of `Dispatch` for connections of other workers."""
+
+    def __init__(self, dispatch: Dispatch, mcp: McpContext, wanted: DirectHosts) -> None:
+        self._dispatch, self._mcp, self._wanted = dispatch, mcp, wanted
+        self.clients = set[ClientConnection]()
+        self.request_bytes = dispatch.request_bytes
+        self.epoch_ns, self.heads = dispatch.epoch_ns, KnownHeads()
+
+    def serve(self, client: ClientConnection, request: HttpRequest) -> None:
+        """Serve a request that another worker has checked."""
+        told = next((value for low, _, value in request.headers if low == PEER_REQUEST), None)
+        if told is not None:
+            request.headers = [one for one in request.headers if one[0] != PEER_REQUEST]
+            self._dispatch.run(
+                client, request, self._admitted(request, msgspec.json.decode(told, type=ForwardedCall)), monotonic()
+            )
+        elif request.target.startswith(_AGENTS):
+            self._dispatch.control.serve(client, request, request.target)
+        else:
+            self._dispatch.serve(client, request)
+
+    def _admitted(self, request: HttpRequest, told: ForwardedCall) -> CallRequest:
+        dialect, wanted = by_name(told.dialect), None
+        if told.host is not None and dialect.family is MCP:
+            wanted: ConnectionPool | None = self._mcp.servers.find_direct(told.host, told.path)
+        elif told.host is not None:
+            wanted = self._wanted.find(told.host)
+        return complete_request(
+            request, CallRequest(told.address, dialect, told.path, b"", wanted, told.token, told.key)
+        )
+
+
+# The page that explains the gateway: the answer to `GET /` and `HEAD /`.
+#
+# A person opens the gateway's address, or an agent's base URL, in a browser, which also asks for an icon. Claude Code
+# sends `HEAD /` before its first call. None of these requests goes to a provider, and none makes a rollout. The page
+# shows nothing that needs a key.
+
+
+def front_page(request: HttpRequest) -> bytes | None:
+    """The whole answer, head and body, also below an agent's address; None for any other request."""
+    if request.method not in ("GET", "HEAD"):
+        return None
+    try:
+        path = from_path(request.target.partition(b"?")[0].decode("latin-1"))[1]
+    except AddressError:
+        return None
+    if path == "/favicon.ico":
+        return _answer(b"204 No Content", {}, b"", request)
+    if path.strip("/"):
+        return None
+    headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(_PAGE))}
+    return _answer(b"200 OK", headers, _PAGE, request)
+
+
+def _answer(status: bytes, headers: dict[str, str], body: bytes, request: HttpRequest) -> bytes:
+    close = {} if request.keep_alive else {"Connection": "close"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | HEADERS | close).items())
+    return b"HTTP/1.1 %b\r\n%b\r\n%b" % (status, lines.encode("ascii"), b"" if request.method == "HEAD" else body)
+
+
+_LINKS: Final = (
+    ("/api/docs", "the control API: what was recorded, the queue, releases and training runs"),
+    ("/healthz", "does the gateway live?"),
+    ("/readyz", "does it take calls, and can it record them?"),
+    ("/metrics", "figures for Prometheus"),
+)
+_PAGE: Final = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Penstock</title>
+<link rel="icon" href="data:,"><style>{STYLE}</style></head><body>
+<h1>Penstock</h1>
+<p>This is a Penstock gateway. It stands between agents and their model endpoint, passes every call on as it is, and
+records it.</p>
+<p>To record an agent, give it this address, http:// or https:// included, as its base URL, with a name of your choice
+for the rollout:</p>
+<pre>OPENAI_BASE_URL=THIS-ADDRESS/rollout/r1/v1 python my_agent.py
+ANTHROPIC_BASE_URL=THIS-ADDRESS/rollout/r1 python my_agent.py</pre>
+<p>To see what was recorded:</p>
+<pre>penstock rollouts
+penstock show r1</pre>
+<ul>
+{"".join(f'<li><a href="{path}"><code>{path}</code></a> {escape(text)}</li>' for path, text in _LINKS)}
+</ul></body></html>
+""".encode()

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from penstock.gateway.api.context import Control
+from penstock.gateway.api.guard import Control
 from penstock.gateway.api.routes import make_application
 from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.answers import Change

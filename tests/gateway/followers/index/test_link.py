@@ -25,9 +25,8 @@ from fakes.mistakes import tells
 from fakes.process import ROOT, alive
 
 from penstock.gateway.api import pagination
-from penstock.gateway.api.context import Control
-from penstock.gateway.api.index_lookup import index_lookup
-from penstock.gateway.api.pagination import recent_walk, scan
+from penstock.gateway.api.guard import Control
+from penstock.gateway.api.pagination import index_lookup, recent_walk, scan
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.link import (
@@ -371,7 +370,7 @@ async def test_one_page_asks_a_slow_index_once(
     monkeypatch.setattr(Store, "at", slowly)
     monkeypatch.setattr(pagination, "time", SimpleNamespace(monotonic=lambda: clock))
     query, control = parse(ASKED.filter), cast(Control, SimpleNamespace(index=SimpleNamespace(find=find)))
-    page = await pagination.page(recent_walk(store, query, index_lookup(control, "spans", query, 0)), None, 30)
+    page = await pagination.page(recent_walk(store, query, index_lookup(control.index, "spans", query, 0)), None, 30)
     assert len(page.rows) == 30
     assert len(asked) == 1
     index.close()
