@@ -35,8 +35,7 @@ from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.process import services
-from penstock.gateway.process.control_plane import ControlPlane, LeaderPlane
-from penstock.gateway.process.dispatch import Dispatch, PeerDispatch
+from penstock.gateway.process.dispatch import ControlPlane, Dispatch, LeaderPlane, PeerDispatch
 from penstock.gateway.process.handover import ALONE, HandoverGrant, HandoverOffer
 from penstock.gateway.process.listeners import Listeners, listen, server_tls
 from penstock.gateway.process.other_writers import OtherWriters

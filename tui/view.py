@@ -23,7 +23,7 @@ from rich.text import Text
 
 from penstock.console.views.noun import FeedNoun
 from penstock.console.views.table import Column
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

@@ -30,9 +30,9 @@ from penstock.gateway.client.console import (
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.audit import ActionRequest
+    from penstock.gateway.model.base import ActionRequest
     from penstock.gateway.model.queue import QueueState, QueueStatus
-    from penstock.gateway.model.retention import RetentionStatus
+    from penstock.gateway.model.state import RetentionStatus
 
 POLL_S = 0.2
 """Seconds between two requests for the status."""
@@ -60,7 +60,7 @@ def forget(
         Whether to wait until nothing is left.
     """
     from penstock.console.views import administration
-    from penstock.gateway.model.lifecycle import FINAL
+    from penstock.gateway.model.rollout import FINAL
 
     async def ask(client: Client) -> None:
         rids = found or [one.id async for one in client.rollouts(filter) if one.status in FINAL]
@@ -167,7 +167,7 @@ async def _until_idle(client: Client, cursor: int) -> QueueStatus:
     """Waits until no worker holds an attempt: requests the status again whenever one has ended since `cursor`."""
     from contextlib import aclosing
 
-    from penstock.gateway.model.lifecycle import LIVE
+    from penstock.gateway.model.rollout import LIVE
 
     status = await client.queue()
     async with aclosing(client.changes(cursor, ["attempt"])) as changes:

@@ -9,7 +9,7 @@ from penstock.console.commands.resources import person
 from penstock.gateway.client.console import validated_model
 
 if TYPE_CHECKING:
-    from penstock.gateway.model.audit import ActionRequest
+    from penstock.gateway.model.base import ActionRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class ActionOptions:
 
     def request(self) -> ActionRequest:
         """The options as the gateway takes them."""
-        from penstock.gateway.model.audit import ActionRequest
+        from penstock.gateway.model.base import ActionRequest
 
         return validated_model(ActionRequest, who=person(self.who), why=self.why)
 

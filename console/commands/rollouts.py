@@ -48,7 +48,7 @@ def cancel(
 
     Of those that a filter finds, those are taken that have not ended.
     """
-    from penstock.gateway.model.lifecycle import FINAL
+    from penstock.gateway.model.rollout import FINAL
 
     async def ask(client: Client) -> None:
         rids = found or [r.id async for r in client.rollouts(filter) if r.status not in FINAL]
@@ -71,7 +71,7 @@ def requeue(
 
     Of those that a filter finds, those are taken that came from the queue and have ended.
     """
-    from penstock.gateway.model.lifecycle import FINAL
+    from penstock.gateway.model.rollout import FINAL
 
     async def ask(client: Client) -> None:
         ended = (r async for r in client.rollouts(filter) if r.status in FINAL and r.origin == "queued")

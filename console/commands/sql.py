@@ -29,7 +29,7 @@ from penstock.gateway.model.toml import pluralized
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.index import SqlAnswer
+    from penstock.gateway.model.state import SqlAnswer
 
 Query = Annotated[str | None, Parameter(allow_leading_hyphen=True)]
 """A hyphen alone is standard input."""
@@ -65,7 +65,7 @@ def sql(
         How long it may take, 60s at most.
     """
     from penstock.console.views import sql
-    from penstock.gateway.model.index import SqlRequest
+    from penstock.gateway.model.state import SqlRequest
 
     async def ask(client: Client) -> None:
         if query is None:

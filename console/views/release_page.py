@@ -33,8 +33,8 @@ from penstock.console.views.release_summary import (
 )
 from penstock.console.views.svg import Chart, LineSeries, legend, svg, text
 from penstock.console.views.table import asked_by, duration, moment
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, ReleaseView
-from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.canary.decision import Canary, figures, replay_steps
 from penstock.gateway.releases.canary.display import interval

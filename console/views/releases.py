@@ -29,8 +29,8 @@ from penstock.console.views.release_summary import (
     wait_conditions,
 )
 from penstock.console.views.table import Column, Listing, age, asked_by, clean, figure, joined, moment, plain
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import AuditTrailEntry, Forecast, Release, ReleaseView
-from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.toml import pluralized
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from penstock.console.views.table import Column, Listing, clean, figure, plain
-from penstock.gateway.model.index import SqlAnswer, SqlViews
+from penstock.gateway.model.state import SqlAnswer, SqlViews
 
 _FIGURES = ("bigint", "integer", "double", "hugeint", "decimal", "float", "ubigint")
 

@@ -36,16 +36,16 @@ from penstock.gateway.api.pagination import (
     encode_cursor,
     page,
 )
+from penstock.gateway.config import RouteSettings
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.sql.runner import SqlRunner
 from penstock.gateway.followers.webhooks import WebhookService
-from penstock.gateway.model.answers import AuditPage, ErrorAnswer, Problem
-from penstock.gateway.model.audit import CALL, ROLES, AuditEntry, Caller, Role
-from penstock.gateway.model.base import ID_PATTERN, Noun
+from penstock.gateway.model.answers import AuditEntry, AuditPage, Caller, ErrorAnswer, Problem
+from penstock.gateway.model.base import CALL, ID_PATTERN, ROLES, Noun, Role
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.model.toml import sentence
-from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.reading.filters.query import QueryError
 from penstock.gateway.reading.policy.policy import ToolPolicy
 from penstock.gateway.reading.policy.questions import QuestionQueue
@@ -59,7 +59,6 @@ from penstock.gateway.tools.definitions.service import DefinitionService
 from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.auth import Auth, credentials, is_token
 from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 from penstock.gateway.work.runs.service import RunService

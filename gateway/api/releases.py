@@ -14,8 +14,7 @@ from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.rollouts import worker_claim
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import Id, Noun
+from penstock.gateway.model.base import ActionRequest, Id, Noun
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,

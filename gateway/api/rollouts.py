@@ -47,9 +47,7 @@ from penstock.gateway.model.answers import (
     SpanDetail,
     SpanPage,
 )
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import ID_PATTERN, Noun, SpanKind
-from penstock.gateway.model.lifecycle import LIVE
+from penstock.gateway.model.base import ID_PATTERN, ActionRequest, Noun, SpanKind
 from penstock.gateway.model.queue import (
     Claim,
     ClaimAnswer,
@@ -70,7 +68,7 @@ from penstock.gateway.model.queue import (
     RewardAnswer,
     WorkerList,
 )
-from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, Worker
+from penstock.gateway.model.rollout import LIVE, Attempt, Judgement, Outcome, Rollout, Worker
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.turn import Exchange, Side, Transcript, TranscriptCall
 from penstock.gateway.reading.diagnosis.diagnosis import diagnose

@@ -39,8 +39,7 @@ from penstock.gateway.model.answers import (
     Stats,
     TokenRequest,
 )
-from penstock.gateway.model.audit import ActionRequest, Role
-from penstock.gateway.model.base import Mode, Noun
+from penstock.gateway.model.base import ActionRequest, Mode, Noun, Role
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,

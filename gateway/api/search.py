@@ -30,7 +30,7 @@ from penstock.gateway.api.pagination import (
 from penstock.gateway.api.rollouts import PageQuery
 from penstock.gateway.followers.index.sql.runner import SqlQueryError
 from penstock.gateway.followers.index.sql.views import VIEWS, given
-from penstock.gateway.model.index import (
+from penstock.gateway.model.state import (
     Hit,
     SearchPage,
     SearchRow,

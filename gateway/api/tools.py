@@ -559,7 +559,7 @@ WRAPPED: Final = web.AppKey("wrapped", FrameReceiver)
 
 
 def add_wrapped(application: web.Application, made: FrameReceiver) -> None:
-    """Adds the route. The dispatch has checked the scope in the path: see `gateway.process.control_plane`."""
+    """Adds the route. The dispatch has checked the scope in the path: see `gateway.process.dispatch`."""
     application[WRAPPED] = made
     for scope in ("none", "{kind}/{rid}/{aid}"):
         application.router.add_post(f"{AGENT}{scope}{PATH}", made.post)

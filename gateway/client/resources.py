@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from penstock.gateway.client.connection import PAGE, ApiConnection
-from penstock.gateway.model.audit import EMPTY_ACTION, ActionRequest
-from penstock.gateway.model.budget import BudgetPage
-from penstock.gateway.model.index import IndexView, SqlAnswer, SqlRequest, SqlViews
+from penstock.gateway.model.base import EMPTY_ACTION, ActionRequest
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     Assignment,
@@ -17,6 +15,8 @@ from penstock.gateway.model.release import (
     AssignmentPage,
     AuditTrail,
     AuditTrailEntry,
+    Delivery,
+    DeliveryList,
     Forecast,
     NewRelease,
     Pin,
@@ -24,15 +24,12 @@ from penstock.gateway.model.release import (
     Release,
     ReleaseList,
     ReleaseView,
+    WebhookList,
+    WebhookTest,
+    WebhookTestResult,
+    WebhookView,
 )
 from penstock.gateway.model.resource import Need, NeedList, NewVersion, Resource, ResourceList, ResourceView
-from penstock.gateway.model.retention import (
-    ForgottenPage,
-    ForgottenRollout,
-    RetentionHold,
-    RetentionHoldList,
-    RetentionStatus,
-)
 from penstock.gateway.model.run import (
     Curve,
     CurveList,
@@ -52,16 +49,22 @@ from penstock.gateway.model.run import (
     RunPage,
     RunStatus,
 )
-from penstock.gateway.model.tools import ApproveRequest, ServerDefinitions, ServerList, ServerView
-from penstock.gateway.model.upstream import PauseRequest, UpstreamList, UpstreamView
-from penstock.gateway.model.webhook import (
-    Delivery,
-    DeliveryList,
-    WebhookList,
-    WebhookTest,
-    WebhookTestResult,
-    WebhookView,
+from penstock.gateway.model.state import (
+    BudgetPage,
+    ForgottenPage,
+    ForgottenRollout,
+    IndexView,
+    PauseRequest,
+    RetentionHold,
+    RetentionHoldList,
+    RetentionStatus,
+    SqlAnswer,
+    SqlRequest,
+    SqlViews,
+    UpstreamList,
+    UpstreamView,
 )
+from penstock.gateway.model.tools import ApproveRequest, ServerDefinitions, ServerList, ServerView
 
 if TYPE_CHECKING:
     from penstock.gateway.reading.policy.questions import PolicyAnswer, Question

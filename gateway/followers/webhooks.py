@@ -32,12 +32,11 @@ import aiohttp
 
 from penstock.gateway.model.base import parse_record
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.release import AuditTrailEntry, Release
-from penstock.gateway.model.settings import Webhook
-from penstock.gateway.model.times import Backoff
-from penstock.gateway.model.webhook import (
+from penstock.gateway.model.release import (
     RELEASE_EVENTS,
+    AuditTrailEntry,
     Delivery,
+    Release,
     ReleaseChangeData,
     ReleaseEvent,
     WebhookMessage,
@@ -45,6 +44,8 @@ from penstock.gateway.model.webhook import (
     WebhookTestResult,
     WebhookView,
 )
+from penstock.gateway.model.settings import Webhook
+from penstock.gateway.model.times import Backoff
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed

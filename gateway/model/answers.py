@@ -12,8 +12,7 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from penstock.gateway.model.audit import AuditEntry
-from penstock.gateway.model.base import Id, Noun, SpanKind
+from penstock.gateway.model.base import Id, Noun, Role, SpanKind
 from penstock.gateway.model.codes import BreakdownDimension, FindingCode, SequenceStart
 from penstock.gateway.model.prices import Price
 from penstock.gateway.model.rollout import (
@@ -491,6 +490,42 @@ class Health(Noun):
 
     status: Literal["ok"]
     """Always `ok`: anything else is an error of status 503."""
+
+
+class Caller(Noun):
+    """Whom the gateway takes a client for."""
+
+    role: Role
+    """What its key may do. Without keys everybody is `admin`."""
+    key: str = ""
+    """Name of its key; empty where the gateway has none."""
+    version: str
+    """Version of the gateway."""
+    started_ns: int
+    """When the gateway started; ns since the epoch."""
+
+
+class AuditEntry(Noun):
+    """One change that was asked for."""
+
+    number: int
+    """From 1, ascending."""
+    at_ns: int
+    """When; ns since the epoch."""
+    who: str
+    """Who, as the request claimed; `api` where it did not say."""
+    key: str = ""
+    """Name of the key that it came with; empty where the gateway has none."""
+    action: str
+    """What was done: `cancel_rollout`, `requeue_rollout`, `open_queue`, `pause_queue`, `drain_queue`, `pause_upstream`,
+    `open_upstream`, `rebuild_index`, `approve_definitions`, `approve_call`, `refuse_call`; of a release
+    `start_release`, `approve_release`, `promote_release`, `rollback_release`, `hold_release`, `resume_release`,
+    `abort_release`."""
+    target: str
+    """What it was done to: a rollout, an upstream, a release, a server with what was approved (`github tools 3`), or a
+    tool call (`r1/a1 github.search`). Empty for the queue."""
+    why: str
+    """Why, as the request said."""
 
 
 class Problem(Noun):

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -277,21 +276,8 @@ ResourceKind = Literal["prompt", "model", "tool-text"]
 """The text of a prompt, the weights of a model, the description of a tool."""
 
 
-GATEWAY = "gateway"
-"""The `who` of decisions by the rules."""
-
-
 MOST_TEXT = 4 << 20
 """Most characters of a version."""
-
-
-def _person(name: str) -> str:
-    if name == GATEWAY:
-        raise ValueError(f"{GATEWAY!r} is what decides by the rules; give the name of a person or a program")
-    return name
-
-
-Person = Annotated[str, Field(max_length=200), AfterValidator(_person)]
 
 
 class PromptText(Noun):

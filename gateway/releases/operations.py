@@ -21,7 +21,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
-from penstock.gateway.model.base import parse_record
+from penstock.gateway.model.base import GATEWAY, parse_record
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -34,7 +34,6 @@ from penstock.gateway.model.release import (
     content_hash,
 )
 from penstock.gateway.model.resource import (
-    GATEWAY,
     Audience,
     ModelVersion,
     NewVersion,

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from penstock.gateway.model.audit import NOBODY
-from penstock.gateway.model.base import Mode
+from penstock.gateway.model.base import NOBODY, Mode
 from penstock.gateway.model.facts import POLICY_HARD, POLICY_RULE, TOOL
 from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.reading.policy.call_parser import CALL, ToolCall, encode_messages, redacted, strict, tool_call

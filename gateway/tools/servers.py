@@ -17,14 +17,13 @@ from string import punctuation
 from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
-from penstock.gateway.config import GatewayConfig
+from penstock.gateway.config import GatewayConfig, UpstreamSettings
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.tools.hosted.bridge import NAMED, OWNER, Bridge
 from penstock.gateway.tools.limits import BreakerState, ServerLimits
 from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, connect_inside
-from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
 from penstock.gateway.wire.http.request import ClientFault, Headers
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection

@@ -18,8 +18,8 @@ import aiohttp
 
 from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.state import RouteView, UpstreamList
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.model.upstream import RouteView, UpstreamList
 from penstock.trainer.config import InferenceSettings, TrainConfig
 
 ANSWER_S: Final = 10.0

@@ -10,7 +10,7 @@ person has started, the run reports it once and tries again when some release ch
 from __future__ import annotations
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.model.run import EventLevel

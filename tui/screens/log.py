@@ -13,8 +13,7 @@ from rich.text import Text
 from penstock.console.views import rollouts
 from penstock.console.views.administration import AUDIT
 from penstock.console.views.table import Column, clean, joined
-from penstock.gateway.model.answers import Change
-from penstock.gateway.model.audit import AuditEntry
+from penstock.gateway.model.answers import AuditEntry, Change
 from penstock.tui.view import Pane, ScreenView, TableModel, pane
 
 if TYPE_CHECKING:

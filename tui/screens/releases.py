@@ -24,7 +24,7 @@ from penstock.console.views.release_summary import (
 )
 from penstock.console.views.table import Column, Listing, ago, clean, compact, joined, plain
 from penstock.gateway.client.resources import read_history
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import ARMS, Release, ReleaseView
 from penstock.tui.panes.race import race
 from penstock.tui.screens.noun import NounScreen

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.lifecycle import FINAL
-from penstock.gateway.model.rollout import RolloutSummary
+from penstock.gateway.model.base import ActionRequest
+from penstock.gateway.model.rollout import FINAL, RolloutSummary
 from penstock.tui.view import ViewAction
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from rich.text import Text
 from penstock.console.views import rollouts
 from penstock.console.views.administration import UPSTREAMS
 from penstock.console.views.noun import NounRows
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.model.toml import pluralized
-from penstock.gateway.model.upstream import UpstreamView
 from penstock.tui.screens.noun import NounScreen
 from penstock.tui.view import Pane, ViewAction, pane
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from penstock.console.views import queue as shown
 from penstock.console.views.noun import NounRows
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import QueueState, QueueStatus
 from penstock.gateway.model.rollout import Worker
 from penstock.tui.screens.noun import NounScreen

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from penstock.console.views.table import abbreviate, plain
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.tui.keys import TITLES, KeyBinding, name
 
 LONGEST = 600

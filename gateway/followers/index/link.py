@@ -27,9 +27,9 @@ import msgspec
 
 from penstock.gateway.followers.index.segments import NEAR, SEALED, clear
 from penstock.gateway.model.codes import BreakdownDimension
-from penstock.gateway.model.index import IndexStatus, IndexView
 from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.model.settings import LogSettings
+from penstock.gateway.model.state import IndexStatus, IndexView
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.reading.filters.fields import Target
 

@@ -172,7 +172,7 @@ class _TelemetryRequest:
 
     def __init__(self, receiver: TelemetryReceiver, signal: Signal, tree: RequestTree, request: web.Request) -> None:
         """The dispatch has put the scope of the request into the match of its path: see
-        `gateway.process.control_plane`."""
+        `gateway.process.dispatch`."""
         found = request.match_info
         self._receiver = receiver
         self._signal = signal

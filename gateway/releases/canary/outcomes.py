@@ -35,7 +35,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from penstock.gateway.model.facts import POLICY_HARD
-from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -46,7 +45,7 @@ from penstock.gateway.model.release import (
     UnitMember,
 )
 from penstock.gateway.model.release_policy import EARLY, MISSING, ReleasePolicy
-from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus
+from penstock.gateway.model.rollout import FINAL, Attempt, Reward, Rollout, RolloutStatus
 from penstock.gateway.model.span import LONGEST, POLICY_VIOLATION, Span, SpanStatus, entry
 from penstock.gateway.releases.canary.assignment import Requester, as_text
 from penstock.gateway.releases.canary.evidence import CanaryObservation

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import parse_record
-from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.base import GATEWAY, ActionRequest, parse_record
 from penstock.gateway.model.release import PinList, Release
-from penstock.gateway.model.resource import GATEWAY, Coverage
-from penstock.gateway.model.retention import ForgottenRollout, RetentionHold
+from penstock.gateway.model.resource import Coverage
+from penstock.gateway.model.rollout import FINAL
+from penstock.gateway.model.state import ForgottenRollout, RetentionHold
 from penstock.gateway.tape import background_answers
 from penstock.gateway.tape.store import audit_log, keys
 from penstock.gateway.tape.store.erasure import WipePosition

@@ -21,10 +21,10 @@ from itertools import islice
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.retention import (
+from penstock.gateway.model.rollout import FINAL, Rollout, last_seen_ns, summarised
+from penstock.gateway.model.state import (
     ForgottenPage,
     ForgottenRollout,
     RetentionHold,
@@ -32,7 +32,6 @@ from penstock.gateway.model.retention import (
     RetentionRule,
     RetentionStatus,
 )
-from penstock.gateway.model.rollout import Rollout, last_seen_ns, summarised
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.reading.filters.query import Query, QueryError, parse
 from penstock.gateway.tape.retention.operations import (

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from penstock.gateway.model.known_secrets import Secrets, fingerprint
-from penstock.gateway.model.lifecycle import LIVE
+from penstock.gateway.model.rollout import LIVE
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.tape.store.reader import StoreReader

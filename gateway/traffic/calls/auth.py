@@ -22,8 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.gateway.model.audit import CALL, Role
-from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.model.base import CALL, ID_PATTERN, Role
 from penstock.gateway.model.settings import ADMIN_KEY, READ_KEY, LocalNames
 
 PREFIX = "pst_"

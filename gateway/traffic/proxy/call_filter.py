@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from penstock.gateway.config import RouteSettings
 from penstock.gateway.model.release import Pin
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.http.request import Headers, HttpRequest, Refusal
 from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, UpstreamConnection
 from penstock.gateway.wire.rewriting import Framing

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.gateway.config import RouteSettings
 from penstock.gateway.model.facts import FOLDED
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.proxy.call_filter import CallFilter, CallPlan
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects.json_scan import LEAF, JsonRange, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, arr, error_message, loads, obj, strict, text
 from penstock.gateway.wire.dialects.parts import TEXT

@@ -20,8 +20,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import Final, Protocol, TypeVar
 
-from penstock.gateway.model.lifecycle import LIVE, quiet_deadline
-from penstock.gateway.model.rollout import AttemptStatus, Outcome, Rollout, RolloutStatus
+from penstock.gateway.model.rollout import LIVE, AttemptStatus, Outcome, Rollout, RolloutStatus, quiet_deadline
 from penstock.gateway.tape.store import records
 from penstock.gateway.tape.store.cache import CachedAttempt
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError

@@ -1,6 +1,6 @@
 """Operations on the queue and its rollouts, inside a write transaction.
 
-Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. It checks everything
+Each is one method of `QueueOperations` and decides by the tables of `gateway.model.rollout`. It checks everything
 that can be refused before it writes anything, so a refusal changes nothing and the other operations of the transaction
 stand.
 
@@ -23,10 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import Mode
+from penstock.gateway.model.base import ActionRequest, Mode
 from penstock.gateway.model.known_secrets import Secrets, with_distinct_keys
-from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING, after_attempt
 from penstock.gateway.model.queue import (
     EnqueueResult,
     HeartbeatRequest,
@@ -37,6 +35,9 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import (
+    FINAL,
+    LIVE,
+    WAITING,
     AttemptStatus,
     Judgement,
     Outcome,
@@ -45,6 +46,7 @@ from penstock.gateway.model.rollout import (
     Rollout,
     RolloutStatus,
     Worker,
+    after_attempt,
 )
 from penstock.gateway.tape.store import audit_log, keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout

@@ -35,8 +35,8 @@ from penstock.gateway.followers.lake.location import LakeLocation
 from penstock.gateway.followers.otlp.span_export import SpanPlacement, of_call
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.facts import QUEUE_MS
-from penstock.gateway.model.index import SqlRequest
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.state import SqlRequest
 from penstock.gateway.model.turn import Transcript
 from penstock.gateway.reading.filters.query import parse
 from penstock.gateway.tape.store import Store

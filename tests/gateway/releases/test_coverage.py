@@ -23,7 +23,7 @@ from fakes.waiting import until
 from penstock.console.commands.check import examine
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.known_secrets import NO_SECRETS
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec

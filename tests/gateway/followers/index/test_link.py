@@ -44,10 +44,10 @@ from penstock.gateway.followers.index.link import (
 )
 from penstock.gateway.followers.index.process import IndexServer
 from penstock.gateway.followers.index.segments import NEAR, IndexLockedError, SegmentDirectory
-from penstock.gateway.model.index import IndexView
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Outcome
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.state import IndexView
 from penstock.gateway.reading.filters.query import parse
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import TapeError

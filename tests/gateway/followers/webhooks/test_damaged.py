@@ -14,9 +14,8 @@ from fakes.waiting import until
 from penstock.gateway.followers import webhooks
 from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.release import Release
+from penstock.gateway.model.release import Delivery, Release
 from penstock.gateway.model.settings import Webhook
-from penstock.gateway.model.webhook import Delivery
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import PERSON_CHANGES, entry
 from penstock.gateway.tape.store import keys

@@ -25,9 +25,8 @@ from penstock.gateway.followers.webhooks import (
     signed_headers,
     webhook_views,
 )
-from penstock.gateway.model.release import AuditTrailEntry, Release
+from penstock.gateway.model.release import RELEASE_EVENTS, AuditTrailEntry, Delivery, Release
 from penstock.gateway.model.settings import Webhook
-from penstock.gateway.model.webhook import RELEASE_EVENTS, Delivery
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import PERSON_CHANGES, RULE_CHANGES, entry
 from penstock.gateway.wire.http.request import retry_after
