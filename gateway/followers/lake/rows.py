@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -29,7 +29,7 @@ from penstock.gateway.model.turn import Passage
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.codec import DECODE_ERRORS, StoredBody
 from penstock.gateway.tape.store.directory import DamagedRecordError
-from penstock.gateway.tape.store.view import TapeView
+from penstock.gateway.tape.store.view import FORGOTTEN, TapeView
 
 SCHEMA: Final = 1
 """The version of all tables. It stands in each table and in the metadata of each file; a newer one is refused."""
@@ -158,8 +158,6 @@ PIECE: Final = 4096
 """Changes, or rollouts, that are read in one transaction."""
 ROWS, BYTES = 100_000, 64 << 20
 """Size of a chunk, about: rows of all tables, and bytes of calls' texts and bodies."""
-FORGOTTEN, GONE = b"f", b"x"
-"""Records of the log: a rollout was forgotten; stands in place of an earlier record of a forgotten rollout."""
 MARK_LOOKS: Final = 256
 """Most changes that are searched for a call that marks the state of a tape."""
 _log: Final = logging.getLogger("penstock.lake")
@@ -236,7 +234,7 @@ class ChunkReader:
                     again = view.origins(name)
                     chunk.forgotten[name] = hole[1] + 1 if again is None else min(hole[1] + 1, again.number)
                 return
-            for at, record in records(view, chunk.cursor + 1, end):
+            for at, record in enumerate(view.log_records(chunk.cursor, end), chunk.cursor + 1):
                 with _isolated(f"change {at}"):
                     self._take(view, at, record, chunk, changed, bodies)
                 chunk.cursor = at
@@ -247,7 +245,7 @@ class ChunkReader:
         self, view: TapeView, at: int, record: bytes, chunk: RowChunk, changed: dict[str, int], bodies: bool
     ) -> None:  # fmt: skip
         kind = record[:1]
-        if kind == FORGOTTEN:
+        if kind == b"f":  # a rollout was forgotten
             name = _name(record)
             chunk.forgotten[name] = at
             changed.pop(name, None)
@@ -310,14 +308,6 @@ def _name(record: bytes) -> str:
     return record[1 : record.index(0)].decode("ascii")
 
 
-def records(view: TapeView, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """The records of the log with these cursors, both included."""
-    while first <= last:
-        begins, found = view.log_segment(first)
-        yield from enumerate(found[first - begins : last + 1 - begins], first)
-        first = begins + len(found)
-
-
 def mark_of(view: TapeView, cursor: int) -> int:
     """Identifies the state of a tape at a change: a hash of the last call that had ended, which contains its times; the
     lowest eight bits hold how many changes back it is. Without such a call, the hash of the change itself."""
@@ -331,7 +321,7 @@ def mark_of(view: TapeView, cursor: int) -> int:
 def is_marked(view: TapeView, cursor: int, mark: int) -> bool:
     """True if a tape has this mark at a change. A record that was forgotten since counts as equal."""
     record = view.log_record(cursor - (mark & 0xFF))
-    return record[:1] == GONE or _hash(record) == mark >> 8
+    return record == FORGOTTEN or _hash(record) == mark >> 8
 
 
 def _hash(record: bytes) -> int:

@@ -33,7 +33,6 @@ from penstock.console.commands.lake_loop import follow, write
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.sql.views import VIEWS, statements
-from penstock.gateway.followers.lake import rows
 from penstock.gateway.followers.lake.lake import OURS, Lake, LakeTable
 from penstock.gateway.followers.lake.location import (
     CommitConflictError,
@@ -427,18 +426,18 @@ def test_bodies_that_are_asked_for_later_are_those_of_the_whole_tape(store: Stor
 
 def forgetting(monkeypatch: pytest.MonkeyPatch, rollout: str, at: int) -> None:
     """The log as it is after a rollout was forgotten: a change tells it, and those before say nothing any more."""
-    records = rows.records
+    log_records = TapeView.log_records
 
-    def told(view: TapeView, first: int, last: int) -> Generator[tuple[int, bytes]]:
-        for cursor, record in records(view, first, last):
+    def told(view: TapeView, after: int, last: int) -> Generator[bytes]:
+        for cursor, record in enumerate(log_records(view, after, last), after + 1):
             if cursor == at:
-                yield cursor, b"f" + rollout.encode() + b"\0"
+                yield b"f" + rollout.encode() + b"\0"
             elif cursor < at and record[1:].startswith(rollout.encode() + b"\0"):
-                yield cursor, b"x"
+                yield b"x"
             else:
-                yield cursor, record
+                yield record
 
-    monkeypatch.setattr(rows, "records", told)
+    monkeypatch.setattr(TapeView, "log_records", told)
 
 
 def test_what_is_forgotten_is_in_no_file(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
