@@ -386,7 +386,7 @@ class ControlCall(Relay):
 # the socket for these requests.
 
 _AGENTS: Final = b"/agent/"
-"""Prefix of control requests that only a dispatch can send (`control_plane.agent_target`)."""
+"""Prefix of control requests that only a dispatch can send (`agent_target`)."""
 
 
 class PeerDispatch:

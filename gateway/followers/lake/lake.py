@@ -283,7 +283,7 @@ class LakeTable:
 
     @property
     def mark(self) -> int:
-        """Identifies the state of the tape at `cursor` (`chunk_reader.mark_of`)."""
+        """Identifies the state of the tape at `cursor` (`rows.mark_of`)."""
         return self._noted("mark")
 
     @property

@@ -1,7 +1,7 @@
 """Chooses the spans that are sent for a change of the tape, and their time and place.
 
 Spans of an attempt that a worker runs wait for its end, which comes after the last span of its agent: then the whole
-attempt is read from the tape and sent as one trace (`placement.AttemptTrace`). Later spans are sent as they come.
+attempt is read from the tape and sent as one trace (`span_export.AttemptTrace`). Later spans are sent as they come.
 Calls of other attempts wait for `otlp.wait` seconds, because SDKs send spans some seconds late; the feed waits with
 them. The choice follows from the tape, so a gateway that is started again needs only the cursor.
 """
