@@ -1,5 +1,5 @@
-"""What a process makes and does not leave behind, however it ends: child processes, with their output and their end,
-and temporary directories, also for sockets.
+"""Children of a process and folders that it does not leave behind, however it ends: child processes, their output and
+end (`spawn`), and temporary directories, also for sockets.
 """
 
 from __future__ import annotations
