@@ -18,11 +18,12 @@ from penstock.gateway.client.console import (
     CommandError,
     RolloutTerms,
     Url,
+    check_format,
     joined_terms,
     pairs,
+    whole_file,
     with_client,
 )
-from penstock.gateway.client.files import check_format, whole_file
 
 if TYPE_CHECKING:
     from penstock.adapters.export import Form, Format

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeVar, get_args
 
 from penstock.adapters.episode import Episode, EpisodeAttempt, EpisodeCall
 from penstock.gateway.model.answers import Finding
-from penstock.gateway.model.finding_codes import FindingCode, SequenceStart
+from penstock.gateway.model.codes import FindingCode, SequenceStart
 from penstock.gateway.model.rollout import AttemptStatus, Reward, deciding_attempt
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.toml import pluralized

@@ -28,7 +28,7 @@ from bench.prompts import SIMILAR, cost, request
 from bench.replay import gateway, serving
 from bench.store import HERE, Figure, report
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import Assignment, NewRelease, Pin, Release
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy

@@ -22,27 +22,23 @@ import aiohttp
 from aiohttp import web
 
 from penstock.gateway.api import routes, state
-from penstock.gateway.api.builtin_server import host_builtin_server
 from penstock.gateway.api.changes import end_followers
-from penstock.gateway.api.context import Control
+from penstock.gateway.api.guard import Control
 from penstock.gateway.api.operations import Operations
-from penstock.gateway.api.wrapped_frames import FrameReceiver
-from penstock.gateway.api.wrapped_frames import add_to as add_wrapped
+from penstock.gateway.api.tools import FrameReceiver, add_wrapped, host_builtin_server
 from penstock.gateway.config import GatewayConfig, admin_key, audit_key, read_key
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.followers.index.sql.runner import SqlRunner
 from penstock.gateway.followers.otlp.ingest import RECEIVER, TelemetryReceiver
-from penstock.gateway.followers.webhooks.service import WebhookService
+from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.process import services
-from penstock.gateway.process.control_plane import ControlPlane, LeaderPlane
-from penstock.gateway.process.dispatch import Dispatch
+from penstock.gateway.process.dispatch import ControlPlane, Dispatch, LeaderPlane, PeerDispatch
 from penstock.gateway.process.handover import ALONE, HandoverGrant, HandoverOffer
 from penstock.gateway.process.listeners import Listeners, listen, server_tls
 from penstock.gateway.process.other_writers import OtherWriters
-from penstock.gateway.process.peer_requests import PeerDispatch
 from penstock.gateway.process.services import (
     ProcessHealth,
     Service,

@@ -260,7 +260,7 @@ def report(
     with _ends():
         found = results(directories)
     if html is not None:
-        from penstock.gateway.client.files import whole_file
+        from penstock.gateway.client.console import whole_file
 
         with whole_file(html) as file:
             file.write(html_page(found).encode())

@@ -28,7 +28,7 @@ from textual.drivers.linux_driver import LinuxDriver
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.console import LOCAL, CommandError
 from penstock.gateway.model.answers import Digest, FilterField
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.tui.keys import KeyBinding, KeyMap
 from penstock.tui.loader import GatewayLink, RefreshKind, ViewLoader, is_remote
 from penstock.tui.main_screen import MainScreen

@@ -29,7 +29,7 @@ from penstock.console.views.registry import NOUNS, noun_view
 from penstock.console.views.table import Column, Listing, joined, plain
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.model.answers import Digest
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

@@ -35,7 +35,7 @@ from textual.widgets import Input, Static
 
 from penstock.console.views.table import GAP, Column, TableLayout, abbreviate, lay_out, plain
 from penstock.gateway.model.answers import FilterField
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.tui.keys import TITLES, KeyBinding, name
 from penstock.tui.view import TableModel
 

@@ -35,10 +35,10 @@ from penstock.gateway.client.console import (
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
-    from penstock.gateway.model.audit import ActionRequest
+    from penstock.gateway.model.base import ActionRequest
     from penstock.gateway.model.queue import QueueState, QueueStatus
-    from penstock.gateway.model.retention import RetentionStatus
     from penstock.gateway.model.rollout import Rollout
+    from penstock.gateway.model.state import RetentionStatus
 
 Flag = Annotated[bool, Parameter(negative="")]
 Value = Annotated[float | None, Parameter(allow_leading_hyphen=True)]
@@ -63,7 +63,7 @@ def cancel(
 
     Of those that a filter finds, those are taken that have not ended.
     """
-    from penstock.gateway.model.lifecycle import FINAL
+    from penstock.gateway.model.rollout import FINAL
 
     async def ask(client: Client) -> None:
         rids = found or [r.id async for r in client.rollouts(filter) if r.status not in FINAL]
@@ -86,7 +86,7 @@ def requeue(
 
     Of those that a filter finds, those are taken that came from the queue and have ended.
     """
-    from penstock.gateway.model.lifecycle import FINAL
+    from penstock.gateway.model.rollout import FINAL
 
     async def ask(client: Client) -> None:
         ended = (r async for r in client.rollouts(filter) if r.status in FINAL and r.origin == "queued")
@@ -204,7 +204,7 @@ def forget(
         Whether to wait until nothing is left.
     """
     from penstock.console.views import administration
-    from penstock.gateway.model.lifecycle import FINAL
+    from penstock.gateway.model.rollout import FINAL
 
     async def ask(client: Client) -> None:
         rids = found or [one.id async for one in client.rollouts(filter) if one.status in FINAL]
@@ -344,7 +344,7 @@ async def _until_idle(client: Client, cursor: int) -> QueueStatus:
     """Waits until no worker holds an attempt: requests the status again whenever one has ended since `cursor`."""
     from contextlib import aclosing
 
-    from penstock.gateway.model.lifecycle import LIVE
+    from penstock.gateway.model.rollout import LIVE
 
     status = await client.queue()
     async with aclosing(client.changes(cursor, ["attempt"])) as changes:

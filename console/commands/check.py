@@ -13,15 +13,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.lifecycle import LIVE, WAITING, is_claimed
-from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, Unit, content_hash
-from penstock.gateway.model.resource import Resource
-from penstock.gateway.model.retention import ForgottenRollout, RetentionHold
-from penstock.gateway.model.rollout import RolloutStatus, Worker
+from penstock.gateway.model.release import (
+    Assignment,
+    AssignmentEvidence,
+    AuditTrailEntry,
+    Delivery,
+    Release,
+    Unit,
+    content_hash,
+)
+from penstock.gateway.model.resource import Coverage, Resource
+from penstock.gateway.model.rollout import LIVE, WAITING, RolloutStatus, Worker, is_claimed
 from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.state import ForgottenRollout, RetentionHold
 from penstock.gateway.model.tools import ServerDefinitions
-from penstock.gateway.model.webhook import Delivery
 from penstock.gateway.releases.operations import pins_of
 from penstock.gateway.releases.reader import ReleaseReader
 from penstock.gateway.tape.store import Store, codec, keys, records

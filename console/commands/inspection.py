@@ -29,7 +29,7 @@ from penstock.gateway.client.console import (
     validated_model,
     with_client,
 )
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.foreign_text import terminal_safe_json
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from penstock.console.views.rollout_tree import RequestedToolRuns
     from penstock.gateway.client.client import Client
     from penstock.gateway.model.answers import ExchangeBytes, SpanDetail
-    from penstock.gateway.model.index import SqlAnswer
     from penstock.gateway.model.span import Span
+    from penstock.gateway.model.state import SqlAnswer
     from penstock.gateway.model.tools import ToolUse
 
 NOT_SAID = (
@@ -345,7 +345,7 @@ def export(
         File to write, which appears when it is whole; stdout if not given.
     """
     from penstock.gateway.client import tables
-    from penstock.gateway.client.files import check_format, whole_file
+    from penstock.gateway.client.console import check_format, whole_file
     from penstock.gateway.model.toml import pluralized
 
     terms = joined_terms(filter)
@@ -446,7 +446,7 @@ def sql(
         How long it may take, 60s at most.
     """
     from penstock.console.views import breakdown
-    from penstock.gateway.model.index import SqlRequest
+    from penstock.gateway.model.state import SqlRequest
     from penstock.gateway.model.toml import pluralized
 
     async def ask(client: Client) -> None:
@@ -479,7 +479,7 @@ def _write(found: SqlAnswer, format: Literal["csv", "parquet"], output: Path | N
     if output is None:
         sys.stdout.buffer.write(content)
         return
-    from penstock.gateway.client.files import whole_file
+    from penstock.gateway.client.console import whole_file
     from penstock.gateway.model.toml import pluralized
 
     with whole_file(output) as file:

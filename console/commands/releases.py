@@ -245,7 +245,7 @@ def anchor(*releases: str, json: Json = False, gateway: Url = LOCAL) -> None:
 
 def _decide(name: str, action: str, who: str | None, why: str, json: bool, url: str) -> None:
     from penstock.console.views import releases
-    from penstock.gateway.model.audit import ActionRequest
+    from penstock.gateway.model.base import ActionRequest
 
     said = validated_model(ActionRequest, who=person(who), why=why)
 

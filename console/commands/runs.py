@@ -83,7 +83,7 @@ def plot(
     compare
         Another run to draw beside it; may be given several times.
     """
-    from penstock.gateway.client.files import whole_file
+    from penstock.gateway.client.console import whole_file
 
     path = out or Path(f"{run}.html")
     if path.suffix not in (".html", ".svg", ".png"):
@@ -139,7 +139,7 @@ def export(
         File to write, which appears when it is whole; for TensorBoard a new folder, for MLflow one that may hold other
         runs. Stdout if not given.
     """
-    from penstock.gateway.client.files import whole_file
+    from penstock.gateway.client.console import whole_file
 
     if to in FOLDERS and output is None:
         raise CommandError(f"{FOLDERS[to]} reads a folder: say which, as --output DIR", 2)

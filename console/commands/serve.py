@@ -59,9 +59,9 @@ def serve(
     take_over
         Go on in the place of the gateway that writes this tape, if one does: no connection is refused meanwhile.
     """
-    from penstock.gateway.process import hangup
+    from penstock.gateway.process import parent
 
-    hangup.remember()
+    parent.remember_hangup()
     from penstock.gateway.process.main import ServeOptions, run
 
     file = config_file(config)

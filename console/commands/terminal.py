@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console, RenderableType
 
-    from penstock.gateway.model.audit import ActionRequest
+    from penstock.gateway.model.base import ActionRequest
 
 
 def show(models: Sequence[BaseModel], json: bool, picture: Callable[[], RenderableType], none: str = "") -> None:
@@ -88,7 +88,7 @@ class ActionOptions:
 
     def request(self) -> ActionRequest:
         """The options as the gateway takes them."""
-        from penstock.gateway.model.audit import ActionRequest
+        from penstock.gateway.model.base import ActionRequest
 
         return validated_model(ActionRequest, who=person(self.who), why=self.why)
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from penstock.console.views.pages import History
 from penstock.gateway.client.connection import ClientError, map_concurrently
 from penstock.gateway.client.resources import read_history
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import Assignment, AuditTrailEntry, Pin, Release, RolloutEvidence
-from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.canary.outcomes import member_outcomes

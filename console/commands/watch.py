@@ -25,7 +25,7 @@ from penstock.console.commands.verify import history
 from penstock.console.views import releases, runs
 from penstock.console.views.pages import History, release_page
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.client.files import whole_file
+from penstock.gateway.client.console import whole_file
 from penstock.gateway.model.answers import ChangeKind
 from penstock.gateway.model.foreign_text import terminal_safe_json
 from penstock.gateway.model.release import ReleaseView

@@ -33,8 +33,7 @@ from penstock.console.views.table import plain as cell
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.base import Id
 from penstock.gateway.model.facts import is_release_call
-from penstock.gateway.model.lifecycle import FINAL
-from penstock.gateway.model.rollout import Reward, RolloutSummary
+from penstock.gateway.model.rollout import FINAL, Reward, RolloutSummary
 from penstock.gateway.model.span import Span
 from penstock.gateway.reading.policy.report import mean
 

@@ -35,15 +35,20 @@ from penstock.console.views.table import (
     plain,
     size,
 )
-from penstock.gateway.model.audit import AuditEntry
-from penstock.gateway.model.budget import BudgetPage, BudgetUse
-from penstock.gateway.model.index import IndexView
+from penstock.gateway.model.answers import AuditEntry
 from penstock.gateway.model.price_lists import PriceChange
 from penstock.gateway.model.prices import Price, staleness_warning
-from penstock.gateway.model.retention import ForgottenRollout, RetentionHold, RetentionStatus
+from penstock.gateway.model.release import Delivery, WebhookTestResult, WebhookView
+from penstock.gateway.model.state import (
+    BudgetPage,
+    BudgetUse,
+    ForgottenRollout,
+    IndexView,
+    RetentionHold,
+    RetentionStatus,
+    UpstreamView,
+)
 from penstock.gateway.model.toml import pluralized
-from penstock.gateway.model.upstream import UpstreamView
-from penstock.gateway.model.webhook import Delivery, WebhookTestResult, WebhookView
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

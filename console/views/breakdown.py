@@ -12,9 +12,9 @@ from rich.text import Text
 from penstock.console.views.noun import NounRows, NounSelection, NounView
 from penstock.console.views.rollouts import sums
 from penstock.console.views.table import Column, Listing, clean, duration, figure, moment, number, plain
-from penstock.gateway.model.breakdown import Breakdown, UnreadRow
-from penstock.gateway.model.index import SqlAnswer, SqlViews
+from penstock.gateway.model.answers import Breakdown, UnreadRow
 from penstock.gateway.model.prices import staleness_warning
+from penstock.gateway.model.state import SqlAnswer, SqlViews
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client

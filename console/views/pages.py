@@ -38,8 +38,8 @@ from penstock.console.views.runs import candidates_chart as candidates_chart
 from penstock.console.views.runs import needed_e_value, ordered_candidates
 from penstock.console.views.svg import HEIGHT, LEFT, STYLES, WIDTH, Chart, LineSeries, legend, svg, text
 from penstock.console.views.table import asked_by, duration, moment, number
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, AuditTrailEntry, Release, ReleaseView
-from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.model.run import CandidateTree, Curve, Run, RunEvent
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.canary.decision import Canary, figures, interval, replay_steps

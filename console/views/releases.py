@@ -27,10 +27,10 @@ from penstock.console.views.table import (
     moment,
     plain,
 )
-from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import ENDED, Arm, AuditTrailEntry, Forecast, Release, ReleaseStage, ReleaseView
 from penstock.gateway.model.release_policy import EARLY, HOLDBACK, SRM_ALPHA, ReleasePolicy
-from penstock.gateway.model.resource import GATEWAY, Audience, audience_terms
+from penstock.gateway.model.resource import Audience, Coverage, LastMiss, audience_terms
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.canary.decision import NEXT, harm_limit, margins_of
 

@@ -2,7 +2,7 @@
 
 A conversation is shown once. Agents send it whole with every call, so for each call only those messages are shown that
 no earlier call of the attempt began with or was answered by. Spans of an instrumented agent are shown inside their
-parents, calls inside the span that they were made in (`gateway.model.span_tree`).
+parents, calls inside the span that they were made in (`gateway.model.span`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from rich.tree import Tree
 
 from penstock.console.views.rollouts import BRIEF, gaps, pluralized, span_line, status, style, total_tokens
 from penstock.console.views.table import abbreviate, clean, compact, duration, joined, moment, number, plain, size
-from penstock.gateway.model import span_tree
 from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
 from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import Span, span_tree
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
 DEEPEST = 20
@@ -223,7 +222,7 @@ def added_messages(turn: Turn, earlier: Iterable[Turn]) -> Tree:
 def nested_spans(spans: Sequence[Span], asked: Mapping[int, int] | None = None) -> Iterator[tuple[Span, int | None]]:
     """The spans of one attempt from the top, each with the sequence of the span it is shown in; None for the
     attempt."""
-    inside = span_tree.tree(spans, asked)
+    inside = span_tree(spans, asked)
     waiting = [(span, None, 0) for span in reversed(inside.get(None, []))]
     while waiting:
         span, parent, depth = waiting.pop()

@@ -33,9 +33,9 @@ from penstock.console.views.table import (
 from penstock.gateway.model.answers import Change, RewardStats, ServerState, Stats
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.facts import TRIES, UNREAD
-from penstock.gateway.model.index import Hit, SearchRow
 from penstock.gateway.model.rollout import Reward, RolloutSummary, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.state import Hit, SearchRow
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ToolStats, ToolUse
 

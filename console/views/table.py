@@ -21,7 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from penstock.gateway.model.audit import NOBODY
+from penstock.gateway.model.base import NOBODY
 from penstock.gateway.model.foreign_text import terminal_safe
 
 # Values in readable form: durations, sizes, numbers, ages; and text that is safe on a terminal. Pure.

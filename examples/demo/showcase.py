@@ -29,7 +29,7 @@ from examples.demo.showcase_training import SECOND_STEPS, runs, train_on
 from examples.demo.tools import PATH
 from penstock.console.commands.watch import poll_on_change
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, Event, FinishRequest, HeartbeatRequest, HeldAttempt, RolloutSpec
 from penstock.gateway.model.rollout import Judgement, Outcome, RolloutConfig, WorkerUsage
 

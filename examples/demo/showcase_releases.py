@@ -8,7 +8,7 @@ from typing import Final
 
 from examples.demo.order_desk import CAREFUL, STABLE
 from examples.demo.showcase_parts import TASKS, Showcase, wait_for_release
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.resource import NewVersion

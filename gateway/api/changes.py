@@ -23,8 +23,7 @@ from aiohttp import web
 from pydantic import Field
 
 from penstock.gateway.api import compression, guard
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, query_of
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, query_of
 from penstock.gateway.api.openapi import EVENTS
 from penstock.gateway.model.answers import TAPE_HEADER, Change, ChangeKind, ChangePage, Digest
 from penstock.gateway.model.base import Noun

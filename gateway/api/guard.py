@@ -9,13 +9,16 @@ guessing, framing or caching it. This module also reads parameters and bodies th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -23,18 +26,108 @@ from multidict import CIMultiDict
 from pydantic import BaseModel, Field, ValidationError
 
 from penstock.gateway.api import compression
-from penstock.gateway.api.context import CONTROL
 from penstock.gateway.api.openapi import ApiRoute
-from penstock.gateway.api.pagination import CursorError, Mark, decode_cursor, encode_cursor, page
-from penstock.gateway.model.answers import AuditPage, ErrorAnswer, Problem
-from penstock.gateway.model.audit import CALL, ROLES, AuditEntry, Caller, Role
-from penstock.gateway.model.base import ID_PATTERN, Noun
+from penstock.gateway.api.pagination import (
+    CursorError,
+    HeavyReads,
+    Mark,
+    TapeSource,
+    decode_cursor,
+    encode_cursor,
+    page,
+)
+from penstock.gateway.config import RouteSettings
+from penstock.gateway.followers.index.link import IndexLink
+from penstock.gateway.followers.index.sql.runner import SqlRunner
+from penstock.gateway.followers.webhooks import WebhookService
+from penstock.gateway.model.answers import AuditEntry, AuditPage, Caller, ErrorAnswer, Problem
+from penstock.gateway.model.base import CALL, ID_PATTERN, ROLES, Noun, Role
+from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.model.toml import sentence
 from penstock.gateway.reading.filters import QueryError
+from penstock.gateway.reading.policy.policy import ToolPolicy
+from penstock.gateway.reading.policy.questions import QuestionQueue
+from penstock.gateway.releases.driver import Driver
+from penstock.gateway.tape.retention import RetentionService
+from penstock.gateway.tape.store.audit_log import AuditLog
 from penstock.gateway.tape.store.directory import TapeError
+from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.transaction import OperationRefusedError
+from penstock.gateway.tools.definition_enforcement import DefinitionService
+from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.admission import Auth, credentials, is_token
+from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
+from penstock.gateway.work.dispatcher import Dispatcher
+from penstock.gateway.work.runs import RunService
+
+# The services that handlers use: small protocols (tests bring their own) and one application key.
+
+
+class Readiness(Protocol):
+    """Says whether the gateway can take calls; `not_ready` is the reason, or None when it can."""
+
+    @property
+    def not_ready(self) -> str | None: ...
+
+
+class GatewayWorkers(Protocol):
+    """All workers of the gateway."""
+
+    async def figures(self) -> Metrics: ...
+    async def upstreams(self) -> Mapping[str, UpstreamView]: ...
+    async def pause(self, upstream: str, bound_s: float) -> None: ...
+    async def open(self, upstream: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """The services that handlers use."""
+
+    tape: TapeSource
+    dispatcher: Dispatcher
+    releases: Driver
+    rehearsals: Rehearsals
+    runs: RunService
+    feed: ChangeFeed
+    team: GatewayWorkers
+    auth: Auth
+    metrics: Metrics
+    state: Readiness
+    definitions: DefinitionService
+    audit_log: AuditLog
+    webhooks: WebhookService
+    questions: QuestionQueue = field(default_factory=QuestionQueue)
+    """Tool calls that wait for a person."""
+    policy: ToolPolicy = field(default_factory=lambda: ToolPolicy([]))
+    """Rules on tool calls, as configured."""
+    retention: RetentionService | None = None
+    """Service that forgets rollouts."""
+    index: IndexLink | None = None
+    """Index that finds rows without a scan."""
+    queries: SqlRunner | None = None
+    """Service that answers SQL."""
+    prices: Prices = field(default_factory=Prices)
+    """Prices of models."""
+    routes: Sequence[RouteSettings] = ()
+    """Routes of models to upstreams, as configured."""
+    budgets: Budgets | None = None
+    """Budgets of calls."""
+    keep_alive_s: float = 15.0
+    """Seconds between keep-alive comments to a follower without events."""
+    started_ns: int = field(default_factory=time.time_ns)
+    """When the gateway started."""
+    heavy: HeavyReads = field(default_factory=HeavyReads)
+    """Queue of the reads that take the bytes of calls."""
+    followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
+    pending_operations: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
+    """Operations that are finished even if the client has left."""
+
+
+CONTROL = web.AppKey("control", Control)
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 M = TypeVar("M", bound=BaseModel)
@@ -295,7 +388,7 @@ def _allowed(model: type[BaseModel], field: str | None) -> list[str] | None:
     return [schema["pattern"]] if "pattern" in schema else None
 
 
-# The control API of the caller's role, and of the audit log.
+# The caller's role, and the audit log.
 
 
 class AuditQuery(Noun):

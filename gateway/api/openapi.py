@@ -23,8 +23,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.gateway.model.answers import ErrorAnswer
-from penstock.gateway.model.audit import ActionRequest, Role
-from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.model.base import ID_PATTERN, ActionRequest, Role
 from penstock.gateway.reading.filter_fields import FIELDS
 
 REF = "#/components/schemas/{model}"

@@ -3,7 +3,7 @@
 An operation is a plain function from the checked ids of its path and its checked body, if it has one, to the model of
 its answer. Workers claim, reward, finish and send heartbeats all the time, and a second server between them and the
 dispatcher would cost more than the work itself. So these requests do not pass through aiohttp, as other reading ones do
-(`gateway.process.control_plane`). The table is the same (`ApiRoute`).
+(`gateway.process.dispatch`). The table is the same (`ApiRoute`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from multidict import CIMultiDict
 from pydantic import BaseModel
 
 from penstock.gateway.api import compression, guard
-from penstock.gateway.api.context import Control
+from penstock.gateway.api.guard import Control
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.pagination import DeferredAnswer
-from penstock.gateway.model.audit import ActionRequest, AuthenticatedRequest
+from penstock.gateway.model.base import ActionRequest, AuthenticatedRequest
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.request import HttpRequest
 

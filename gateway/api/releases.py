@@ -9,15 +9,12 @@ from typing import get_args
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, id_of, query_of
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
-from penstock.gateway.api.queue import worker_claim
+from penstock.gateway.api.rollouts import worker_claim
 from penstock.gateway.config import ConfigError
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import Id, Noun
-from penstock.gateway.model.coverage import UnreadReason
+from penstock.gateway.model.base import ActionRequest, Id, Noun
 from penstock.gateway.model.queue import ClaimAnswer, ClaimRequest
 from penstock.gateway.model.release import (
     AssignmentPage,
@@ -29,7 +26,7 @@ from penstock.gateway.model.release import (
     ReleaseList,
     ReleaseView,
 )
-from penstock.gateway.model.resource import NeedList, NewVersion, Resource, ResourceList, ResourceView
+from penstock.gateway.model.resource import NeedList, NewVersion, Resource, ResourceList, ResourceView, UnreadReason
 from penstock.gateway.releases.transitions import PERSON_CHANGES
 
 

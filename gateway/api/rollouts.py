@@ -1,5 +1,5 @@
-"""Reads the tape over HTTP: lists with filters and pages, single rollouts and spans, the exact bytes of a call, the
-queue and its workers.
+"""The control API of rollouts: lists with filters and pages, single rollouts and spans, the exact bytes of a call; the
+queue, its workers, and what they change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from aiohttp import web
 from pydantic import Field
 
 from penstock.gateway.api import guard
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, id_of, json_of, query_of, sequence_of
-from penstock.gateway.api.index_lookup import index_lookup
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, id_of, json_of, query_of, sequence_of
 from penstock.gateway.api.openapi import OCTETS
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pagination import (
@@ -31,6 +29,7 @@ from penstock.gateway.api.pagination import (
     Walk,
     decode_cursor,
     encode_cursor,
+    index_lookup,
     named_rollouts,
     page,
     recent_walk,
@@ -48,17 +47,38 @@ from penstock.gateway.model.answers import (
     SpanDetail,
     SpanPage,
 )
-from penstock.gateway.model.base import ID_PATTERN, Noun, SpanKind
-from penstock.gateway.model.lifecycle import LIVE
-from penstock.gateway.model.queue import WorkerList
-from penstock.gateway.model.rollout import Attempt, Outcome, Rollout, Worker
+from penstock.gateway.model.base import ID_PATTERN, ActionRequest, Noun, SpanKind
+from penstock.gateway.model.queue import (
+    Claim,
+    ClaimAnswer,
+    ClaimRequest,
+    EnqueueAnswer,
+    EnqueueRequest,
+    Event,
+    EventsAnswer,
+    EventsRequest,
+    FeedbackAnswer,
+    FeedbackRequest,
+    FinishAnswer,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    QueueRequest,
+    QueueStatus,
+    RewardAnswer,
+    WorkerList,
+)
+from penstock.gateway.model.rollout import LIVE, Attempt, Judgement, Outcome, Rollout, Worker
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.model.turn import Exchange, Side, Transcript, TranscriptCall
 from penstock.gateway.reading.diagnosis.diagnosis import diagnose
 from penstock.gateway.reading.filters import Query, parse
 from penstock.gateway.reading.turns import plain_bodies, read_exchange
+from penstock.gateway.releases.canary.outcomes import is_hard
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.work.queue import QueueReader
+from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.traffic.calls.call_request import CallAddress, path_of
+from penstock.gateway.work.queue import ClaimedAttempt, QueueReader
 
 SHOWN_NS: Final = 15 * 60 * 10**9
 """Nanoseconds for which a worker is listed after its last sign of life."""
@@ -107,7 +127,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
         ids = ids_of(asked.ids)
         found = PageRows(await _run(control, query)(named_rollouts, tape, query, ids), None, len(ids))
     else:
-        find = index_lookup(control, "rollouts", query, now_ns)
+        find = index_lookup(control.index, "rollouts", query, now_ns)
         found = await _page(control, rollouts_walk(tape, query, find), "rollouts", asked, query)
     page = RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned)
     if not asked.brief:
@@ -137,7 +157,7 @@ async def get_rollout_spans(request: web.Request) -> web.Response:
 async def get_recent_spans(request: web.Request) -> web.Response:
     """Heads of the spans of all rollouts, newest change first."""
     control, asked, query, now_ns = _asked(request)
-    find = index_lookup(control, "spans", query, now_ns)
+    find = index_lookup(control.index, "spans", query, now_ns)
     return await _spans(control, recent_walk(control.tape, query, find), "recent", asked, query)
 
 
@@ -430,3 +450,138 @@ def _parts(tape: TapeSource, rollouts: Sequence[Rollout], kinds: Collection[str]
         for span, exchange in tape.exchanges(span for span in spans if span.kind == "llm"):
             if exchange is not None:
                 yield CallPart(CallBytes(span.attempt, span.sequence, *plain_bodies(exchange)))
+
+
+# Changes of the queue. Each function is an operation (`gateway.api.operations`): it gets the checked ids of its path
+# and its checked body, hands them to the dispatcher (`gateway.work.queue.dispatcher`) and answers when the change is
+# durable. If the tape refuses something, the guard makes an `ApiError` of it. An agent's own requests come through
+# `gateway.process.dispatch`, which has checked the rollout; they arrive below `/agent` with their scope in the path.
+
+TOKEN_S: Final = 7 * 86400
+"""Seconds for which the token of a claim is valid."""
+
+
+async def enqueue(control: Control, ids: Ids, asked: EnqueueRequest) -> EnqueueAnswer:
+    """Queue tasks: all of them, or none when one cannot be. Sending the same again queues nothing twice: a name that is
+    queued already is answered with `created: false`, and with 409 when anything else about it differs."""
+    return EnqueueAnswer(rollouts=await control.dispatcher.enqueue(asked.rollouts))
+
+
+async def cancel(control: Control, ids: Ids, asked: ActionRequest) -> Rollout:
+    """Cancel a rollout that waits or runs. A worker that holds it hears of it with its next heartbeat and kills the
+    agent."""
+    return await control.dispatcher.cancel(ids["rid"], asked)
+
+
+async def requeue(control: Control, ids: Ids, asked: ActionRequest) -> Rollout:
+    """Queue a rollout again that has ended, whatever its number of attempts."""
+    return await control.dispatcher.requeue(ids["rid"], asked)
+
+
+async def claim(control: Control, ids: Ids, asked: ClaimRequest) -> ClaimAnswer:
+    """Take work. When there is none the answer waits up to `wait_s` for it. Each claim comes with the address and the
+    token that the agent is to use; it is lost unless the worker is heard of within `lease_s`."""
+    claimed = await control.dispatcher.claim(asked)
+    waiting = control.dispatcher.queue
+    claims = [worker_claim(control, one) for one in claimed]
+    return ClaimAnswer(claims=claims, queue=waiting.state, waiting=sum(waiting.counts().values()))
+
+
+def worker_claim(control: Control, claimed: ClaimedAttempt) -> Claim:
+    """The claim of an attempt, as its worker gets it."""
+    rollout, attempt = claimed.rollout, claimed.attempt
+    return Claim(
+        rollout=rollout,
+        attempt=attempt,
+        address=path_of(CallAddress(rollout.id, attempt.id, mode=rollout.mode)),
+        token=control.auth.mint(rollout.id, TOKEN_S, int(time.time())),
+    )
+
+
+async def heartbeat(control: Control, ids: Ids, asked: HeartbeatRequest) -> HeartbeatAnswer:
+    """Say that a worker is alive: its leases begin anew. The answer tells which attempts it has lost; what they run is
+    to be killed."""
+    held = await control.dispatcher.heartbeat(ids["wid"], asked)
+    return HeartbeatAnswer(attempts=held, queue=control.dispatcher.queue.state)
+
+
+async def finish(control: Control, ids: Ids, asked: FinishRequest) -> FinishAnswer:
+    """End an attempt, together with its last events and its rewards. When this is answered every earlier call of the
+    attempt is durable and visible. The same end may be sent again; another one, or that of a worker that has lost the
+    attempt, is refused."""
+    events = _entries(control, ids, asked.events)
+    done = await control.dispatcher.finish(ids["rid"], ids["aid"], asked, events)
+    await _check_violations(control, ids, events)
+    return FinishAnswer(rollout=done.rollout, attempt=done.attempt)
+
+
+async def reward(control: Control, ids: Ids, asked: Judgement) -> RewardAnswer:
+    """Say how well an attempt went. The newest trusted reward is the attempt's; one that comes after its end counts too
+    and is marked `late`."""
+    return await control.dispatcher.reward(ids["rid"], ids["aid"], asked)
+
+
+async def add_events(control: Control, ids: Ids, asked: EventsRequest) -> EventsAnswer:
+    """Add events to an attempt, such as lines of output."""
+    return await _add(control, ids, asked, known=True)
+
+
+async def feedback(control: Control, ids: Ids, asked: FeedbackRequest) -> FeedbackAnswer:
+    """Say how good a response was, by the id that the provider gave it: for traffic whose rollouts nobody has named."""
+    span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
+    if span is None:
+        # The client may have been faster than the tape.
+        _ = await control.dispatcher.flush_calls()
+        span = await asyncio.to_thread(control.tape.find_response, asked.response_id)
+    if span is None:
+        message = f"no recorded response has the id {asked.response_id!r}"
+        raise ApiError(404, message, "response_id", asked.response_id)
+    said = Judgement(**asked.model_dump(exclude={"response_id", "span"}), span=span.sequence)
+    kept = await control.dispatcher.reward(span.rollout, span.attempt, said)
+    return FeedbackAnswer(**kept.model_dump(), rollout=span.rollout, attempt=span.attempt)
+
+
+async def set_queue(control: Control, ids: Ids, asked: QueueRequest) -> QueueStatus:
+    """Open, pause or drain the queue. It stays so over a restart."""
+    await control.dispatcher.set_state(asked.state, asked)
+    return await asyncio.to_thread(control.dispatcher.reader.queue)
+
+
+# -- reports of agents -----------------------------------------------------------------------------------------------
+
+
+async def agent_reward(control: Control, ids: Ids, asked: Judgement) -> RewardAnswer:
+    """An agent judges its own attempt. It is kept with the source `agent` and not trained on, unless the configuration
+    trusts agents (`trust_agent_rewards`)."""
+    said = asked.model_copy(update={"source": "agent"})
+    return await control.dispatcher.reward(ids["rid"], ids["aid"], said)
+
+
+async def agent_events(control: Control, ids: Ids, asked: EventsRequest) -> EventsAnswer:
+    """An agent adds events to its own attempt, which may be as new as a call's."""
+    return await _add(control, ids, asked, known=False)
+
+
+async def _add(control: Control, ids: Ids, asked: EventsRequest, known: bool) -> EventsAnswer:
+    entries = _entries(control, ids, asked.events)
+    added = EventsAnswer(sequences=await control.dispatcher.add(entries, known))
+    await _check_violations(control, ids, entries)
+    return added
+
+
+async def _check_violations(control: Control, ids: Ids, events: Sequence[SpanEntry]) -> None:
+    """Check releases at once if an event is a hard violation."""
+    if any(is_hard(entry.kind, entry.name, entry.attributes) for entry in events):
+        await control.releases.on_violation(ids["rid"])
+
+
+def _entries(control: Control, ids: Ids, events: Sequence[Event]) -> list[SpanEntry]:
+    now = control.dispatcher.now_ns()
+    return [_entry(ids["rid"], ids["aid"], event, now) for event in events]
+
+
+def _entry(rollout: str, attempt: str, event: Event, now: int) -> SpanEntry:
+    at = now if event.time_ns is None else event.time_ns
+    entry = SpanEntry(rollout, attempt, kind="event", name=event.name, method="", status="ok", start_ns=at, end_ns=at)
+    entry.parent_id, entry.attributes = event.parent_id, dict(event.attributes) or None
+    return entry

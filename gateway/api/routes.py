@@ -2,8 +2,8 @@
 
 `ROUTES` is the API: handlers are registered from it and `gateway.api.openapi` describes it, so no endpoint can be
 served undescribed. Handlers are thin: they check parameters (`gateway.api.guard`), read the tape page by page off the
-event loop (`gateway.api.rollouts`, `gateway.api.pagination`), change it (`gateway.api.queue`) or follow the change feed
-(`gateway.api.changes`). Answers are `gateway.model.answers` and `gateway.model.queue`.
+event loop (`gateway.api.pagination`), change it through the dispatcher (`gateway.api.rollouts`) or follow the change
+feed (`gateway.api.changes`). Answers are `gateway.model.answers` and `gateway.model.queue`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,8 @@ from typing import get_args
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api import (
-    changes,
-    guard,
-    openapi,
-    queue,
-    releases,
-    rollouts,
-    runs,
-    search,
-    sql,
-    state,
-    stats,
-    tools,
-)
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, query_of
+from penstock.gateway.api import changes, guard, openapi, releases, rollouts, runs, search, state, stats, tools
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, query_of
 from penstock.gateway.api.openapi import EVENTS, HTML, OCTETS, TEXT, ApiRoute
 from penstock.gateway.api.operations import Ids, operate
 from penstock.gateway.api.pagination import DeferredAnswer
@@ -53,8 +39,7 @@ from penstock.gateway.model.answers import (
     Stats,
     TokenRequest,
 )
-from penstock.gateway.model.audit import ActionRequest, Role
-from penstock.gateway.model.base import Mode, Noun
+from penstock.gateway.model.base import ActionRequest, Mode, Noun, Role
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -231,40 +216,40 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/api/filters", "filters", "The filter language", FilterFields, get_filters),
     ApiRoute(
         "POST", "/api/rollouts", "enqueue", "Queue tasks",
-        EnqueueAnswer, queue.enqueue, body=EnqueueRequest, errors=(409,),
+        EnqueueAnswer, rollouts.enqueue, body=EnqueueRequest, errors=(409,),
     ),
     ApiRoute(
         "POST", "/api/rollouts/{rid}/cancel", "cancel", "Cancel a rollout",
-        Rollout, queue.cancel, body=ActionRequest, errors=(409,),
+        Rollout, rollouts.cancel, body=ActionRequest, errors=(409,),
     ),
     ApiRoute(
         "POST", "/api/rollouts/{rid}/requeue", "requeue", "Queue a rollout again",
-        Rollout, queue.requeue, body=ActionRequest, errors=(409,),
+        Rollout, rollouts.requeue, body=ActionRequest, errors=(409,),
     ),
-    ApiRoute("POST", "/api/claims", "claim", "Take work", ClaimAnswer, queue.claim, body=ClaimRequest, waits=True),
+    ApiRoute("POST", "/api/claims", "claim", "Take work", ClaimAnswer, rollouts.claim, body=ClaimRequest, waits=True),
     ApiRoute(
         "POST", "/api/workers/{wid}/heartbeat", "heartbeat", "Keep what was claimed",
-        HeartbeatAnswer, queue.heartbeat, body=HeartbeatRequest,
+        HeartbeatAnswer, rollouts.heartbeat, body=HeartbeatRequest,
     ),
     ApiRoute(
         "POST", f"{_ATTEMPT}/finish", "finish", "End an attempt",
-        FinishAnswer, queue.finish, body=FinishRequest, errors=(409,),
+        FinishAnswer, rollouts.finish, body=FinishRequest, errors=(409,),
     ),
     ApiRoute(
-        "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt", RewardAnswer, queue.reward, body=Judgement
+        "POST", f"{_ATTEMPT}/rewards", "reward", "Reward an attempt", RewardAnswer, rollouts.reward, body=Judgement
     ),
     ApiRoute(
         "POST", f"{_ATTEMPT}/events", "events", "Add events to an attempt",
-        EventsAnswer, queue.add_events, body=EventsRequest,
+        EventsAnswer, rollouts.add_events, body=EventsRequest,
     ),
     ApiRoute(
         "POST", "/api/feedback", "feedback", "Reward a response",
-        FeedbackAnswer, queue.feedback, body=FeedbackRequest, errors=(404,),
+        FeedbackAnswer, rollouts.feedback, body=FeedbackRequest, errors=(404,),
     ),
     ApiRoute("GET", "/api/queue", "queue", "How much work there is", QueueStatus, rollouts.get_queue),
     ApiRoute(
         "POST", "/api/queue", "set_queue", "Open, pause or drain the queue",
-        QueueStatus, queue.set_queue, body=QueueRequest,
+        QueueStatus, rollouts.set_queue, body=QueueRequest,
     ),
     ApiRoute("GET", "/api/workers", "workers", "Who works", WorkerList, rollouts.get_workers),
     *releases.ROUTES,
@@ -278,8 +263,8 @@ ROUTES: tuple[ApiRoute, ...] = (
     *stats.ROUTES,
     *state.PRICE_ROUTES,
     *state.BUDGET_ROUTES,
-    *search.ROUTES,
-    *sql.ROUTES,
+    *search.SEARCH_ROUTES,
+    *search.SQL_ROUTES,
     *state.RETENTION_ROUTES,
     ApiRoute("GET", "/api/stats", "stats", "Figures", Stats, get_stats, query=StatsQuery),
     ApiRoute("POST", "/api/tokens", "token", "Make an agent token", AgentToken, make_token, body=TokenRequest),
@@ -295,8 +280,8 @@ ROUTES: tuple[ApiRoute, ...] = (
 _AGENT = guard.AGENT + "{kind}/{rid}/{aid}"
 
 AGENT_ROUTES: tuple[ApiRoute, ...] = (
-    ApiRoute("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, queue.agent_reward, body=Judgement),
-    ApiRoute("POST", f"{_AGENT}/events", "", "", EventsAnswer, queue.agent_events, body=EventsRequest),
+    ApiRoute("POST", f"{_AGENT}/rewards", "", "", RewardAnswer, rollouts.agent_reward, body=Judgement),
+    ApiRoute("POST", f"{_AGENT}/events", "", "", EventsAnswer, rollouts.agent_events, body=EventsRequest),
 )
 """Requests that an agent may send below its own address; no part of the API."""
 

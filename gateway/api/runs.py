@@ -11,8 +11,7 @@ from math import isnan
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, id_of, query_of
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pagination import Mark, Walk, decode_cursor, encode_cursor, page

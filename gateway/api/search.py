@@ -1,19 +1,19 @@
-"""Searches the contents of calls for a text."""
+"""Questions about the whole tape: searches of the contents of calls for a text, and SQL."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
 
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.contents import passage_reader
-from penstock.gateway.api.context import CONTROL
-from penstock.gateway.api.guard import answer, query_of
-from penstock.gateway.api.index_lookup import index_lookup
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, query_of
 from penstock.gateway.api.openapi import ApiRoute
+from penstock.gateway.api.operations import Ids
 from penstock.gateway.api.pagination import (
     SCAN_BODIES,
     IndexLookup,
@@ -22,11 +22,24 @@ from penstock.gateway.api.pagination import (
     Walk,
     decode_cursor,
     encode_cursor,
+    index_lookup,
     page,
+    passage_reader,
     recent_walk,
 )
 from penstock.gateway.api.rollouts import PageQuery
-from penstock.gateway.model.index import Hit, SearchPage, SearchRow
+from penstock.gateway.followers.index.sql.runner import SqlQueryError
+from penstock.gateway.followers.index.sql.views import VIEWS, given
+from penstock.gateway.model.state import (
+    Hit,
+    SearchPage,
+    SearchRow,
+    SqlAnswer,
+    SqlRequest,
+    SqlView,
+    SqlViewColumn,
+    SqlViews,
+)
 from penstock.gateway.model.turn import Passage
 from penstock.gateway.reading.filters import PassageMatch, TextSearch, search
 
@@ -55,7 +68,7 @@ async def get_search(request: web.Request) -> web.Response:
     adds to the conversation and its answer: what is only sent once more is found where it was said first."""
     control, asked, now_ns = request.app[CONTROL], query_of(request, SearchQuery), time.time_ns()
     wanted = search(asked.text, asked.filter, asked.words, now_ns)
-    walk = search_walk(control.tape, wanted, asked.context, index_lookup(control, "spans", wanted.query, now_ns))
+    walk = search_walk(control.tape, wanted, asked.context, index_lookup(control.index, "spans", wanted.query, now_ns))
     found = await page(walk, decode_cursor("recent", asked.cursor), asked.limit, SCAN_BODIES, control.heavy.run)
     next = encode_cursor("recent", found.mark)
     return answer(SearchPage(rows=found.rows, next=next, scanned=found.scanned))
@@ -90,10 +103,75 @@ def _hit(passage: Passage, place: PassageMatch, context: int) -> Hit:
     )  # fmt: skip
 
 
-ROUTES: tuple[ApiRoute, ...] = (
+SEARCH_ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "GET", "/api/search", "search", "Search for a text in what calls say", SearchPage, get_search,
         query=SearchQuery,
+    ),
+)  # fmt: skip
+"""This part of the API."""
+
+
+# SQL (`gateway.followers.index.sql`).
+
+MOST_RUNS: Final = 10_000
+
+
+class _EncodedSqlAnswer(SqlAnswer):
+    """An answer whose JSON exists already: parsing and writing megabytes of it anew would delay calls."""
+
+    def model_dump_json(self, **_: Any) -> str:
+        return self.file
+
+
+async def get_views(request: web.Request) -> web.Response:
+    """The views that SQL may read, with their columns."""
+    return answer(
+        SqlViews(
+            views=[
+                SqlView(
+                    name=name,
+                    help=view.help,
+                    columns=[
+                        SqlViewColumn(name=column, type=one.type, help=one.help) for column, one in view.columns.items()
+                    ],
+                )
+                for name, view in VIEWS.items()
+            ]
+        )
+    )
+
+
+async def run_sql(control: Control, ids: Ids, asked: SqlRequest) -> SqlAnswer:
+    """Answer one SELECT over the views of the tape, in DuckDB's SQL. It runs in a process of its own that can read the
+    files of the index and nothing else, with bounded memory and time; nothing can be changed. Needs the index, and
+    starts it where the tape is too small to have one."""
+    assert control.queries is not None
+    rows = await asyncio.to_thread(_given, control)
+    try:
+        found = await control.queries.run(asked.query, asked.format, asked.limit, asked.timeout_s, rows)
+    except SqlQueryError as error:
+        raise ApiError(error.status, error.message, error.field) from None
+    return _EncodedSqlAnswer(columns=[], count=0, more=False, rows=[], file=found.decode())
+
+
+def _given(control: Control) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """The rows of tables that are in no file of the index."""
+    named = {"releases": {"release": "id"}, "runs": {"run": "id"}}
+    found = {
+        "releases": control.releases.reader.releases(),
+        "runs": [run for _, run in islice(control.runs.reader.run_heads(None), MOST_RUNS)],
+    }
+    return {
+        table: [{name: getattr(one, named[table].get(name, name)) for name in given(table)} for one in some]
+        for table, some in found.items()
+    }
+
+
+SQL_ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/api/sql", "sql_views", "What SQL may read", SqlViews, get_views),
+    ApiRoute(
+        "POST", "/api/sql", "sql", "Ask by SQL", SqlAnswer, run_sql, body=SqlRequest, reads=True, errors=(400, 409, 503)
     ),
 )  # fmt: skip
 """This part of the API."""

@@ -11,29 +11,30 @@ from time import monotonic
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.context import CONTROL, Control
-from penstock.gateway.api.guard import ApiError, answer, id_of, query_of
+from penstock.gateway.api.guard import CONTROL, ApiError, Control, answer, id_of, query_of
 from penstock.gateway.api.openapi import ApiRoute
 from penstock.gateway.api.operations import Ids
+from penstock.gateway.config import RouteSettings as Configured
 from penstock.gateway.followers.index.link import IndexLink
 from penstock.gateway.model.answers import PriceList
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import ID_PATTERN, Noun
-from penstock.gateway.model.budget import BudgetPage
-from penstock.gateway.model.index import IndexView
+from penstock.gateway.model.base import ID_PATTERN, ActionRequest, Noun
 from penstock.gateway.model.prices import BUILTIN
-from penstock.gateway.model.retention import (
+from penstock.gateway.model.release import Delivery, DeliveryList, WebhookList, WebhookTest, WebhookTestResult
+from penstock.gateway.model.state import (
+    BudgetPage,
     ForgottenPage,
     ForgottenRollout,
+    IndexView,
+    PauseRequest,
     RetentionHold,
     RetentionHoldList,
     RetentionStatus,
+    RouteView,
+    UpstreamList,
+    UpstreamView,
 )
-from penstock.gateway.model.upstream import PauseRequest, RouteView, UpstreamList, UpstreamView
-from penstock.gateway.model.webhook import Delivery, DeliveryList, WebhookList, WebhookTest, WebhookTestResult
 from penstock.gateway.tape.retention import RetentionService
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.upstream_settings import RouteSettings as Configured
 
 
 class BudgetsQuery(Noun):

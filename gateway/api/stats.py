@@ -20,23 +20,37 @@ from typing import Any, Final, Literal
 from aiohttp import web
 from pydantic import Field
 
-from penstock.gateway.api.contents import contents
-from penstock.gateway.api.context import CONTROL
-from penstock.gateway.api.guard import answer, query_of
-from penstock.gateway.api.index_lookup import index_lookup
+from penstock.gateway.api.guard import CONTROL, answer, query_of
 from penstock.gateway.api.openapi import ApiRoute
-from penstock.gateway.api.pagination import SCAN_BODIES, SLICE, TapeSource, page, recent_walk, span_filter, summary_of
-from penstock.gateway.followers.index.protocol import SumRequest, TotalResult
-from penstock.gateway.model.answers import ModelStats, RewardStats, ServerState, Stats
+from penstock.gateway.api.pagination import (
+    SCAN_BODIES,
+    SLICE,
+    TapeSource,
+    contents,
+    index_lookup,
+    page,
+    recent_walk,
+    span_filter,
+    summary_of,
+)
+from penstock.gateway.followers.index.link import SumRequest, TotalResult
+from penstock.gateway.model.answers import (
+    Breakdown,
+    BreakdownRow,
+    ModelStats,
+    RewardStats,
+    ServerState,
+    Stats,
+    UnreadList,
+    UnreadRow,
+)
 from penstock.gateway.model.base import CALLS, Noun, SpanKind
-from penstock.gateway.model.breakdown import Breakdown, BreakdownRow, UnreadList, UnreadRow
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import TOOL, UNREAD, is_release_call, version_labels
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.prices import Prices, TokenCounts
 from penstock.gateway.model.rollout import Reward, RewardSource, Rollout, RolloutStatus, RolloutSummary, Totals
-from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus, refused
 from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.reading.filters import Query, parse
 from penstock.gateway.wire.dialects import by_name
@@ -425,7 +439,7 @@ async def get_unread(request: web.Request) -> web.Response:
     control, asked, now_ns = request.app[CONTROL], query_of(request, UnreadQuery), time.time_ns()
     # A filter on certain paths concerns only calls with unread keys.
     query = parse(f"{asked.filter} unread:*".strip(), "spans", now_ns)
-    walk, most = recent_walk(control.tape, query, index_lookup(control, "spans", query, now_ns)), UNREAD_CALLS
+    walk, most = recent_walk(control.tape, query, index_lookup(control.index, "spans", query, now_ns)), UNREAD_CALLS
     run = control.heavy.run if query.needs_bodies else asyncio.to_thread
     found = await page(walk, None, most, SCAN_BODIES if query.needs_bodies else UNREAD_SPANS, run)
     return answer(UnreadList(rows=unread_rows(found.rows), complete=found.mark is None))

@@ -27,15 +27,18 @@ from penstock.gateway.client.resources import (
     IndexClient,
     PolicyClient,
     ReleaseClient,
+    RunClient,
     UpstreamClient,
     WebhookClient,
 )
-from penstock.gateway.client.runs import RunClient
 from penstock.gateway.model.answers import (
     TAPE_HEADER,
     AgentToken,
     AttemptList,
+    AuditEntry,
     AuditPage,
+    Breakdown,
+    Caller,
     Change,
     ChangeKind,
     ChangePage,
@@ -49,12 +52,10 @@ from penstock.gateway.model.answers import (
     SpanPage,
     Stats,
     TokenRequest,
+    UnreadList,
 )
-from penstock.gateway.model.audit import EMPTY_ACTION, ActionRequest, AuditEntry, Caller
-from penstock.gateway.model.base import SpanKind
-from penstock.gateway.model.breakdown import Breakdown, UnreadList
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
-from penstock.gateway.model.index import SearchPage, SearchRow
+from penstock.gateway.model.base import EMPTY_ACTION, ActionRequest, SpanKind
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.queue import (
     ClaimAnswer,
     ClaimRequest,
@@ -79,6 +80,7 @@ from penstock.gateway.model.queue import (
 )
 from penstock.gateway.model.rollout import Attempt, Judgement, Outcome, Rollout, RolloutStatus, RolloutSummary, Worker
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.state import SearchPage, SearchRow
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.model.tools import ToolList, ToolUse
 from penstock.gateway.model.turn import Transcript

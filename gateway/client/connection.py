@@ -16,7 +16,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 from yarl import URL
 
-from penstock.gateway.client.tls import CLIENT_CERT, client_context
+from penstock.gateway.client.opener import CLIENT_CERT, client_context
 from penstock.gateway.model.answers import ErrorAnswer, Page
 from penstock.gateway.model.toml import sentence
 

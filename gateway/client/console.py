@@ -1,4 +1,5 @@
-"""Parts that the commands share: their errors, options and targets, the way to a gateway, and output to the terminal.
+"""Parts that the commands share: their errors, options and targets, the way to a gateway, and output to the terminal
+and to files.
 
 Results go to stdout, everything else to stderr; an error is one line. Importing this module loads nothing that a
 command may not need: neither the client nor a model.
@@ -9,8 +10,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from penstock.gateway.client.client import Client
+    from penstock.gateway.client.sinks import Format
 
 M = TypeVar("M", bound="BaseModel")
 T = TypeVar("T")
@@ -227,3 +232,39 @@ async def limited_rows(limit: int, rows: Callable[[int], AsyncIterator[T]]) -> l
     if len(found) > limit:
         note(f"There are more than {limit:,}: --limit {limit * 10} shows more of them.")
     return found[:limit]
+
+
+# Output files that appear only when they are complete.
+
+
+@contextmanager
+def whole_file(path: Path | None) -> Generator[IO[bytes]]:
+    """A file that appears under its name when all is written, and not at all if that fails; None is stdout. A pipe or a
+    device is written to directly, and a link is followed. Raises `CommandError` when it cannot be written."""
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        end = path.resolve()
+        part = end.with_name(f".{end.name}.{os.getpid()}.part")
+        try:
+            with part.open("xb") as file:
+                yield file
+            part.replace(end)
+        finally:
+            with suppress(OSError):
+                part.unlink()
+    except OSError as e:
+        raise CommandError(f"{path}: {e.strerror}") from None
+
+
+def check_format(format: Format, output: Path | None) -> None:
+    """Raises `CommandError` where Parquet cannot be written."""
+    if format == "parquet" and output is None:
+        raise CommandError("Parquet goes to a file: say which, as --output FILE", 2)
+    if format == "parquet" and find_spec("pyarrow") is None:
+        raise CommandError("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'")

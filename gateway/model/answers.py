@@ -12,9 +12,8 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from penstock.gateway.model.audit import AuditEntry
-from penstock.gateway.model.base import Id, Noun, SpanKind
-from penstock.gateway.model.finding_codes import FindingCode, SequenceStart
+from penstock.gateway.model.base import Id, Noun, Role, SpanKind
+from penstock.gateway.model.codes import BreakdownDimension, FindingCode, SequenceStart
 from penstock.gateway.model.prices import Price
 from penstock.gateway.model.rollout import (
     Attempt,
@@ -291,6 +290,79 @@ class Stats(Noun):
     """Servers of tools (MCP), by name: who waits, and how their breakers stand."""
 
 
+# Figures of calls, grouped by a value that they share.
+
+
+class BreakdownRow(ModelStats):
+    """Sums over the calls that have a value in common."""
+
+    value: str
+    """What they have in common; empty where they have nothing there."""
+    cost: float | None = None
+    """What its calls cost, as their providers say, or by the list of prices; None where none of them has a price."""
+    unpriced: int = 0
+    """Calls whose tokens were counted and for whose model there is no price; they are in no cost."""
+    reported: int = 0
+    """Calls whose cost is what their provider says, and not what the list does."""
+    rollouts: int = 0
+    """Rollouts with such calls."""
+    rewarded: int = 0
+    """Those of them that have a reward."""
+    reward: float | None = None
+    """Mean reward of those."""
+    reward_quartiles: list[float] | None = None
+    """Their least reward, that below which a quarter of them is, the middle, three quarters, and the highest."""
+
+
+class UnreadRow(Noun):
+    """A path of keys that stood in answers and was not read."""
+
+    dialect: str
+    """Their wire format."""
+    key: str
+    """The path, without the places in arrays."""
+    kind: str
+    """What stands there: text, tool_calls, token_ids, token_counts, logprobs or usage."""
+    calls: int
+    """How many answers had it."""
+    first_ns: int
+    """When the first of them began; ns since the epoch."""
+    last_ns: int
+    """When the last of them began; ns since the epoch."""
+    example: str
+    """The last of them: ROLLOUT/ATTEMPT#SEQUENCE."""
+
+
+class UnreadList(Noun):
+    """The parts of a tape's answers that were not read when they were recorded, the most frequent first."""
+
+    rows: list[UnreadRow] = Field(default_factory=list[UnreadRow])
+    """A row for each path of a wire format."""
+    complete: bool
+    """True when all calls that the filter takes were looked at; else these are the newest of them."""
+
+
+class Breakdown(Noun):
+    """Sums over the calls of agents that a filter takes, the busiest value first. Calls that were made to try a release
+    are in none."""
+
+    by: BreakdownDimension
+    """What they are broken down by."""
+    rows: list[BreakdownRow] = Field(default_factory=list[BreakdownRow])
+    """A row for each value."""
+    more: int = 0
+    """How many more values there are."""
+    currency: str = "USD"
+    """Of costs."""
+    prices_as_of: date
+    """The day by which the list of prices was right."""
+    complete: bool
+    """True when the sums are over the whole tape; else they are over its newest spans, because there is no index, it is
+    behind, or the filter is about the bytes of calls."""
+    looked_at: int | None = None
+    """How many of the newest spans were looked at, where not all were."""
+
+
 class Finding(Noun):
     """Something about an attempt or a call that training cares about."""
 
@@ -418,6 +490,42 @@ class Health(Noun):
 
     status: Literal["ok"]
     """Always `ok`: anything else is an error of status 503."""
+
+
+class Caller(Noun):
+    """Whom the gateway takes a client for."""
+
+    role: Role
+    """What its key may do. Without keys everybody is `admin`."""
+    key: str = ""
+    """Name of its key; empty where the gateway has none."""
+    version: str
+    """Version of the gateway."""
+    started_ns: int
+    """When the gateway started; ns since the epoch."""
+
+
+class AuditEntry(Noun):
+    """One change that was asked for."""
+
+    number: int
+    """From 1, ascending."""
+    at_ns: int
+    """When; ns since the epoch."""
+    who: str
+    """Who, as the request claimed; `api` where it did not say."""
+    key: str = ""
+    """Name of the key that it came with; empty where the gateway has none."""
+    action: str
+    """What was done: `cancel_rollout`, `requeue_rollout`, `open_queue`, `pause_queue`, `drain_queue`, `pause_upstream`,
+    `open_upstream`, `rebuild_index`, `approve_definitions`, `approve_call`, `refuse_call`; of a release
+    `start_release`, `approve_release`, `promote_release`, `rollback_release`, `hold_release`, `resume_release`,
+    `abort_release`."""
+    target: str
+    """What it was done to: a rollout, an upstream, a release, a server with what was approved (`github tools 3`), or a
+    tool call (`r1/a1 github.search`). Empty for the queue."""
+    why: str
+    """Why, as the request said."""
 
 
 class Problem(Noun):

@@ -3,7 +3,7 @@ the file.
 
 A list is a file in Penstock's format, or LiteLLM's public JSON, whose keys are a kind of token with suffixes in any
 order (`input_cost_per_token_above_200k_tokens_priority`). Prices by pictures, seconds or pages are left out, and so are
-rows that repeat another row of the same model (`model_names`).
+rows that repeat another row of the same model (`prices.lookup_names`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from penstock.gateway.model.base import Noun
-from penstock.gateway.model.model_names import hyphened, lookup_names, stem
-from penstock.gateway.model.prices import Price, PriceFile, Rates
+from penstock.gateway.model.prices import Price, PriceFile, Rates, hyphened, lookup_names, stem
 from penstock.gateway.model.toml import ConfigError, read, validated
 
 LITELLM: Final = "LiteLLM's list"

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import Id, Mode, Noun
+from penstock.gateway.model.base import ActionRequest, Id, Mode, Noun
 from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,

@@ -16,9 +16,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from penstock.gateway.model.release import ReleaseEvent
 from penstock.gateway.model.toml import ConfigError, Section
 from penstock.gateway.model.tools import OnChange
-from penstock.gateway.model.webhook import ReleaseEvent
 
 ADMIN_KEY = "PENSTOCK_ADMIN_KEY"
 """Environment variable with the key that opens the control API; commands read it too."""

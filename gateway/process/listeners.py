@@ -1,7 +1,7 @@
 """The sockets of the gateway: a port, with TLS if that is configured, and a Unix socket if one is. Errors say why a
 socket cannot be opened. Sockets that the previous process has handed over (`process.handover`) are used unchanged.
 
-Servers that the gateway itself starts (`gateway.api.builtin_server`) reach it by HTTP. Where the port speaks TLS, for
+Servers that the gateway itself starts (`gateway.api.tools`) reach it by HTTP. Where the port speaks TLS, for
 which they have no trust settings, they use the Unix socket; if none is configured, one in a directory that only this
 user can enter.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from penstock.gateway.client.socket_folder import socket_folder
+from penstock.gateway.client.child_process import socket_folder
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.metrics import Metrics

@@ -33,7 +33,7 @@ from penstock.gateway.app import Gateway
 from penstock.gateway.config import ConfigError, GatewayConfig, load
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.settings import LogSettings
-from penstock.gateway.process import hangup, parent
+from penstock.gateway.process import parent
 from penstock.gateway.process.handover import HandoverGrant, receive_grant, request_handover
 from penstock.gateway.process.services import wait_for_any
 from penstock.gateway.process.workers import ParentChannel, WorkerSupervisor, end_with_parent
@@ -74,7 +74,7 @@ class GatewayProcess:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self._watched is not None:
             self._again(self._watch, _WATCH_SECONDS)
-        if hangup.was_received():
+        if parent.hangup_came():
             _log.info("SIGHUP has come before this process served: it is taken now")
             self._reload()
 
@@ -99,7 +99,7 @@ class GatewayProcess:
 
     def _reload(self) -> None:
         assert self._command is not None
-        if hangup.terminal_closed():
+        if parent.terminal_closed():
             self._stop(signal.SIGTERM)
         elif self.children and not self._taken.is_set():
             _log.warning("SIGHUP: another process is taking over already")
@@ -188,7 +188,7 @@ def run(asked: ServeOptions, *, take_over: bool = False) -> None:
 
 def main(asked: str, channel: int) -> None:
     """Run a worker; its parent has the other end of the channel."""
-    hangup.remember()
+    parent.remember_hangup()
     # The parent fixed the hash seed for this worker; its own children need none.
     del os.environ["PYTHONHASHSEED"]
     os.set_inheritable(channel, False)

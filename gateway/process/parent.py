@@ -1,9 +1,10 @@
-"""The parent of a process that has taken over. A process that hands over to one which it has started becomes that one's
-parent, so that whoever started the gateway finds it under the same process id.
+"""The signals of a gateway outside its event loop: those of the parent of a process that has taken over, and a SIGHUP
+that comes too early.
 
-It passes signals on, starts the next process at SIGHUP, and ends when its children have. `python -m
-penstock.gateway.process.parent CHILDREN CAUGHT COMMAND...`: process ids separated by commas, a descriptor from which
-earlier signals are read, and the command that SIGHUP starts.
+A process that hands over to one which it has started becomes that one's parent, so that whoever started the gateway
+finds it under the same process id. It passes signals on, starts the next process at SIGHUP, and ends when its children
+have. `python -m penstock.gateway.process.parent CHILDREN CAUGHT COMMAND...`: process ids separated by commas, a
+descriptor from which earlier signals are read, and the command that SIGHUP starts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from types import FrameType
 from typing import Final
 
 _PASSED: Final = (signal.SIGTERM, signal.SIGINT)
@@ -83,6 +86,48 @@ def main(children: set[int], caught: int, command: list[str]) -> int:
                 with suppress(ProcessLookupError):
                     os.kill(child, number)
     return code
+
+
+# Before the loop handles it SIGHUP would kill the process. The settings may have been read before the change that it
+# reports, so the signal is remembered and the reload is made later.
+
+
+class _HangupState:
+    """The SIGHUP and the terminal that this process has seen."""
+
+    came = False
+    terminal = False
+    """True if the process had a terminal in the beginning."""
+
+
+def remember_hangup() -> None:
+    """Remember SIGHUP from now on, until the loop handles it."""
+    _HangupState.terminal = _terminal()
+    if threading.current_thread() is threading.main_thread():  # no other can
+        signal.signal(signal.SIGHUP, _remember)
+
+
+def hangup_came() -> bool:
+    """True if SIGHUP has come before the loop handled it."""
+    return _HangupState.came
+
+
+def terminal_closed() -> bool:
+    """True if the signal meant the end of the terminal: nobody can stop this process from there any more."""
+    return _HangupState.terminal and not _terminal()
+
+
+def _remember(_: int, __: FrameType | None) -> None:
+    _HangupState.came = True
+
+
+def _terminal() -> bool:
+    """True if there is a terminal, whose end would send SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from penstock.gateway.config import ConfigError, GatewayConfig, admin_key, audit_key, read_key
+from penstock.gateway.config import (
+    ConfigError,
+    GatewayConfig,
+    RouteSettings,
+    UpstreamSettings,
+    admin_key,
+    audit_key,
+    read_key,
+)
 from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.toml import pluralized
@@ -26,7 +34,6 @@ from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.calls.admission import Auth, Holder
 from penstock.gateway.traffic.proxy.proxy_context import ActiveCall
-from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
 from penstock.gateway.work.queue import MemoryQueue, record_sign_of_life
 
 RETRY_S: Final = 1.0

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias, cast
 import msgspec
 
 from penstock.gateway.model.metrics import METRICS, Histogram, Metrics
-from penstock.gateway.model.upstream import UpstreamView
+from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.process.handover import WorkerSlot
 from penstock.gateway.process.leader_rpc import (
     PATIENCE_S,

@@ -17,8 +17,9 @@ from typing import Any, Final, Literal, cast, get_args
 from penstock.gateway.model.answers import FilterField
 from penstock.gateway.model.base import TOOLS, Mode, Origin
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, is_ambiguous, reader
-from penstock.gateway.model.lifecycle import FINAL, WAITING, is_claimed
 from penstock.gateway.model.rollout import (
+    FINAL,
+    WAITING,
     Attempt,
     AttemptStatus,
     Reward,
@@ -26,6 +27,7 @@ from penstock.gateway.model.rollout import (
     Rollout,
     RolloutStatus,
     RolloutSummary,
+    is_claimed,
 )
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.times import UNITS, nanoseconds

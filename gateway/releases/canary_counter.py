@@ -17,8 +17,8 @@ from itertools import islice
 from time import monotonic
 from typing import Final, NamedTuple
 
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, Release
-from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.releases.canary.decision import (
     Canary,
     CanaryDecision,

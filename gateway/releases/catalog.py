@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, TypeAlias
 
-from penstock.gateway.model.coverage import MissReason, UnreadReason
 from penstock.gateway.model.release import Pin, Release
 from penstock.gateway.model.resource import (
+    MissReason,
     ModelVersion,
     Resource,
     StableVersion,
     Template,
     TemplateError,
     ToolText,
+    UnreadReason,
     sent_by_agents,
 )
 from penstock.gateway.releases.prompt_recogniser import (

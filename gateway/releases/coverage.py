@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from penstock.gateway.model.coverage import Coverage, LastMiss, MissReason, TextDifference, UnreadReason
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.resource import Coverage, LastMiss, MissReason, TextDifference, UnreadReason
 from penstock.gateway.releases.catalog import Catalog, TextMiss, names_of
 from penstock.gateway.releases.operations import CoverageDelta, CoverageOperations, CoverageUpdates
 from penstock.gateway.releases.prompt_recogniser import NearestTextFinder, difference

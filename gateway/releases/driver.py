@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from penstock.gateway.model.audit import NOBODY, ActionRequest
-from penstock.gateway.model.coverage import Coverage
+from penstock.gateway.model.base import GATEWAY, NOBODY, ActionRequest
 from penstock.gateway.model.release import Assignment, Forecast, NewRelease, Release, ReleaseStage, ReleaseView
 from penstock.gateway.model.release_policy import ReleasePolicy
-from penstock.gateway.model.resource import GATEWAY, ModelVersion, Need, NewVersion, Resource
+from penstock.gateway.model.resource import Coverage, ModelVersion, Need, NewVersion, Resource
 from penstock.gateway.releases.canary.decision import (
     NEXT,
     Canary,

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
-from penstock.gateway.model.base import parse_record
-from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.base import GATEWAY, parse_record
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -36,8 +35,9 @@ from penstock.gateway.model.release import (
     content_hash,
 )
 from penstock.gateway.model.resource import (
-    GATEWAY,
     Audience,
+    Coverage,
+    LastMiss,
     ModelVersion,
     NewVersion,
     Resource,

@@ -29,8 +29,7 @@ from itertools import pairwise, takewhile
 from typing import Final, Literal, TypeAlias
 from zlib import crc32
 
-from penstock.gateway.model.coverage import TextDifference
-from penstock.gateway.model.resource import PromptText, Template, ToolText, utf8
+from penstock.gateway.model.resource import PromptText, Template, TextDifference, ToolText, utf8
 from penstock.gateway.wire.dialects.text_spans import decoded
 
 KEPT = 128

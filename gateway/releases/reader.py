@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Final
 
-from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import (
     ARMS,
@@ -27,8 +25,8 @@ from penstock.gateway.model.release import (
     UnitMember,
 )
 from penstock.gateway.model.release_policy import HOLDBACK
-from penstock.gateway.model.resource import Audience, Need, Resource, StableVersion
-from penstock.gateway.model.rollout import Attempt, Rollout, last_seen_ns
+from penstock.gateway.model.resource import Audience, Coverage, Need, Resource, StableVersion
+from penstock.gateway.model.rollout import FINAL, Attempt, Rollout, last_seen_ns
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.decision import Canary, figures
 from penstock.gateway.releases.operations import (

@@ -22,14 +22,12 @@ from itertools import islice
 from time import monotonic
 from typing import Final, NamedTuple, TypeVar
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import parse_record
-from penstock.gateway.model.coverage import Coverage
-from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.base import GATEWAY, ActionRequest, parse_record
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import PinList, Release
-from penstock.gateway.model.resource import GATEWAY
-from penstock.gateway.model.retention import (
+from penstock.gateway.model.resource import Coverage
+from penstock.gateway.model.rollout import FINAL, Rollout, last_seen_ns, summarised
+from penstock.gateway.model.state import (
     ForgottenPage,
     ForgottenRollout,
     RetentionHold,
@@ -37,7 +35,6 @@ from penstock.gateway.model.retention import (
     RetentionRule,
     RetentionStatus,
 )
-from penstock.gateway.model.rollout import Rollout, last_seen_ns, summarised
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.reading.filters import Query, QueryError, parse
 from penstock.gateway.tape import background_answers

@@ -42,7 +42,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from penstock.gateway.model.known_secrets import Secrets, fingerprint
-from penstock.gateway.model.lifecycle import LIVE
+from penstock.gateway.model.rollout import LIVE
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.model.times import Backoff
 from penstock.gateway.tape.store.reader import StoreReader

@@ -17,8 +17,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final, Protocol, cast
 
-from penstock.gateway.model.audit import NOBODY
-from penstock.gateway.model.base import Mode
+from penstock.gateway.model.base import NOBODY, Mode
 from penstock.gateway.model.facts import POLICY_HARD, POLICY_RULE, TOOL
 from penstock.gateway.model.span import POLICY_VIOLATION
 from penstock.gateway.model.toml import ConfigError

@@ -19,14 +19,13 @@ from time import monotonic
 from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
-from penstock.gateway.config import GatewayConfig
+from penstock.gateway.config import GatewayConfig, UpstreamSettings
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import McpServer
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.tools.bridge import NAMED, OWNER, Bridge
 from penstock.gateway.traffic.calls.call_request import CallAddress
 from penstock.gateway.traffic.upstreams.pool import ConcurrencyLimit, ConnectionPool, connect_inside
-from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
 from penstock.gateway.wire.http.request import ClientFault, Headers, UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection

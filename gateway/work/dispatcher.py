@@ -21,9 +21,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import Final, TypeVar
 
-from penstock.gateway.model.audit import EMPTY_ACTION, ActionRequest
-from penstock.gateway.model.base import Mode
-from penstock.gateway.model.lifecycle import deadline
+from penstock.gateway.model.base import EMPTY_ACTION, ActionRequest, Mode
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import (
     ClaimRequest,
@@ -35,7 +33,7 @@ from penstock.gateway.model.queue import (
     RewardAnswer,
     RolloutSpec,
 )
-from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout
+from penstock.gateway.model.rollout import AttemptStatus, Judgement, RewardSource, Rollout, attempt_deadline
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
@@ -167,7 +165,7 @@ class Dispatcher:
 
     def _watch_claimed(self, claimed: ClaimedAttempt) -> None:
         attempt = claimed.attempt
-        due = deadline(claimed.rollout.config, attempt.created_ns, attempt.last_seen_ns, attempt.lease_ns)
+        due = attempt_deadline(claimed.rollout.config, attempt.created_ns, attempt.last_seen_ns, attempt.lease_ns)
         self.deadlines.watch(attempt.rollout, attempt.id, None if due is None else due[0])
 
     def _give_back(self, taking: asyncio.Future[list[ClaimedAttempt]]) -> None:

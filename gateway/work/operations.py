@@ -23,10 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import Mode
+from penstock.gateway.model.base import ActionRequest, Mode
 from penstock.gateway.model.known_secrets import Secrets, with_distinct_keys
-from penstock.gateway.model.lifecycle import FINAL, LIVE, WAITING, after_attempt, quiet_deadline
 from penstock.gateway.model.queue import (
     EnqueueResult,
     HeartbeatRequest,
@@ -37,6 +35,9 @@ from penstock.gateway.model.queue import (
     RolloutSpec,
 )
 from penstock.gateway.model.rollout import (
+    FINAL,
+    LIVE,
+    WAITING,
     AttemptStatus,
     Judgement,
     Outcome,
@@ -45,6 +46,8 @@ from penstock.gateway.model.rollout import (
     Rollout,
     RolloutStatus,
     Worker,
+    after_attempt,
+    quiet_deadline,
 )
 from penstock.gateway.tape.store import audit_log, keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout

@@ -1,5 +1,5 @@
 """The queue and its attempts: the results of operations on them, reads, the queue in memory, and the records that all
-operations share, with their changes of state, which are only the moves of `gateway.model.lifecycle`.
+operations share, with their changes of state, which are only the moves of `gateway.model.rollout`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,25 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Final, NamedTuple, get_args
 
-from penstock.gateway.model import lifecycle
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.lifecycle import ACTIVE, FINAL, LIVE, WAITING
 from penstock.gateway.model.queue import QueueState, QueueStatus
-from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, RewardSource, Rollout, RolloutStatus, Worker
+from penstock.gateway.model.rollout import (
+    ACTIVE,
+    FINAL,
+    LIVE,
+    WAITING,
+    Attempt,
+    AttemptStatus,
+    Outcome,
+    RewardSource,
+    Rollout,
+    RolloutStatus,
+    Worker,
+    after_attempt,
+    attempt_deadline,
+    move_attempt,
+    move_rollout,
+)
 from penstock.gateway.tape.store import keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt
 from penstock.gateway.tape.store.reader import StoreReader
@@ -219,7 +233,7 @@ class AttemptRecords:
         has its rollout; and one that ended because it was quiet."""
         status = status_of(live)
         if ended_quietly(live):
-            put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING), ended_ns=None)
+            put(live, status=move_attempt(status, AttemptStatus.RUNNING), ended_ns=None)
             self._tape.touch_and_log(live)
             self.begin_unclaimed(live, now)
         if status not in (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE):
@@ -233,7 +247,7 @@ class AttemptRecords:
             self._leave_queue(rollout)
             self._tape.put("live", live.key, b"")
             put(live, ended_ns=None, outcome=None)
-        put(live, status=lifecycle.move_attempt(status, AttemptStatus.RUNNING))
+        put(live, status=move_attempt(status, AttemptStatus.RUNNING))
         self._tape.touch_and_log(live)
         self._move(rollout, RolloutStatus.RUNNING, now)
 
@@ -250,7 +264,7 @@ class AttemptRecords:
     def _end_quietly(self, live: CachedAttempt, rollout: Rollout) -> None:
         """End an attempt as of its last sign of life, without an outcome, because nobody reported one."""
         seen = get(live, "last_seen_ns")
-        put(live, status=lifecycle.move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
+        put(live, status=move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
         self._forget(live)
         self._tape.touch_and_log(live)
         runs = rollout.status in ACTIVE and rollout.origin != "queued"
@@ -265,7 +279,7 @@ class AttemptRecords:
         once, because the agent itself has been silent too long. A lease that its worker relies on is never
         shortened."""
         lease = max(get(live, "lease_ns") or 0, lease)
-        due = lifecycle.deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), lease)
+        due = attempt_deadline(rollout.config, get(live, "created_ns"), get(live, "last_seen_ns"), lease)
         if due is not None and due[0] <= now:
             return False
         put(live, lease_ns=lease)
@@ -275,7 +289,7 @@ class AttemptRecords:
         """Move the rollout to the state that follows from the end of its attempt. The end of an older attempt, or of
         one whose rollout has ended, changes nothing."""
         if decides(rollout, live):
-            self._move(rollout, lifecycle.after_attempt(end, rollout.tries, rollout.config), now)
+            self._move(rollout, after_attempt(end, rollout.tries, rollout.config), now)
             self._queue_again(rollout, live, now)
 
     def _queue_again(self, rollout: Rollout, live: CachedAttempt, now: int) -> None:
@@ -288,7 +302,7 @@ class AttemptRecords:
                 self._join_queue(rollout)
 
     def _move(self, rollout: Rollout, status: RolloutStatus, now: int) -> None:
-        rollout.status = lifecycle.move_rollout(rollout.status, status)
+        rollout.status = move_rollout(rollout.status, status)
         rollout.ended_ns = now if status in FINAL else None
         self._write_rollout(rollout)
 
@@ -297,7 +311,7 @@ class AttemptRecords:
         self._tape.append(b"r" + keys.rollout_key(rollout.id))
 
     def _end_attempt(self, live: CachedAttempt, status: AttemptStatus, now: int, outcome: Outcome) -> None:
-        moved = lifecycle.move_attempt(status_of(live), status)
+        moved = move_attempt(status_of(live), status)
         put(live, status=moved, ended_ns=now, outcome=records.outcome_values(outcome))
         self._forget(live)
         self._tape.touch_and_log(live)
@@ -365,7 +379,7 @@ def deadline(rollout: Rollout, live: CachedAttempt) -> tuple[int, AttemptStatus]
     """The time at which a live attempt ends by itself (ns since the epoch), and the state that it ends in; None if it
     does not."""
     seen, lease = get(live, "last_seen_ns"), get(live, "lease_ns")
-    return lifecycle.deadline(rollout.config, get(live, "created_ns"), seen, lease)
+    return attempt_deadline(rollout.config, get(live, "created_ns"), seen, lease)
 
 
 _PLACES = {name: place for place, name in enumerate(records.ATTEMPT)}

@@ -348,7 +348,7 @@ def _check_admin(admin: str) -> None:
 
 def _gateway(url: str) -> str:
     from penstock.gateway.client.connection import ClientError, check_url
-    from penstock.gateway.client.tls import client_context
+    from penstock.gateway.client.opener import client_context
 
     if url.startswith("unix:"):
         raise CommandError(f"a sidecar reaches no gateway at {url!r}: give its http:// or https:// URL", 2)

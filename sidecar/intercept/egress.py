@@ -16,7 +16,7 @@ from typing import Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from penstock.gateway.client.tls import client_context
+from penstock.gateway.client.opener import client_context
 
 
 class SpliceEnd(asyncio.Protocol):

@@ -22,8 +22,7 @@ from textwrap import wrap
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from penstock.gateway.client.child_process import ChildProcess
-from penstock.gateway.client.socket_folder import socket_folder
+from penstock.gateway.client.child_process import ChildProcess, socket_folder
 from penstock.sidecar.intercept.egress import failure_reason
 from penstock.sidecar.intercept.rules import CHECK
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Literal
 
-from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
+from penstock.gateway.client.child_process import LockedFolder, socket_folder
 from penstock.sidecar.intercept import mitm, namespace
 from penstock.sidecar.intercept.agent_connection import ConnectionRecord
 from penstock.sidecar.intercept.agent_proxy import AgentProxy
@@ -373,7 +373,7 @@ async def report_egress(gateway: str, whose: AgentIdentity, made: list[Event]) -
         return None
     import aiohttp
 
-    from penstock.gateway.client.tls import client_context
+    from penstock.gateway.client.opener import client_context
     from penstock.gateway.model.queue import EventsRequest
 
     url = f"{gateway}/rollout/{whose.rollout}/attempt/{whose.attempt or 'a1'}/events"

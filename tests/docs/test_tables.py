@@ -21,8 +21,8 @@ from pydantic.fields import FieldInfo
 from penstock.console.commands.command_table import COMMANDS, GROUPS
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.routes import ROUTES
-from penstock.gateway.followers.lake.table_definitions import TABLE_DEFINITIONS
-from penstock.gateway.model import lifecycle, run
+from penstock.gateway.followers.lake.rows import TABLE_DEFINITIONS
+from penstock.gateway.model import rollout, run
 from penstock.gateway.model.metrics import METRICS
 from penstock.gateway.model.release_policy import (
     CanaryStage,
@@ -51,7 +51,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "`[shadow]`": Shadow,
 }
 LETTERS = {*ascii_letters, *digits}
-MOVES = {"Rollout": lifecycle.ROLLOUT_MOVES, "Attempt": lifecycle.ATTEMPT_MOVES}
+MOVES = {"Rollout": rollout.ROLLOUT_MOVES, "Attempt": rollout.ATTEMPT_MOVES}
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 

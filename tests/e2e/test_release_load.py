@@ -13,7 +13,7 @@ from fakes.provider import Provider, Seen
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.rollout import Judgement
 
 PACE = 200

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from penstock.gateway.app import open_store
-from penstock.gateway.model.budget import Budget
+from penstock.gateway.model.state import Budget
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.traffic.budgets.limits import Limit

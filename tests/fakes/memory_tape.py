@@ -11,16 +11,16 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from penstock.gateway.api.context import Control
+from penstock.gateway.api.guard import Control
 from penstock.gateway.api.routes import make_application
-from penstock.gateway.followers.webhooks.service import WebhookService
+from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Attempt, Rollout, Totals
 from penstock.gateway.model.span import Span, SpanStatus, Usage
+from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.model.turn import Chunk, Exchange
-from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.releases.driver import Driver
 from penstock.gateway.releases.reader import ReleaseMetrics
 from penstock.gateway.tape.store.audit_log import AuditLog

@@ -1,6 +1,6 @@
 """What the queue should do, once more and as plainly as possible: dictionaries, no transactions, no tape.
 
-It is written from the documentation of `gateway.model.queue` and `gateway.model.lifecycle`, not from the store, and
+It is written from the documentation of `gateway.model.queue` and `gateway.model.rollout`, not from the store, and
 shares nothing with it but the tables. Every change of a status goes through `Model.move` and `Model.turn`, which look
 it up there.
 """
@@ -11,9 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.lifecycle import ATTEMPT_MOVES, FINAL, LIVE, ROLLOUT_MOVES, WAITING
 from penstock.gateway.model.queue import QueueState, RolloutSpec
-from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
+from penstock.gateway.model.rollout import (
+    ATTEMPT_MOVES,
+    FINAL,
+    LIVE,
+    ROLLOUT_MOVES,
+    WAITING,
+    AttemptStatus,
+    RolloutStatus,
+)
 
 SECOND = 10**9
 GRACE_NS = 30 * SECOND

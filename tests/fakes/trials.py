@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.console.views.pages import History
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -19,7 +20,6 @@ from penstock.gateway.model.release import (
     RolloutEvidence,
 )
 from penstock.gateway.model.release_policy import ReleasePolicy
-from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.releases.canary.decision import (
     NEXT,
     Canary,

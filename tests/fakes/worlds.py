@@ -37,12 +37,12 @@ from fakes.terminal import Printed, Terminal, terminal
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.index import SqlRequest
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.model.run import NewRun, Point, RunEnd, RunEvent
+from penstock.gateway.model.state import SqlRequest
 
 STUBS = ROOT / "tests" / "docs" / "stubs"
 BASE = "Qwen/Qwen3-8B"

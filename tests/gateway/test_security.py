@@ -25,7 +25,7 @@ from fakes.tls_host import tls_host
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.index import SqlRequest
+from penstock.gateway.model.state import SqlRequest
 from penstock.gateway.traffic.calls import admission
 
 ADMIN, UPSTREAM = "an-admin-key-PLANTED-1234", "sk-upstream-PLANTED-1234"

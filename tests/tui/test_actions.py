@@ -16,7 +16,7 @@ from examples.demo.showcase_parts import PATIENCE, Showcase, wait_for_release
 from examples.demo.showcase_releases import SKIP
 from penstock.console.commands.watch import poll_on_change
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.gateway.model.rollout import Judgement

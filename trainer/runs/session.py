@@ -16,8 +16,8 @@ import torch
 from penstock.adapters.samples import Options
 from penstock.gateway.client.child_process import ChildProcess
 from penstock.gateway.client.client import Client, ClientError
+from penstock.gateway.model.state import RouteView, UpstreamList
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.model.upstream import RouteView, UpstreamList
 from penstock.trainer.apo.config import ApoConfig
 from penstock.trainer.config import InferenceSettings, TrainConfig, check_full
 from penstock.trainer.data.collector import RolloutCollector

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.release_policy import CanaryStage, Guards, ReleasePolicy
 from penstock.gateway.model.resource import Audience, NewVersion, ResourceView

@@ -19,7 +19,7 @@ import aiohttp
 from penstock.adapters.source import ENDED
 from penstock.gateway.client.child_process import STOP_S, ChildProcess, spawn
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.resource import Audience, Need, ResourceView
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig

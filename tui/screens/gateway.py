@@ -14,13 +14,13 @@ from penstock.console.views import queue, rollouts
 from penstock.console.views.administration import AUDIT, UPSTREAMS
 from penstock.console.views.noun import NounRows
 from penstock.console.views.table import Column, clean, joined
-from penstock.gateway.model.answers import Change
-from penstock.gateway.model.audit import ActionRequest, AuditEntry
+from penstock.gateway.model.answers import AuditEntry, Change
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import QueueState, QueueStatus
 from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.model.toml import pluralized
-from penstock.gateway.model.upstream import UpstreamView
 from penstock.tui.view import NounScreen, Pane, ScreenView, TableModel, ViewAction, pane
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from penstock.gateway.model.release import ReleaseView
 from penstock.gateway.model.rollout import Worker
 from penstock.gateway.model.run import Curve, RunHead
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.state import UpstreamView
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.model.tools import ServerView
-from penstock.gateway.model.upstream import UpstreamView
 from penstock.gateway.reading.policy.questions import Question
 from penstock.tui.view import DigestHistory, Pane, ScreenView
 

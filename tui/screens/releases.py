@@ -31,7 +31,7 @@ from penstock.console.views.releases import (
 )
 from penstock.console.views.table import Column, Listing, ago, clean, compact, figure, joined, plain
 from penstock.gateway.client.resources import read_history
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import ARMS, Release, ReleaseView
 from penstock.gateway.model.resource import Need, Resource, ResourceView
 from penstock.tui.screens.chart import TerminalCurve, chart, legend

@@ -20,10 +20,8 @@ from penstock.console.views import rollouts as shown
 from penstock.console.views.table import Column, clean, compact, duration, figure, joined, number, plain, size
 from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.answers import Diagnosis, ExchangeBytes, SpanDetail
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import CALLS
-from penstock.gateway.model.lifecycle import FINAL
-from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
+from penstock.gateway.model.base import CALLS, ActionRequest
+from penstock.gateway.model.rollout import FINAL, Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Turn

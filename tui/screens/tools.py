@@ -12,7 +12,7 @@ from rich.text import Text
 
 from penstock.console.views import rollouts, tools
 from penstock.console.views.table import Column, abbreviate, joined
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ApproveRequest, ServerView, ToolStats
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from penstock.gateway.followers.index.finder import NoAnswerError, find, sum_up
-from penstock.gateway.followers.index.protocol import (
+from penstock.gateway.followers.index.finder import NoAnswerError, compute_totals, find, sum_up
+from penstock.gateway.followers.index.link import (
     FindRequest,
     FindResult,
     IndexState,
@@ -24,7 +26,6 @@ from penstock.gateway.followers.index.protocol import (
     SumResult,
     TotalResult,
 )
-from penstock.gateway.followers.index.removal import Removal
 from penstock.gateway.followers.index.rows import (
     PassageReader,
     RolloutNumbers,
@@ -35,16 +36,26 @@ from penstock.gateway.followers.index.rows import (
     rollout_row,
     span_row,
 )
-from penstock.gateway.followers.index.segments import SEALED, Manifest, SegmentDirectory, SegmentFile, clear
-from penstock.gateway.followers.index.snapshots import Files, Snapshots
-from penstock.gateway.followers.index.sums import compute_totals
+from penstock.gateway.followers.index.segments import (
+    NOW,
+    SEALED,
+    Manifest,
+    SegmentDirectory,
+    SegmentFile,
+    clear,
+    seal_of,
+)
 from penstock.gateway.followers.index.tables import DAMAGE_ERRORS, IndexTables
-from penstock.gateway.followers.index.texts import TextIndex
+from penstock.gateway.followers.index.texts import SHAPE, TextIndex
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.turn import Passage
 from penstock.gateway.tape.store import Store, codec, directory, keys
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.view import FORGOTTEN, TapeView
+
+np: Final[Any] = import_module("numpy")
+pa: Final[Any] = import_module("pyarrow")
+pq: Final[Any] = import_module("pyarrow.parquet")
 
 PIECE: Final = 4096
 """Changes that are read in one transaction."""
@@ -413,3 +424,129 @@ def _records(view: TapeView, first: int, last: int) -> Iterator[tuple[int, bytes
             continue
         yield from enumerate(records[first - begins : last + 1 - begins], first)
         first = begins + len(records)
+
+
+# Forgotten rollouts leave the answers at once, and the sealed files one seal after another.
+#
+# The files of a seal that hold rows of one are written anew without it, under other names, and a manifest that names
+# the new files deletes the old ones. Until then the manifest lists the rollouts that are still in files, so that a
+# killed process's successor continues.
+
+
+class Removal:
+    """The removal of forgotten rollouts from one index."""
+
+    def __init__(
+        self, segments: SegmentDirectory, tables: IndexTables, texts: TextIndex, numbers: Iterable[int]
+    ) -> None:
+        """`numbers`: forgotten rollouts that may still be in sealed files, from the manifest."""
+        self._segments, self._tables, self._texts = segments, tables, texts
+        self.numbers = set[int]()
+        self._seals: list[str] | None = None
+        """Seals whose files may hold rows of `numbers`; None if unknown."""
+        self.add(numbers)
+
+    def add(self, numbers: Iterable[int]) -> None:
+        """Takes rollouts out of the answers."""
+        new = set(numbers) - self.numbers
+        if new:
+            self.numbers |= new
+            self._seals = None
+            self._texts.remove(self._tables.hide(new))
+
+    def step(self) -> tuple[list[SegmentFile], list[SegmentFile]] | None:
+        """Writes the files of one seal anew. Returns (replaced files, new files); None if none is left to do."""
+        if self._seals is None:
+            named = self._tables.files_naming(self.numbers)
+            self._seals = sorted({seal_of(file.name) for file in self._tables.files if file.name in named})
+        if not self._seals:
+            self.numbers.clear()
+            return None
+        return self._rewritten(self._seals.pop())
+
+    def _rewritten(self, seal: str) -> tuple[list[SegmentFile], list[SegmentFile]]:
+        files = [file for file in self._tables.files if seal_of(file.name) == seal]
+        named, gone, made = self._tables.files_naming(self.numbers, files), list[SegmentFile](), list[SegmentFile]()
+        cursors: Sequence[int] = []
+        for file in files:
+            if file.name in named:
+                if file.table == "spans":
+                    cursors = self._tables.cursors_of(file, self.numbers)
+                gone.append(file)
+                made += self._tables.rewrite_without(file, self.numbers)
+        if cursors:
+            said = [file for file in files if file.table in ("passages", "grams")]
+            gone += said
+            made += [new for file in said if file.table == "passages" for new in self._without(file, cursors)]
+        return gone, made
+
+    def _without(self, file: SegmentFile, cursors: Sequence[int]) -> Iterator[SegmentFile]:
+        yield from self._texts.rewrite_without(file, np.array(cursors, np.int64))
+
+
+# Snapshots of the rows in memory as files, for processes that read files: with the sealed files they are the whole
+# index.
+#
+# A snapshot is taken for a request, at most once a second. The last two are kept: a reader that needs the files for
+# longer makes links to them (`sql.runner`).
+
+FRESH_S: Final = 1.0
+"""Greatest age of a snapshot that is used again, in seconds."""
+KEPT: Final = 2
+"""The number of snapshots that are kept."""
+Files = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    cursor: int
+    taken: float
+    path: Path
+    files: Files
+
+
+class Snapshots:
+    """The snapshots of one index; for one thread."""
+
+    def __init__(self, segments: SegmentDirectory) -> None:
+        self._path, self._segments = segments.path / NOW, segments
+        self._taken: list[_Snapshot] = []
+        self._number = 0
+
+    def take(self, tables: IndexTables, texts: TextIndex, cursor: int) -> Files:
+        """The files of each table, as of now or of at most `FRESH_S` ago."""
+        now = time.monotonic()
+        newest = self._taken[-1] if self._taken else None
+        if newest is None or (newest.cursor != cursor and now - newest.taken > FRESH_S):
+            self._number += 1
+            path = self._path / str(self._number)
+            path.mkdir(mode=0o700, parents=True)
+            try:
+                newest = _Snapshot(cursor, now, path, self._write(path, tables, texts))
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+            self._taken.append(newest)
+            for old in self._taken[:-KEPT]:
+                shutil.rmtree(old.path, ignore_errors=True)
+            del self._taken[:-KEPT]
+        return newest.files
+
+    def drop(self) -> None:
+        """Deletes all snapshots, because rows in them were forgotten."""
+        shutil.rmtree(self._path, ignore_errors=True)
+        self._taken.clear()
+
+    def close(self) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def _write(self, path: Path, tables: IndexTables, texts: TextIndex) -> Files:
+        found = {table: [str(path / f"{table}.parquet")] for table in ("spans", "rollouts", "attempts")}
+        tables.write(path)
+        if fresh := texts.fresh:
+            found["passages"] = [str(path / "passages.parquet")]
+            pq.write_table(pa.concat_tables(fresh).cast(SHAPE), path / "passages.parquet", compression="snappy")
+        for file in tables.files:
+            if file.table in ("spans", "passages"):
+                found.setdefault(file.table, []).append(str(self._segments.path / file.name))
+        return found

@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.gateway.followers.index.finder import NoAnswerError
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.protocol import (
+from penstock.gateway.followers.index.link import (
     FilesRequest,
     FilesResult,
     FindRequest,

@@ -14,9 +14,8 @@ from operator import attrgetter
 from typing import Any, Final, cast
 
 from penstock.gateway.model.facts import SPAN_FACTS, TOOL, Fact, own_attribute
-from penstock.gateway.model.lifecycle import is_claimed
 from penstock.gateway.model.prices import Prices, TokenCounts
-from penstock.gateway.model.rollout import Attempt, Rollout, last_seen_ns, reward
+from penstock.gateway.model.rollout import Attempt, Rollout, is_claimed, last_seen_ns, reward
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.model.turn import Passage
 from penstock.gateway.reading.turns import decode_body, encoding

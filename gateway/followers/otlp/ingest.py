@@ -11,6 +11,9 @@ its rewards once.
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from time import monotonic
@@ -18,34 +21,41 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from penstock.gateway.followers.otlp import span_import, wire
-from penstock.gateway.followers.otlp.attempt_lookup import (
-    AttemptReference,
+from penstock.gateway.followers.otlp import span_import
+from penstock.gateway.followers.otlp.signals import (
+    JSON,
+    LOGS,
+    METRICS,
+    PROTO,
+    PROTOBUF,
+    SIGNALS,
+    TRACES,
+    UNSUPPORTED_SIGNALS,
+    Encoding,
     ItemRejectedError,
+    OtlpRequestError,
+    RequestTree,
+    Signal,
+    TelemetryItem,
+    camel,
+    items,
+    load_protobuf,
+    place_of,
+    tree_of,
+)  # fmt: skip
+from penstock.gateway.followers.otlp.span_import import (
+    AttemptReference,
+    Bounds,
     RequestScope,
     Traces,
     attempt_in_scope,
     attempt_of,
     attempt_reference,
+    has_reward,
+    judgement_of,
     rollout_of_session,
+    scope_of,
 )
-from penstock.gateway.followers.otlp.signals import (
-    JSON,
-    LOGS,
-    METRICS,
-    SIGNALS,
-    TRACES,
-    UNSUPPORTED_SIGNALS,
-    Encoding,
-    OtlpRequestError,
-    RequestTree,
-    Signal,
-    TelemetryItem,
-    items,
-    place_of,
-)  # fmt: skip
-from penstock.gateway.followers.otlp.span_import import has_reward, judgement_of, scope_of
-from penstock.gateway.followers.otlp.wire import Bounds
 from penstock.gateway.model.base import Origin
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import RewardSource
@@ -55,6 +65,9 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.work.dispatcher import Dispatcher
 
+REQUEST_BYTES = 16 << 20
+"""Most bytes of one request, without its compression: four times as many as SDKs and collectors send at most. Protobuf
+can take fifty times its size in memory."""
 SLICE_S = 0.003
 """Seconds of work on items between two turns of the event loop."""
 MOST_REASONS = 10
@@ -72,7 +85,7 @@ class TelemetryReceiver:
     """The state of the telemetry handler."""
 
     def __init__(
-        self, dispatcher: Dispatcher, tape: Store, metrics: Metrics, request_bytes: int = wire.REQUEST_BYTES
+        self, dispatcher: Dispatcher, tape: Store, metrics: Metrics, request_bytes: int = REQUEST_BYTES
     ) -> None:
         """`metrics` counts items; `request_bytes`: most bytes of one request, without its compression."""
         self.dispatcher = dispatcher
@@ -88,19 +101,19 @@ RECEIVER = web.AppKey("otlp", TelemetryReceiver)
 
 async def post_telemetry(request: web.Request) -> web.StreamResponse:
     """Telemetry as OTLP/HTTP sends it: protobuf or JSON, gzip or not. What is answered is durable."""
-    ingest, encoding = request.app[RECEIVER], JSON
+    receiver, encoding = request.app[RECEIVER], JSON
     try:
         signal = _signal(request)
-        encoding = wire.encoding_of(request)
-        tree = await wire.decode(signal, encoding, await wire.body_of(request, ingest.request_bytes))
+        encoding = encoding_of(request)
+        tree = await decode(signal, encoding, await body_of(request, receiver.request_bytes))
         if signal is METRICS:
-            ingest.metrics.otlp_metric_points += await _count_points(tree)
-            return wire.success_response(signal, encoding)
-        return await _keep(ingest, signal, encoding, tree, request)
+            receiver.metrics.otlp_metric_points += await _count_points(tree)
+            return success_response(signal, encoding)
+        return await _keep(receiver, signal, encoding, tree, request)
     except OtlpRequestError as failure:
-        return wire.error_response(encoding, failure)
+        return error_response(encoding, failure)
     except TapeError as error:
-        return wire.error_response(encoding, OtlpRequestError(503, f"the tape does not take it: {error}"))
+        return error_response(encoding, OtlpRequestError(503, f"the tape does not take it: {error}"))
 
 
 def _signal(request: web.Request) -> Signal:
@@ -114,12 +127,12 @@ def _signal(request: web.Request) -> Signal:
 
 
 async def _keep(
-    ingest: TelemetryReceiver, signal: Signal, encoding: Encoding, tree: RequestTree, request: web.Request
+    receiver: TelemetryReceiver, signal: Signal, encoding: Encoding, tree: RequestTree, request: web.Request
 ) -> web.StreamResponse:
-    batch = _TelemetryRequest(ingest, signal, tree, request)
+    batch = _TelemetryRequest(receiver, signal, tree, request)
     await batch.take()
     await batch.keep()
-    return wire.success_response(signal, encoding, batch.rejected.total(), batch.message())
+    return success_response(signal, encoding, batch.rejected.total(), batch.message())
 
 
 async def _count_points(tree: RequestTree) -> int:
@@ -157,11 +170,11 @@ class _TelemetrySource(NamedTuple):
 class _TelemetryRequest:
     """A request on its way to the tape."""
 
-    def __init__(self, ingest: TelemetryReceiver, signal: Signal, tree: RequestTree, request: web.Request) -> None:
+    def __init__(self, receiver: TelemetryReceiver, signal: Signal, tree: RequestTree, request: web.Request) -> None:
         """The dispatch has put the scope of the request into the match of its path: see
-        `gateway.process.control_plane`."""
+        `gateway.process.dispatch`."""
         found = request.match_info
-        self._ingest = ingest
+        self._receiver = receiver
         self._signal = signal
         self._tree = tree
         self._scope = RequestScope(found["rid"], found["aid"], found["kind"]) if "rid" in found else None
@@ -216,31 +229,31 @@ class _TelemetryRequest:
         elif said is not None:
             self._give(entry, said[0], said[1] or self._attempt_of(said[0]))
             if entry.trace_id is not None:
-                self._ingest.traces.learn(entry.trace_id, (entry.rollout, entry.attempt))
+                self._receiver.traces.learn(entry.trace_id, (entry.rollout, entry.attempt))
         else:
             self._by_trace.append((entry, item))
 
     def _give(self, entry: SpanEntry, rollout: str, attempt: str, origin: Origin = "header") -> None:
         entry.rollout, entry.attempt, entry.origin = rollout, attempt, origin
         if not entry.start_ns:
-            entry.start_ns = entry.end_ns = self._ingest.dispatcher.now_ns()
+            entry.start_ns = entry.end_ns = self._receiver.dispatcher.now_ns()
         self._entries.append(entry)
 
     def _attempt_of(self, rollout: str) -> str:
         found = self._attempts.get(rollout)
         if found is None:
-            found = self._attempts[rollout] = attempt_of(self._ingest.tape, rollout)
+            found = self._attempts[rollout] = attempt_of(self._receiver.tape, rollout)
         return found
 
     async def _place_by_trace(self) -> None:
         """Find attempts by the trace, or else by the session."""
         traces = {entry.trace_id for entry, _ in self._by_trace if entry.trace_id is not None}
-        known = await self._ingest.traces.find(traces)
+        known = await self._receiver.traces.find(traces)
         for entry, item in self._by_trace:
             name = known.get(entry.trace_id or "")
             if name is not None:
                 self._give(entry, *name)
-            elif (rollout := rollout_of_session(self._ingest.tape, entry.name, entry.attributes or {})) is not None:
+            elif (rollout := rollout_of_session(self._receiver.tape, entry.name, entry.attributes or {})) is not None:
                 self._give(entry, rollout, self._attempt_of(rollout), "implicit")
             else:
                 why = f"their trace and their session belong to no rollout, or to several; {_HOWTO}"
@@ -249,8 +262,8 @@ class _TelemetryRequest:
     async def keep(self) -> None:
         """Write the accepted items to the tape, with their rewards, and count them; raises `TapeError`."""
         if self._entries:
-            await self._ingest.dispatcher.add(self._entries)
-        received = self._ingest.received[self._signal.name]
+            await self._receiver.dispatcher.add(self._entries)
+        received = self._receiver.received[self._signal.name]
         received["accepted",] += len(self._entries)
         for outcome, count in self.rejected.items():
             received[outcome,] += count
@@ -260,7 +273,7 @@ class _TelemetryRequest:
     async def _reward(self, entry: SpanEntry) -> None:
         source: RewardSource = "agent" if self._scope is not None and self._scope.agent_token else "user"
         try:
-            await self._ingest.dispatcher.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
+            await self._receiver.dispatcher.reward(entry.rollout, entry.attempt, judgement_of(entry, source))
         except (ItemRejectedError, OperationRefusedError) as error:
             self._warnings.append(str(error))
 
@@ -284,3 +297,119 @@ def _source_of(item: TelemetryItem) -> _TelemetrySource:
         return _TelemetrySource(resource, scope, attempt_reference(resource))
     except ItemRejectedError as error:
         return _TelemetrySource(resource, scope, error)
+
+
+# OTLP over HTTP: requests and answers in protobuf or JSON; an answer has the encoding of its request.
+#
+# Source: the OTLP specification, "OTLP/HTTP Request" and "OTLP/HTTP Response". Failures are a `google.rpc.Status`;
+# bad data names the field as a `google.rpc.BadRequest`. Protobuf is imported where it is needed (see the package).
+# The server must leave compressed bodies alone (`auto_decompress=False`), because it cannot tell one that was cut off
+# from a complete one.
+
+COMPRESSIONS = ("", "identity", "gzip")
+_INVALID, _UNAVAILABLE, _TOO_LARGE, _UNIMPLEMENTED, _INTERNAL = 3, 14, 8, 12, 13
+_CODES = {
+    400: _INVALID,
+    404: _UNIMPLEMENTED,
+    405: _UNIMPLEMENTED,
+    413: _TOO_LARGE,
+    415: _UNIMPLEMENTED,
+    503: _UNAVAILABLE,
+}
+
+
+def encoding_of(request: web.Request) -> Encoding:
+    """The encoding of a request and of its answer; raises `OtlpRequestError`."""
+    if request.content_type == PROTOBUF:
+        return PROTOBUF
+    if request.content_type == JSON:
+        return JSON
+    allowed = f"use {PROTOBUF} or {JSON}"
+    raise OtlpRequestError(
+        415, f"Content-Type {request.content_type!r} is not an encoding of OTLP: {allowed}", "Content-Type"
+    )
+
+
+async def body_of(request: web.Request, limit: int) -> bytes:
+    """The body without its compression; raises `OtlpRequestError`. `limit`: most bytes without compression."""
+    compression = request.headers.get("Content-Encoding", "").strip().lower()
+    if compression not in COMPRESSIONS:
+        raise OtlpRequestError(
+            415, f"Content-Encoding {compression!r} is not supported: use gzip or none", "Content-Encoding"
+        )
+    body = bytearray()
+    async for piece in request.content.iter_any():
+        body += piece
+        _check_size(len(body), limit)
+    return _gunzip(bytes(body), limit) if compression == "gzip" else bytes(body)
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise OtlpRequestError(413, f"the request is larger than {limit} bytes; send smaller batches")
+
+
+def _gunzip(body: bytes, limit: int) -> bytes:
+    """The content of one gzip member; nothing is decompressed beyond the limit. Raises `OtlpRequestError`."""
+    inflater = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    try:
+        decoded = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise OtlpRequestError(400, f"the body is not gzip: {error}", "body") from None
+    _check_size(len(decoded), limit)
+    if not inflater.eof or inflater.unused_data:
+        raise OtlpRequestError(400, "the gzip body ends early, or goes on after its end", "body")
+    return decoded
+
+
+async def decode(signal: Signal, encoding: Encoding, body: bytes) -> RequestTree:
+    """Decode a request of this signal; raises `OtlpRequestError`."""
+    if encoding == PROTOBUF and PROTO + signal.module not in sys.modules:
+        # The import takes a tenth of a second, and must not delay calls.
+        await asyncio.to_thread(load_protobuf, signal)
+    return tree_of(signal, encoding, body)
+
+
+def success_response(signal: Signal, encoding: Encoding, rejected: int = 0, message: str = "") -> web.Response:
+    """The answer to an accepted request; also to one of which some items were rejected, or that gets a warning."""
+    if encoding == JSON:
+        partial = {camel(signal.rejected): str(rejected), "errorMessage": message} if rejected or message else None
+        return _answer(200, JSON, json.dumps({} if partial is None else {"partialSuccess": partial}).encode())
+    if not (rejected or message):
+        return _answer(200, PROTOBUF, b"")
+    partial = signal.response_class("PartialSuccess")(**{signal.rejected: rejected, "error_message": message})
+    return _answer(200, PROTOBUF, signal.response_class("ServiceResponse")(partial_success=partial).SerializeToString())
+
+
+def error_response(encoding: Encoding, failure: OtlpRequestError) -> web.Response:
+    """The answer to a refused request."""
+    code = _CODES.get(failure.status, _INTERNAL)
+    body = (_json_status if encoding == JSON else _protobuf_status)(code, failure)
+    answer = _answer(failure.status, encoding, body)
+    if failure.status == 503:
+        answer.headers["Retry-After"] = "1"
+    if failure.status == 405:
+        answer.headers["Allow"] = "POST"
+    return answer
+
+
+def _json_status(code: int, failure: OtlpRequestError) -> bytes:
+    status: dict[str, object] = {"code": code, "message": failure.message}
+    if failure.field is not None:
+        violation = {"field": failure.field, "description": failure.message}
+        status["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}]
+    return json.dumps(status).encode()
+
+
+def _protobuf_status(code: int, failure: OtlpRequestError) -> bytes:
+    from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs]
+
+    status = status_pb2.Status(code=code, message=failure.message)
+    if failure.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=failure.field, description=failure.message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    return status.SerializeToString()
+
+
+def _answer(status: int, encoding: Encoding, body: bytes) -> web.Response:
+    return web.Response(status=status, body=body, headers={"Content-Type": encoding})

@@ -1,7 +1,7 @@
 """Chooses the spans that are sent for a change of the tape, and their time and place.
 
 Spans of an attempt that a worker runs wait for its end, which comes after the last span of its agent: then the whole
-attempt is read from the tape and sent as one trace (`placement.AttemptTrace`). Later spans are sent as they come.
+attempt is read from the tape and sent as one trace (`span_export.AttemptTrace`). Later spans are sent as they come.
 Calls of other attempts wait for `otlp.wait` seconds, because SDKs send spans some seconds late; the feed waits with
 them. The choice follows from the tape, so a gateway that is started again needs only the cursor.
 """
@@ -15,7 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from penstock.gateway.followers.otlp import semconv
-from penstock.gateway.followers.otlp.placement import (
+from penstock.gateway.followers.otlp.span_export import (
     MOST_LINKS,
     AttemptTrace,
     SpanPlacement,
@@ -26,8 +26,7 @@ from penstock.gateway.followers.otlp.placement import (
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.rollout import Attempt, Reward
-from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.model.span_tree import ParentGuess, SpanNode, guess_parents
+from penstock.gateway.model.span import ParentGuess, Span, SpanNode, SpanStatus, guess_parents
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.reading.diagnosis.tool_uses import tools_used
 from penstock.gateway.tape.store import Store

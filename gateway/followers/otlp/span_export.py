@@ -1,4 +1,4 @@
-"""Nouns of the tape as spans of OpenTelemetry. Pure; `semconv` has the names, `placement` the traces and parents.
+"""Nouns of the tape as spans of OpenTelemetry: their attributes, content and place. Pure; `semconv` has the names.
 
 | on the tape | span | kind | parent |
 |---|---|---|---|
@@ -16,8 +16,9 @@ no parent, instead of one that may never come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
@@ -25,9 +26,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as Outgoing
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from penstock.gateway.followers.otlp import semconv
-from penstock.gateway.followers.otlp.placement import SpanPlacement, root_id
 from penstock.gateway.model.rollout import Attempt, Reward
-from penstock.gateway.model.span import Span, span_id, trace_id
+from penstock.gateway.model.span import ParentGuess, Span, SpanNode, guess_parents, span_id, trace_id
+from penstock.gateway.model.turn import Message, Part, Tool, Turn
 from penstock.gateway.wire.dialects import by_name
 
 if TYPE_CHECKING:
@@ -222,3 +223,162 @@ def _set_text(into: AnyValue, text: str) -> None:
 def _whole(text: str) -> str:
     """A text with a replacement character for half a surrogate pair, which JSON can hold."""
     return text.encode("utf-8", "replace").decode()
+
+
+# The content of a call in the shape of the GenAI conventions: messages, instructions, tools, sampling.
+#
+# The content is only read and sent when `otlp.capture_content` is set. The shapes are the JSON schemas beside the
+# conventions: `gen-ai-input-messages.json` and others.
+
+
+def turn_content(turn: Turn) -> dict[str, Any]:
+    """The content as attributes of a call's span."""
+    instructions, messages = _split(turn)
+    found = _sampling(turn.sampling) | {
+        semconv.INSTRUCTIONS: [part for message in instructions for part in map(_part, message.parts)],
+        semconv.INPUT: [_message(message) for message in messages],
+        semconv.TOOLS: [_tool(tool) for tool in turn.tools],
+        semconv.OUTPUT: [
+            _message(choice.message) | {"finish_reason": _finish(choice.finish)} for choice in turn.choices
+        ],
+    }
+    return {name: value for name, value in found.items() if value != []}
+
+
+def _split(turn: Turn) -> tuple[list[Message], list[Message]]:
+    """(instructions, conversation): in dialects that send instructions as messages, these stay in the conversation."""
+    if not by_name(turn.dialect).instructions or not turn.messages or turn.messages[0].role != "system":
+        return [], turn.messages
+    return turn.messages[:1], turn.messages[1:]
+
+
+def _sampling(said: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in said.items():
+        known = semconv.SAMPLING.get(name)
+        if known is not None and isinstance(value, int | float) and not isinstance(value, bool):
+            found[known[0]] = known[1](value)
+    stops = next((said[name] for name in semconv.STOPS if said.get(name)), None)
+    if stops is not None:
+        found[semconv.STOP] = [str(one) for one in stops] if isinstance(stops, list) else [str(stops)]  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    return found
+
+
+def _message(message: Message) -> dict[str, Any]:
+    name = {} if message.name is None else {"name": message.name}
+    return {"role": message.role, "parts": [_part(part) for part in message.parts]} | name
+
+
+def _part(part: Part) -> dict[str, Any]:
+    match part.type:
+        case "tool_call":
+            return {"type": part.type, "id": part.id, "name": part.name or "", "arguments": _arguments(part.arguments)}
+        case "tool_call_response":
+            return {"type": part.type, "id": part.id, "response": part.data if part.text is None else part.text}
+        case "text" | "reasoning" | "refusal":
+            return {"type": part.type, "content": part.text or ""}
+        case "media" | "unknown":
+            return {"type": part.type, "data": part.data}
+
+
+def _arguments(text: str | None) -> Any:
+    """Arguments as a JSON value wherever they are JSON, else as text: models write broken JSON too."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    found = {"description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "name": tool.name} | {key: value for key, value in found.items() if value is not None}
+
+
+def _finish(finish: str | None) -> str:
+    return "error" if finish is None else semconv.FINISHES.get(finish, finish)
+
+
+# The place of an exported span: its trace, its parent and its links.
+#
+# An attempt that a worker ran is exported as one trace of its own, whose root is the attempt. SDKs that do not read
+# `TRACEPARENT` begin a trace for each of their outermost spans. Those spans, and calls that were made in them, move
+# into the trace of the attempt: trace ids change, span ids do not. A call whose `traceparent` names a trace that the
+# agent reports elsewhere stays there. A span whose parent has never come is placed under the root and linked to that
+# parent.
+#
+# Other attempts have no root and may be part of somebody's larger trace: their spans stay in the traces they came in.
+# A call that named no caller joins the trace of the span that it was made in.
+
+MOST_LINKS = 8
+"""Most candidates that a call is linked to."""
+
+
+class SpanPlacement(NamedTuple):
+    """The place of a span in a trace."""
+
+    trace: str
+    parent: str | None
+    inferred: bool = False
+    """True if the parent is inferred, not named."""
+    links: tuple[tuple[str, str], ...] = ()
+    """(trace id, span id) of spans it may belong to."""
+    causes: tuple[tuple[str, str, str, str | None], ...] = ()
+    """(trace id, span id, type of link, grade of certainty) of the spans that caused it."""
+    moved: frozenset[str] = frozenset()
+    """Traces that became part of `trace`: links to them become links to it."""
+
+
+def root_id(rollout: str, attempt: str) -> str:
+    """The span id of an attempt's root."""
+    return span_id(trace_id(rollout, attempt), rollout, attempt, 0)
+
+
+def original_placement(span: Span, root: str | None) -> SpanPlacement:
+    """The place of a span in the trace that it came in. `root`: the parent of the gateway's own spans; None where there
+    will be no root."""
+    trace = trace_id(span.rollout, span.attempt)
+    own = span.trace_id or trace
+    return SpanPlacement(own, span.parent_id or (root if own == trace and span.kind != "otel" else None))
+
+
+def guessed_placement(call: Span, guess: ParentGuess | None) -> SpanPlacement:
+    """The place of a call of an attempt without a root, where the call named no caller."""
+    if guess is None:
+        return original_placement(call, None)
+    links = tuple((node.trace_id, node.span_id) for node in guess.candidates[:MOST_LINKS])
+    if guess.parent is None:
+        return original_placement(call, None)._replace(links=links)
+    return SpanPlacement(guess.parent.trace_id, guess.parent.span_id, True, links)
+
+
+class AttemptTrace:
+    """The trace of an attempt that has a root."""
+
+    def __init__(self, rollout: str, attempt: str, agent: Sequence[SpanNode], calls: Iterable[Span]) -> None:
+        """`agent`: the agent's spans; `calls`: the attempt's calls that named no caller."""
+        self._trace, self._root = trace_id(rollout, attempt), root_id(rollout, attempt)
+        self._moved = frozenset(node.trace_id for node in agent) - {self._trace}
+        self._known = {node.span_id for node in agent}
+        self._guesses = guess_parents(agent, calls)
+
+    def place(self, span: Span) -> SpanPlacement:
+        """The place of any span of the attempt."""
+        own = span.trace_id or self._trace
+        # A span of the agent may come after all others have been sent.
+        moved = self._moved | {own} - {self._trace} if span.kind == "otel" else self._moved
+        if own != self._trace and own not in moved:
+            return original_placement(span, None)
+        found = self._under_parent(span, own) if span.parent_id is not None else self._guessed(span)
+        return found._replace(moved=moved)
+
+    def _under_parent(self, span: Span, own: str) -> SpanPlacement:
+        if own == self._trace or span.parent_id in self._known:
+            return SpanPlacement(self._trace, span.parent_id)
+        return SpanPlacement(self._trace, self._root, True, ((own, span.parent_id or ""),))
+
+    def _guessed(self, span: Span) -> SpanPlacement:
+        guess = self._guesses.get(span.sequence, ParentGuess(None))
+        links = tuple((self._trace, node.span_id) for node in guess.candidates[:MOST_LINKS])
+        if guess.parent is None:
+            return SpanPlacement(self._trace, self._root, links=links)
+        return SpanPlacement(self._trace, guess.parent.span_id, True, links)

@@ -1,36 +1,46 @@
-"""A span of OpenTelemetry as an entry of the tape, and the reward that it may carry. Pure.
+"""A span or a log record of OpenTelemetry as an entry of the tape, the reward that it may carry, and its attempt.
 
-The span's attributes are kept as they are, in the bounds of `wire.Bounds`; its other parts are kept among them under
-`otel.` names (`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's
-`agentlightning.reward.0.value`.
+The span's attributes are kept as they are, in `Bounds`; its other parts are kept among them under `otel.` names
+(`semconv`). A reward is an attribute: `penstock.reward`, or Agent Lightning's `agentlightning.reward.0.value`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.gateway.followers.otlp import semconv
-from penstock.gateway.followers.otlp.attempt_lookup import ItemRejectedError
-from penstock.gateway.followers.otlp.wire import Bounds
+from penstock.gateway.followers.otlp.signals import ItemRejectedError
+from penstock.gateway.model.answers import Change
+from penstock.gateway.model.base import Origin
 from penstock.gateway.model.rollout import Judgement, RewardSource
+from penstock.gateway.model.span import trace_id
+from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
+from penstock.gateway.traffic.calls.call_request import FIRST_ATTEMPT, AddressError, check_id, session_rollout
 from penstock.gateway.wire.http import redaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from opentelemetry.proto.common.v1 import common_pb2
     from opentelemetry.proto.trace.v1 import trace_pb2
 
-    from penstock.gateway.followers.otlp import json_encoding
+    from penstock.gateway.followers.otlp import signals
 
     # Or protobuf's, which has the same fields.
-    from penstock.gateway.followers.otlp.json_encoding import LogRecord
+    from penstock.gateway.followers.otlp.signals import LogRecord
 
-    Span = trace_pb2.Span | json_encoding.Span
-    Event = trace_pb2.Span.Event | json_encoding.Event
-    Link = trace_pb2.Span.Link | json_encoding.Link
+    AnyValue = common_pb2.AnyValue | signals.AnyValue
+    KeyValue = common_pb2.KeyValue | signals.KeyValue
+    Span = trace_pb2.Span | signals.Span
+    Event = trace_pb2.Span.Event | signals.Event
+    Link = trace_pb2.Span.Link | signals.Link
 
 LONGEST_NAME = 256
 MOST_EVENTS = 32
@@ -188,9 +198,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# A log record of OpenTelemetry as an event of the tape. Pure.
-#
-# Coding agents log what they do: each record is an event with a name, such as `claude_code.user_prompt`,
+# Log records. Coding agents log what they do: each record is an event with a name, such as `claude_code.user_prompt`,
 # `codex.tool_result` or `gemini_cli.tool_call`. Agents put the name in its own field, in the attribute `event.name`,
 # or in the body. Attributes are kept as those of spans are, and those whose name tells a secret are masked here: an
 # event of the control API has no such names.
@@ -243,3 +251,254 @@ def _name(named: str, attributes: dict[str, Any], body: Any) -> str:
 def _severity(record: LogRecord) -> str:
     number = record.severity_number or 0
     return record.severity_text or (semconv.SEVERITIES[(number - 1) // 4] if 0 < number <= 24 else "")
+
+
+# OpenTelemetry attribute values as plain values: text, bools, ints, floats, None, and lists and dicts of them.
+#
+# The heads of spans are read in lists, so the content of a foreign span is limited: a long text is cut, everything
+# beyond the limits is left out, and the span is marked. Bytes become base64 text.
+#
+# The input is messages of protobuf or those of `signals`, which have the same fields.
+
+MOST_ATTRIBUTES = 128
+"""Most attributes of one span, event, link, resource or map: the SDKs' own default."""
+MOST_ITEMS = 128
+"""Most elements of one list."""
+LONGEST_KEY = 256
+"""Most characters of a key."""
+LONGEST_TEXT = 8192
+"""Most characters of one text."""
+MOST_CHARACTERS = 65536
+"""Most characters of all texts of one span, keys included."""
+MOST_LOOKED = 8192
+"""Most attributes and elements of one span that are read: two bytes can stand for one."""
+DEEPEST = 6
+"""Most levels of lists and maps."""
+
+
+class Bounds:
+    """The limits of one span's content; everything in the span counts towards them."""
+
+    __slots__ = ("clipped", "dropped", "left", "looks")
+
+    def __init__(self) -> None:
+        self.left = MOST_CHARACTERS
+        self.looks = MOST_LOOKED
+        self.dropped = 0
+        """Number of attributes that were left out."""
+        self.clipped = False
+        """True when anything was cut or left out."""
+
+    def attributes(self, pairs: Sequence[KeyValue] | None, depth: int = 0) -> dict[str, Any]:
+        """Attributes as a dict; of two with one key the last counts."""
+        found: dict[str, Any] = {}
+        for at, pair in enumerate(pairs or ()):
+            if not self.looks:
+                self.clipped = True
+                self.dropped += len(pairs or ()) - at
+                break
+            self.looks -= 1
+            key = pair.key
+            size = len(key)
+            if size > self.left or size > LONGEST_KEY or len(found) >= MOST_ATTRIBUTES:
+                self.clipped = True
+                self.dropped += 1
+            else:
+                self.left -= size
+                found[key] = self.value(pair.value, depth)
+        return found
+
+    def value(self, value: AnyValue | None, depth: int = 0) -> Any:
+        """An attribute's value as a plain value."""
+        if value is None:
+            return None
+        if text := value.string_value:  # the commonest kind, and only one kind can be there
+            return self.text(text)
+        kind = value.WhichOneof("value")
+        if kind == "array_value" or kind == "kvlist_value":
+            return self._nested(value, kind, depth + 1)
+        if kind == "bytes_value":
+            raw = value.bytes_value or b""
+            return self.text(raw if isinstance(raw, str) else b64encode(raw).decode())
+        # An index into a table of strings exists in profiles only; here it has no meaning.
+        return None if kind is None or kind == "string_value_strindex" else getattr(value, kind)
+
+    def text(self, text: str, longest: int = LONGEST_TEXT) -> str:
+        """A text, cut to the limits."""
+        size = len(text)
+        if size > longest or size > self.left:
+            self.clipped = True
+            text = text[: min(longest, self.left)]
+            size = len(text)
+        self.left -= size
+        return text
+
+    def _nested(self, value: AnyValue, kind: str, depth: int) -> Any:
+        inner = getattr(value, kind)
+        found = (inner.values if inner is not None else None) or ()
+        if depth > DEEPEST:
+            self.clipped = True
+            return None
+        if kind == "kvlist_value":
+            return self.attributes(found, depth)
+        # An element costs something even if it is empty.
+        self.left -= min(len(found), MOST_ITEMS, self.left)
+        most = min(MOST_ITEMS, self.looks)
+        self.looks -= min(len(found), most)
+        self.clipped |= len(found) > most
+        return [self.value(one, depth) for one in islice(found, most)]
+
+
+# The attempt that an item belongs to. The first of these that names a rollout counts: the scope of the request (its
+# address or its agent token), the attributes of the span's resource, its own attributes, its trace, the session that
+# it names. A log record is joined in the same way. A trace is known when an attempt's calls carried its
+# `traceparent`, when the gateway derives it for an attempt (`gateway.model.span`), or when other spans of it have
+# named the rollout. A trace that several attempts have used names none: a guess would mix their data.
+#
+# Traces are learned from the change feed when a span needs them, from where the last reading ended. They are a
+# bounded memory of recent calls, without a task and without space on the tape.
+
+REMEMBERED = 20_000
+"""Most traces that are remembered."""
+LOOKED_BACK = 20_000
+"""Most changes that are read at once: if the feed has advanced further since the last reading, older ones are
+skipped."""
+_PAGE = 1_000
+
+Name = tuple[str, str]
+"""(rollout, attempt)."""
+AttemptReference = tuple[str, str | None]
+"""(rollout, attempt or None)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestScope:
+    """The rollout and attempt of a request, as the dispatch has found them."""
+
+    rollout: str
+    attempt: str
+    kind: str
+    """How the request names the rollout: by the rollout's own `token`, by an address (`open`), or by a header that
+    names a `session`."""
+
+    @property
+    def agent_token(self) -> bool:
+        return self.kind == "token"
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of a rollout that begins with this request."""
+        return "implicit" if self.kind == "session" else "header"
+
+
+def attempt_reference(attributes: dict[str, Any]) -> AttemptReference | None:
+    """(rollout, attempt or None) named by attributes; None when they name no rollout. Raises `ItemRejectedError`."""
+    rollout = _first(attributes, semconv.ROLLOUT)
+    if rollout is None:
+        return None
+    attempt = _first(attributes, semconv.ATTEMPT)
+    return _checked("rollout_id", rollout), None if attempt is None else _checked("attempt_id", attempt)
+
+
+def _first(attributes: dict[str, Any], names: Iterable[str]) -> Any:
+    return next((attributes[name] for name in names if name in attributes), None)
+
+
+def _checked(part: str, value: Any) -> str:
+    try:
+        return check_id(part, str(value))
+    except AddressError as error:
+        raise ItemRejectedError("invalid", str(error)) from None
+
+
+def attempt_in_scope(scope: RequestScope, said: AttemptReference | None) -> Name:
+    """The attempt of a span with this scope, given the names in the span itself. Raises `ItemRejectedError` for a
+    rollout that the agent token does not open."""
+    if said is None or said[0] != scope.rollout:
+        if said is not None and scope.agent_token:
+            raise ItemRejectedError("foreign", f"the agent token is for another rollout than {said[0]!r}")
+        return scope.rollout, scope.attempt
+    return scope.rollout, said[1] or scope.attempt
+
+
+class Traces:
+    """Known traces: the attempt of each, or None for a trace of several attempts."""
+
+    def __init__(self, tape: Store, settled: Callable[[], Awaitable[object]]) -> None:
+        """`settled` returns once everything that happened so far is on the tape."""
+        self._tape = tape
+        self._settled = settled
+        self._cursor = 0
+        self._known: OrderedDict[str, Name | None] = OrderedDict()
+        self._reading = asyncio.Lock()
+
+    def learn(self, trace: str, name: Name) -> None:
+        """Note that a span of this trace belongs to this attempt."""
+        known = self._known.get(trace, name)
+        if known != name:
+            # The trace that the gateway derives for an attempt is that attempt's, whoever else uses it.
+            known = next((one for one in (name, known) if one is not None and trace == trace_id(*one)), None)
+        self._known[trace] = known
+        self._known.move_to_end(trace)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+
+    async def find(self, traces: Iterable[str]) -> dict[str, Name]:
+        """The attempts of those traces that are known to belong to one."""
+        wanted = set(traces)
+        if not wanted <= self._known.keys():
+            await self._settled()
+            async with self._reading:
+                await self._catch_up()
+        return {trace: name for trace in wanted if (name := self._known.get(trace)) is not None}
+
+    async def _catch_up(self) -> None:
+        end = self._tape.cursor()
+        self._cursor = max(self._cursor, end - LOOKED_BACK)
+        while self._cursor < end:
+            changes, self._cursor = await asyncio.to_thread(self._tape.changes, self._cursor, _PAGE)
+            for change in changes:
+                self._learn_from(change)
+
+    def _learn_from(self, change: Change) -> None:
+        if (attempt := change.attempt) is not None:
+            self.learn(trace_id(attempt.rollout, attempt.id), (attempt.rollout, attempt.id))
+        elif (span := change.span) is not None and span.trace_id is not None:
+            self.learn(span.trace_id, (span.rollout, span.attempt))
+
+
+def attempt_of(tape: Store, rollout: str) -> str:
+    """The attempt of a span that names only a rollout: the one that the queue handed out last, or the first."""
+    found = tape.rollout(rollout)
+    return FIRST_ATTEMPT if found is None or found.attempt is None else found.attempt
+
+
+_SESSIONS = {
+    "session.id": ("claude", "session"),
+    "conversation.id": ("session", "thread"),
+    "gen_ai.conversation.id": ("session", "thread"),
+}
+"""Attributes that name a session (Claude Code and others; Codex; the GenAI conventions), with the kinds of the headers
+by which calls may name the same session (`calls.address.SESSION_HEADERS`)."""
+_AGENTS = {"claude": ("claude_code.", "claude-code", "com.anthropic.claude_code"), "session": ("codex",)}
+"""Beginnings of the names in telemetry of agents that are known to send such a header with their calls."""
+
+
+def rollout_of_session(tape: Store, name: str | None, attributes: dict[str, Any]) -> str | None:
+    """The implicit rollout of the session that telemetry names, if it exists, or if the calls of a known agent will
+    open it; else None."""
+    resource: dict[str, Any] = attributes.get(semconv.RESOURCE) or {}
+    named = {
+        kind: session_rollout(kind, session)
+        for attribute in reversed(_SESSIONS)
+        for kind in reversed(_SESSIONS[attribute])
+        if isinstance(session := attributes.get(attribute, resource.get(attribute)), str) and session
+    }
+    there = next((rollout for rollout in reversed(named.values()) if tape.rollout(rollout) is not None), None)
+    if there is not None or not named:
+        return there
+    marks = [name, attributes.get(semconv.SCOPE_NAME), resource.get(semconv.SERVICE)]
+    known = (
+        kind for kind, starts in _AGENTS.items() if any(isinstance(it, str) and it.startswith(starts) for it in marks)
+    )
+    return named.get(next(known, ""))

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.gateway.model.answers import AttemptDiagnosis, CallDiagnosis, Diagnosis, Finding
+from penstock.gateway.model.codes import FindingCode, SequenceStart
 from penstock.gateway.model.facts import BEGAN, WEBSOCKET
-from penstock.gateway.model.finding_codes import FindingCode, SequenceStart
 from penstock.gateway.model.rollout import Attempt, RolloutSummary, deciding_attempt
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.toml import pluralized

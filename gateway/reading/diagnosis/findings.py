@@ -9,12 +9,10 @@ from shlex import quote
 from typing import Final
 
 from penstock.gateway.model.answers import Finding
+from penstock.gateway.model.codes import FindingCode
 from penstock.gateway.model.facts import CAPTURED, PREWARM, UNATTRIBUTED, is_release_call
-from penstock.gateway.model.finding_codes import FindingCode
-from penstock.gateway.model.lifecycle import LIVE, WAITING
-from penstock.gateway.model.negotiation import refused
-from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutSummary
-from penstock.gateway.model.span import Span, SpanStatus
+from penstock.gateway.model.rollout import LIVE, WAITING, Attempt, AttemptStatus, Reward, RolloutSummary
+from penstock.gateway.model.span import Span, SpanStatus, refused
 from penstock.gateway.model.tools import ToolList
 from penstock.gateway.reading.diagnosis.rows import lacks
 from penstock.gateway.wire.dialects import by_name

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from penstock.gateway.model.finding_codes import SequenceStart
+from penstock.gateway.model.codes import SequenceStart
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Message, Part, Turn
 from penstock.gateway.wire.dialects.parts import fingerprint

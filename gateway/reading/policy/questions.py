@@ -12,8 +12,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import Id, Noun
+from penstock.gateway.model.base import ActionRequest, Id, Noun
 
 
 class Question(Noun):

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from penstock.gateway.model.coverage import Coverage
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import ENDED, Assignment, AssignmentEvidence, AuditTrailEntry, Release, ReleaseStage
 from penstock.gateway.model.release_policy import EARLY, HOLDBACK, MISSING, SRM_ALPHA, CanaryStage, ReleasePolicy
-from penstock.gateway.model.resource import GATEWAY
+from penstock.gateway.model.resource import Coverage
 from penstock.gateway.releases.canary.evidence import CanaryEvidence, CanaryObservation, RewardTest, StageCount
 from penstock.gateway.releases.canary.outcomes import observation
 

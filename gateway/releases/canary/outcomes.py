@@ -42,7 +42,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.facts import POLICY_HARD
-from penstock.gateway.model.lifecycle import FINAL
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -54,7 +53,7 @@ from penstock.gateway.model.release import (
 )
 from penstock.gateway.model.release_policy import EARLY, MISSING, ReleasePolicy
 from penstock.gateway.model.resource import Audience, StableVersion
-from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus
+from penstock.gateway.model.rollout import FINAL, Attempt, Reward, Rollout, RolloutStatus
 from penstock.gateway.model.span import LONGEST, POLICY_VIOLATION, Span, SpanStatus, entry
 from penstock.gateway.releases.canary.evidence import CanaryObservation
 

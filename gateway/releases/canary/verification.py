@@ -19,7 +19,7 @@ from hmac import compare_digest
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from penstock.gateway.model.coverage import Coverage
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,
@@ -29,7 +29,7 @@ from penstock.gateway.model.release import (
     content_hash,
     signature,
 )
-from penstock.gateway.model.resource import GATEWAY, Resource
+from penstock.gateway.model.resource import Coverage, Resource
 from penstock.gateway.model.span import Span
 from penstock.gateway.releases.canary.decision import (
     BY_RULE,

@@ -13,7 +13,8 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from penstock.gateway.model.audit import NOBODY, ActionRequest, AuditEntry
+from penstock.gateway.model.answers import AuditEntry
+from penstock.gateway.model.base import NOBODY, ActionRequest
 from penstock.gateway.model.release import AuditTrailEntry
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.directory import TapeError

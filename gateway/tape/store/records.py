@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from penstock.gateway.model.base import Mode, Noun, Origin
-from penstock.gateway.model.negotiation import refused
 from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
@@ -23,7 +22,7 @@ from penstock.gateway.model.rollout import (
     RolloutStatus,
     Totals,
 )
-from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage, span_id, trace_id
+from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage, refused, span_id, trace_id
 from penstock.gateway.tape.store import codec, keys
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.wire.dialects import by_name

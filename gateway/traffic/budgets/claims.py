@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from penstock.gateway.model.budget import BudgetScope
 from penstock.gateway.model.prices import Price
+from penstock.gateway.model.state import BudgetScope
 from penstock.gateway.traffic.budgets.bounds import (
     PromptCounter,
     TokenBound,

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from math import ceil
 from typing import Final, NamedTuple
 
-from penstock.gateway.model.budget import MONTH, TOTAL, Budget, BudgetUnit
+from penstock.gateway.model.state import MONTH, TOTAL, Budget, BudgetUnit
 from penstock.gateway.model.times import nanoseconds
 
 PARTS: Final[dict[BudgetUnit, int]] = {"calls": 1, "tokens": 1, "usd": 10**9}

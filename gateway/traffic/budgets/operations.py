@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, cast
 
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.model.budget import BudgetUse
+from penstock.gateway.model.state import BudgetUse
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.transaction import Transaction

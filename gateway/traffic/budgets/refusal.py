@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from penstock.gateway.model.budget import MONTH, TOTAL, Budget
+from penstock.gateway.model.state import MONTH, TOTAL, Budget
 from penstock.gateway.traffic.budgets.bounds import TokenBound, UnreadCall
 from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.budgets.operations import BudgetShortfall

@@ -21,9 +21,9 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from penstock.gateway.config import GatewayConfig
-from penstock.gateway.model.budget import Budget, BudgetUse
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Price, Prices, TokenCounts
+from penstock.gateway.model.state import Budget, BudgetUse
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError

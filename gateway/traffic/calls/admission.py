@@ -19,8 +19,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
-from penstock.gateway.model.audit import CALL, Role
-from penstock.gateway.model.base import ID_PATTERN
+from penstock.gateway.model.base import CALL, ID_PATTERN, Role
 from penstock.gateway.model.settings import ADMIN_KEY, READ_KEY, LocalNames
 from penstock.gateway.traffic.calls.call_request import (
     NOTED,

@@ -34,7 +34,7 @@ from penstock.gateway.wire.http.upstream_connection import UpstreamCaller, Upstr
 from penstock.gateway.wire.rewriting import Framing
 
 # The way of an answer from an upstream connection to a client: the base of calls (`gateway.traffic.proxy.call`) and
-# of control requests (`gateway.process.control_plane`).
+# of control requests (`gateway.process.dispatch`).
 #
 # The callback that reads from the upstream writes to the client, byte for byte, with two exceptions. A client of
 # HTTP/1.0 gets a chunked answer without its chunks. The gateway's own keys are taken out of errors

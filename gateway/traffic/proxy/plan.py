@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.gateway.config import RouteSettings
 from penstock.gateway.model.facts import FOLDED, WHOLE
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.metrics import Metrics
@@ -31,7 +32,6 @@ from penstock.gateway.traffic.proxy.translation.translator import TranslationMid
 from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
 from penstock.gateway.traffic.upstreams.routes import alias_at
 from penstock.gateway.traffic.versions import ResourceUse
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.capture.answer import capture_framing
 from penstock.gateway.wire.capture.request import CaptureRequest, accept_identity, add_capture_fields
 from penstock.gateway.wire.dialects.json_scan import LEAF, JsonRange, find, splice

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.gateway.config import GatewayConfig
+from penstock.gateway.config import GatewayConfig, RouteSettings
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import Pin
@@ -25,7 +25,6 @@ from penstock.gateway.traffic.upstreams.health import STATES
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteChoice, RouteTable, may_serve, rank_upstreams
 from penstock.gateway.traffic.versions import PinTable, ResourceUse
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects import candidate_families
 from penstock.gateway.wire.http.redaction import Redactor
 from penstock.gateway.wire.http.request import ClientFault, GatewayFault, Headers, HttpRequest, Refusal

@@ -17,6 +17,7 @@ from typing import Final
 
 import aiohttp
 
+from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import ModelVersion, Residency, Resource, StableVersion
 from penstock.gateway.releases.adapter_server import AdapterChanges, ServingError, VllmClient, settle
@@ -24,7 +25,6 @@ from penstock.gateway.releases.reader import ReleaseReader, pinned_versions
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.traffic.upstreams.transport import make_transport
-from penstock.gateway.upstream_settings import UpstreamSettings
 
 EVERY_S: Final = 30.0
 _log = logging.getLogger("penstock.releases")

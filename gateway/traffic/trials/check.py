@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import aiohttp
 
+from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.resource import (
     ModelVersion,
@@ -27,7 +28,6 @@ from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.adapter_server import ServingError, VllmClient
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.upstreams.transport import make_transport
-from penstock.gateway.upstream_settings import UpstreamSettings
 
 ResourceLookup = Callable[[str], tuple[StableVersion, list[Resource]] | None]
 _UNSENT = (

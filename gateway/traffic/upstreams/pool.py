@@ -19,10 +19,10 @@ from time import monotonic
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from penstock.gateway.model.upstream import LONGEST_HOLD_S
+from penstock.gateway.config import UpstreamSettings
+from penstock.gateway.model.state import LONGEST_HOLD_S
 from penstock.gateway.traffic.upstreams.health import UpstreamHealth
 from penstock.gateway.traffic.upstreams.transport import make_transport
-from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.dialects import FAMILIES
 from penstock.gateway.wire.dialects.owners import KeyFilter, host_of
 from penstock.gateway.wire.http.headers import RequestHeads

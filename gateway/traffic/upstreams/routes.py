@@ -10,8 +10,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple, NoReturn, Protocol, TypeVar
 
+from penstock.gateway.config import RouteSettings, UpstreamSettings
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
 from penstock.gateway.wire.dialects import candidate_families
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import GATEWAY, OPENAI, Family

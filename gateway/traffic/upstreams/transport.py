@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.http.certificates import load_pair
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")

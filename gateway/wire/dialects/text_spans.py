@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import orjson
 
-from penstock.gateway.model.coverage import UnreadReason
+from penstock.gateway.model.resource import UnreadReason
 from penstock.gateway.wire.dialects.json_scan import Path, locate
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, RequestFields, base_fields, is_readable, repaired
 from penstock.gateway.wire.dialects.parts import TEXT

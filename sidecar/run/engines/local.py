@@ -21,8 +21,7 @@ from time import monotonic_ns
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from penstock.gateway.client.child_process import ChildProcess
-from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
+from penstock.gateway.client.child_process import ChildProcess, LockedFolder, socket_folder
 from penstock.gateway.model.queue import Claim
 from penstock.sidecar.run.agent import process
 from penstock.sidecar.run.agent.environment import (

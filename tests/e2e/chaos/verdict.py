@@ -16,8 +16,7 @@ from pathlib import Path
 from e2e.chaos.plan import Plan
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.lifecycle import LIVE
-from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary
+from penstock.gateway.model.rollout import LIVE, Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 
 Name = tuple[str, str]

@@ -1,6 +1,6 @@
 """Holds a history against the tape: a sentence for everything that was promised and not kept. Pure.
 
-What is promised is in docs/reliability.md, ARCHITECTURE.md ("What must always hold") and `gateway.model.lifecycle`.
+What is promised is in docs/reliability.md, ARCHITECTURE.md ("What must always hold") and `gateway.model.rollout`.
 """
 
 from __future__ import annotations

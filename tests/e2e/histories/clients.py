@@ -26,7 +26,7 @@ from fakes.experiment import policy, prompt
 
 from penstock.gateway.client.client import ClientError
 from penstock.gateway.model.answers import Change
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, HeartbeatRequest, HeldAttempt, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.rollout import Judgement, RolloutConfig

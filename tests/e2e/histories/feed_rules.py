@@ -11,8 +11,7 @@ from typing import TypeVar
 from e2e.histories.history import Operation, of
 from e2e.histories.tape import Tape
 
-from penstock.gateway.model.lifecycle import ATTEMPT_MOVES, FINAL, ROLLOUT_MOVES
-from penstock.gateway.model.rollout import AttemptStatus, RolloutStatus
+from penstock.gateway.model.rollout import ATTEMPT_MOVES, FINAL, ROLLOUT_MOVES, AttemptStatus, RolloutStatus
 
 S = TypeVar("S", RolloutStatus, AttemptStatus)
 

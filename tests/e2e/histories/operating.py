@@ -7,7 +7,7 @@ from itertools import count
 
 from e2e.histories.world import World
 
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 
 DONE = (("cancel",), ("requeue",), ("requeue",), ("cancel", "requeue"), ("cancel", "cancel"), ("requeue", "cancel"))
 """What is done to one rollout, one after the other."""

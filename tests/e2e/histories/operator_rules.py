@@ -15,8 +15,7 @@ from e2e.histories.history import Operation, of
 from e2e.histories.tape import Name, Tape
 from e2e.histories.work_rules import MAX_ATTEMPTS, claims, name_of
 
-from penstock.gateway.model.lifecycle import LIVE, WAITING
-from penstock.gateway.model.rollout import Attempt, AttemptStatus, RolloutStatus
+from penstock.gateway.model.rollout import LIVE, WAITING, Attempt, AttemptStatus, RolloutStatus
 
 ACTIONS = {"cancel_rollout": "cancel", "requeue_rollout": "requeue"}
 LOST = frozenset({AttemptStatus.FAILED, AttemptStatus.UNRESPONSIVE})

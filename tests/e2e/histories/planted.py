@@ -9,7 +9,7 @@ from e2e.histories.history import Operation, Result
 from e2e.histories.tape import Tape
 from e2e.histories.tool_server import text_of
 
-from penstock.gateway.model.audit import AuditEntry
+from penstock.gateway.model.answers import AuditEntry
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Judgement, Reward
 from penstock.gateway.model.span import Span
 

@@ -9,8 +9,7 @@ from typing import TypeAlias
 from e2e.histories.tool_calls import text_in
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.answers import Change
-from penstock.gateway.model.audit import AuditEntry
+from penstock.gateway.model.answers import AuditEntry, Change
 from penstock.gateway.model.release import Pin
 from penstock.gateway.model.rollout import Attempt
 from penstock.gateway.model.span import Span

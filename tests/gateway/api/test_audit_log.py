@@ -14,7 +14,8 @@ from fakes.shell import Shell
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.sync import SyncClient
-from penstock.gateway.model.audit import ActionRequest, AuditEntry
+from penstock.gateway.model.answers import AuditEntry
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.resource import NewVersion

@@ -14,9 +14,8 @@ from fakes.shell import Shell
 
 from examples.demo.model import DemoAnswer
 from penstock.gateway.api.stats import failed, gather, scan_breakdown, unread_rows
-from penstock.gateway.model.answers import RewardStats
-from penstock.gateway.model.breakdown import BreakdownRow
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.model.answers import BreakdownRow, RewardStats
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import REPLAY_OF, SHADOW_OF, UNREAD, is_rehearsal, is_release_call
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary

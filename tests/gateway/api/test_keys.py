@@ -23,7 +23,7 @@ from penstock.gateway.api.routes import ROUTES
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.answers import ErrorAnswer
-from penstock.gateway.model.audit import ROLES, ActionRequest
+from penstock.gateway.model.base import ROLES, ActionRequest
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.traffic.calls.admission import Auth, Holder, key_hash, make_key
 

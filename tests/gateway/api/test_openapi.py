@@ -29,7 +29,7 @@ from penstock.gateway.api.openapi import document, field_docs
 from penstock.gateway.api.routes import ROUTES
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.answers import SpanPage
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.reading.filter_fields import FIELDS
 

@@ -16,7 +16,7 @@ from fakes.shell import Shell
 from fakes.waiting import until
 
 from penstock.gateway.client import connection
-from penstock.gateway.client import runs as runs_client
+from penstock.gateway.client import resources as runs_client
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.run import (
     NewRun,

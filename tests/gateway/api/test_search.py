@@ -15,7 +15,7 @@ from fakes.waiting import until
 
 from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.index import SearchPage, SearchRow
+from penstock.gateway.model.state import SearchPage, SearchRow
 
 
 async def talk(gateway: Local, http: aiohttp.ClientSession, rollout: str, question: str) -> None:

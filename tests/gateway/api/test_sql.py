@@ -16,7 +16,7 @@ from fakes.waiting import until
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.followers.index.sql.views import VIEWS
-from penstock.gateway.model.index import SqlRequest
+from penstock.gateway.model.state import SqlRequest
 
 pq: Any = import_module("pyarrow.parquet")
 """It has no types."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.client import socket_folder as module
-from penstock.gateway.client.socket_folder import LockedFolder, socket_folder
+from penstock.gateway.client import child_process as module
+from penstock.gateway.client.child_process import LockedFolder, socket_folder
 
 
 @pytest.mark.parametrize("depth", [1, 20, 60, 61, 62, 200])
@@ -28,7 +28,7 @@ def test_a_socket_has_an_address(depth: int, tmp_path: Path, monkeypatch: pytest
 
 
 DIES = (
-    "import os, signal, sys; from penstock.gateway.client.socket_folder import LockedFolder; "
+    "import os, signal, sys; from penstock.gateway.client.child_process import LockedFolder; "
     "one = LockedFolder('penstock-run-', "
     "sys.argv[1]); open(os.path.join(one.name, 'input.json'), 'w').close(); print(one.name, flush=True); "
     "sys.stdin.read() or os.kill(os.getpid(), signal.SIGKILL)"

@@ -17,8 +17,8 @@ from fakes.process import Gateway
 from penstock.gateway.client import connection
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import ApiConnection
+from penstock.gateway.client.opener import CLIENT_CERT
 from penstock.gateway.client.sync import SyncClient
-from penstock.gateway.client.tls import CLIENT_CERT
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Outcome, RolloutSummary
 from penstock.gateway.model.span import Span

@@ -28,16 +28,15 @@ from penstock.gateway.api.pagination import recent_walk, scan
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.protocol import FindRequest
+from penstock.gateway.followers.index.link import FindRequest
 from penstock.gateway.followers.index.sql.views import statements
 from penstock.gateway.followers.lake.lake import Lake
 from penstock.gateway.followers.lake.location import LakeLocation
-from penstock.gateway.followers.otlp.placement import SpanPlacement
-from penstock.gateway.followers.otlp.span_export import of_call
+from penstock.gateway.followers.otlp.span_export import SpanPlacement, of_call
 from penstock.gateway.model.answers import SpanDetail
 from penstock.gateway.model.facts import QUEUE_MS
-from penstock.gateway.model.index import SqlRequest
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.state import SqlRequest
 from penstock.gateway.model.turn import Transcript
 from penstock.gateway.reading.filters import parse
 from penstock.gateway.tape.store import Store

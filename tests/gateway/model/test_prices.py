@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model import price_lists
-from penstock.gateway.model.model_names import ModelPattern, lookup_names
-from penstock.gateway.model.prices import BUILTIN, Price, PriceFile, Prices, SpecialRates, TokenCounts
+from penstock.gateway.model.prices import (
+    BUILTIN,
+    ModelPattern,
+    Price,
+    PriceFile,
+    Prices,
+    SpecialRates,
+    TokenCounts,
+    lookup_names,
+)
 from penstock.gateway.model.toml import ConfigError
 
 ROW = '[[price]]\nmodel = "{}"\nsince = {}\ninput = {}\noutput = {}\n'

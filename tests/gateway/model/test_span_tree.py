@@ -15,10 +15,8 @@ from penstock.console.views import rollout_tree
 from penstock.console.views.rollouts import facts
 from penstock.gateway.api.pagination import summary
 from penstock.gateway.api.rollouts import detail_of
-from penstock.gateway.model import span_tree
 from penstock.gateway.model.base import SpanKind
-from penstock.gateway.model.span import Span
-from penstock.gateway.model.span_tree import ParentGuess, SpanNode, guess_parents
+from penstock.gateway.model.span import ParentGuess, Span, SpanNode, guess_parents, span_tree
 
 
 def node(name: str, start: int, end: int, parent: str | None = None, answered: str | None = None) -> SpanNode:
@@ -115,7 +113,7 @@ SPANS = st.builds(any_span, KINDS, st.integers(0, 20), NAMES, st.none() | NAMES)
 @given(st.lists(SPANS, max_size=10))
 def test_a_tree_has_every_span_once_and_reaches_it(spans: list[Span]) -> None:
     spans = [one.model_copy(update={"sequence": number}) for number, one in enumerate(spans, 1)]
-    inside = span_tree.tree(spans)
+    inside = span_tree(spans)
     assert sorted(one.sequence for found in inside.values() for one in found) == [one.sequence for one in spans]
     reached, waiting = set[int | None](), list[int | None]([None])
     while waiting:

@@ -49,7 +49,7 @@ from fakes.waiting import until
 from examples.demo.model import DemoAnswer
 from penstock.console.commands.check import examine
 from penstock.gateway.followers.otlp.signals import PROTOBUF
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.tape.store import Store
 

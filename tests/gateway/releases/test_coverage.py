@@ -23,11 +23,11 @@ from fakes.waiting import until
 from penstock.console.commands.check import examine
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.coverage import Coverage, LastMiss
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.known_secrets import NO_SECRETS
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
+from penstock.gateway.model.resource import Coverage, LastMiss
 from penstock.gateway.releases.catalog import Catalog
 from penstock.gateway.releases.coverage import CallNote, CoverageCounter, CoverageMonitor, MissNote
 from penstock.gateway.releases.operations import CoverageDelta, CoverageOperations

@@ -18,7 +18,7 @@ from fakes.waiting import until
 
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.rollout import Judgement
 from penstock.gateway.releases.canary.decision import Canary

@@ -20,7 +20,8 @@ from fakes.some import some
 from fakes.transactions import begun, done
 
 from penstock.gateway.app import open_store
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.config import UpstreamSettings
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import AssignmentEvidence, Release
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.releases.canary.outcomes import Requester
@@ -35,7 +36,6 @@ from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
-from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.work.operations import SpanOperations
 
 T = TypeVar("T")

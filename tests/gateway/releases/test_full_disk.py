@@ -17,7 +17,7 @@ from fakes.waiting import until
 
 from examples.demo.model import DemoAnswer
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.release import NewRelease, Pin
 from penstock.gateway.model.rollout import RolloutConfig

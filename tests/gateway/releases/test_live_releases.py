@@ -23,7 +23,7 @@ from examples.demo.model import decide
 from penstock.console.commands.check import examine
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import Event
 from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, ReleaseView
 from penstock.gateway.model.release_policy import CONSTANTS, EARLY, CanaryStage

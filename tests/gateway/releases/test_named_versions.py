@@ -15,7 +15,7 @@ from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import Claim, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus
 

@@ -9,7 +9,7 @@ from fakes.process import Gateway
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.release import AuditTrailEntry, Release
 from penstock.gateway.releases.canary.decision import Canary

@@ -14,7 +14,7 @@ from fakes.tape import Tape
 from penstock.console.commands.check import examine
 from penstock.console.commands.verify import verify_release
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import Event
 from penstock.gateway.model.release import Assignment, AssignmentEvidence
 from penstock.gateway.model.rollout import Judgement

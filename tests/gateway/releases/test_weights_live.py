@@ -22,13 +22,13 @@ from fakes.waiting import until
 from penstock.console.views import releases as display
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.facts import TRIES
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.rollout import Judgement, RolloutConfig
-from penstock.gateway.model.upstream import PauseRequest, UpstreamView
+from penstock.gateway.model.state import PauseRequest, UpstreamView
 
 ANN = ActionRequest(who="ann")
 UPSTREAM = "fake-openai"

@@ -15,7 +15,7 @@ from fakes.odd import request, send
 from fakes.rig import Inside, inside
 
 from penstock.gateway.client.client import Client as Api
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.resource import NewVersion
 

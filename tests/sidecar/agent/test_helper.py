@@ -22,10 +22,9 @@ from fakes.shell import Shell
 
 import penstock
 from penstock.gateway.client.client import Client
-from penstock.gateway.model import span_tree
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import Reward, RolloutConfig
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.span import Span, span_tree
 from penstock.sidecar.run.agent import helper
 
 SPEAKS = (PYTHON, str(AGENTS / "speaks.py"))
@@ -91,7 +90,7 @@ def inside(found: list[Span]) -> dict[str, str | None]:
     by_sequence = {span.sequence: label(span) for span in found}
     return {
         label(span): None if above is None else by_sequence[above]
-        for above, below in span_tree.tree(found).items()
+        for above, below in span_tree(found).items()
         for span in below
     }
 

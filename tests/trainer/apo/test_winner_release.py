@@ -13,7 +13,7 @@ from fakes.mistakes import tells
 from fakes.rig import inside
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import NewRelease
 from penstock.gateway.model.run import NewRun
 from penstock.trainer.apo.config import ApoConfig

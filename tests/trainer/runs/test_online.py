@@ -29,7 +29,7 @@ from fakes.workers import finish
 from openai import AsyncOpenAI
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, Event
 from penstock.gateway.model.release import Release
 from penstock.gateway.model.run import Run

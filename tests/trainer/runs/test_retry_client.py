@@ -15,8 +15,7 @@ from fakes.tape import Tape
 
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.connection import Params
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.base import SpanKind
+from penstock.gateway.model.base import ActionRequest, SpanKind
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
 from penstock.trainer.runs.supervision import RetryClient, RunReporter

@@ -13,7 +13,7 @@ from fakes.workers import finish
 
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.resource import Audience, Need, NewVersion
 from penstock.trainer.serving.publisher import Publisher, prune, step_of

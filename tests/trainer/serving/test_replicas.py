@@ -28,7 +28,7 @@ from fakes.vllm_process import install
 from fakes.waiting import until
 from fakes.workers import beside, finish
 
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import Claim, ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, ReleaseView
 from penstock.gateway.model.resource import Audience, Need

@@ -2,7 +2,7 @@
 else.
 
 DuckDB's own settings do not ensure that: its SQL can write files and take gigabytes in spite of them. So the process
-gives up all rights first (`sandbox`: Landlock, limits of the kernel), then checks the query (`syntax`), and answers;
-`runner` kills it at its deadline. It serves one query, so that no data of one remains for the next. `views` are the
+(`child`) gives up all rights first (Landlock, limits of the kernel), then checks the query, and answers; `runner` kills
+it at its deadline. It serves one query, so that no data of one remains for the next. `views` are the
 tables that a query sees.
 """

@@ -66,7 +66,7 @@ class SqlRunner:
     async def run(
         self, query: str, format: Format, rows: int, seconds: float, given: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> bytes:
-        """The answer as JSON (`model.index.SqlAnswer`). `given`: rows of the views that are in no file. Raises
+        """The answer as JSON (`model.state.SqlAnswer`). `given`: rows of the views that are in no file. Raises
         `SqlQueryError`."""
         if self._sandbox == "off":
             raise SqlQueryError(409, 'SQL is turned off ([index] sql = "off")', "index")

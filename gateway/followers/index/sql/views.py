@@ -249,7 +249,7 @@ class SqlResult(msgspec.Struct, tag=True, frozen=True):
     """The answer to a query."""
 
     json: bytes
-    """As `model.index.SqlAnswer` writes it: large answers are not parsed and written again."""
+    """As `model.state.SqlAnswer` writes it: large answers are not parsed and written again."""
 
 
 class SqlFailure(msgspec.Struct, tag=True, frozen=True):

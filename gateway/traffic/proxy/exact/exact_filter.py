@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from penstock.gateway.config import RouteSettings
 from penstock.gateway.model.facts import BEGAN
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.proxy.exact import sessions
@@ -49,7 +50,6 @@ from penstock.gateway.traffic.proxy.exact.sessions import (
 )
 from penstock.gateway.traffic.proxy.proxy_context import CallFilter, CallPlan, PendingCall
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects.loose_json import Json, obj, strict
 from penstock.gateway.wire.dialects.token_ids import WIDTH
 from penstock.gateway.wire.http.request import HttpRequest, Refusal

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NoReturn, Protocol
 import orjson
 
 from penstock.gateway.model.known_secrets import Secrets
-from penstock.gateway.model.negotiation import KIND
+from penstock.gateway.model.span import KIND
 from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body
 from penstock.gateway.wire.dialects.choices import ToolCallBuilder, call_list, find_or_begin_call
 from penstock.gateway.wire.dialects.family import Family

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from penstock.gateway.config import GatewayConfig
+from penstock.gateway.config import GatewayConfig, RouteSettings
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.turn import Side
 from penstock.gateway.traffic.calls.call_record import CallRecord
@@ -37,7 +37,6 @@ from penstock.gateway.traffic.proxy.translation.framing import (
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter
 from penstock.gateway.traffic.proxy.translation.responses import ResponsesConverter
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.capture.request import accept_identity
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import Json

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.rollouts import detail_of
 from penstock.gateway.client import sinks
-from penstock.gateway.client.files import whole_file
+from penstock.gateway.client.console import whole_file
 from penstock.gateway.client.tables import NOUNS, SPREAD, ConversationRow, ExportKind, columns, export, row, sink
 from penstock.gateway.model.rollout import Attempt, Reward, RolloutSummary, Totals
 from penstock.gateway.model.tools import ToolRow

@@ -32,7 +32,7 @@ from penstock.console.main import main
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.client.console import CommandError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.release import (
     Assignment,
     AssignmentEvidence,

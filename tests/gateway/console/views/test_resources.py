@@ -12,16 +12,18 @@ from rich.text import Text
 
 from penstock.console.views import releases, resources
 from penstock.console.views.releases import bar
-from penstock.gateway.model.coverage import Coverage, LastMiss, TextDifference
 from penstock.gateway.model.release_policy import Guards, ReleasePolicy
 from penstock.gateway.model.resource import (
     Audience,
+    Coverage,
+    LastMiss,
     Resource,
     ResourceList,
     ResourceView,
     StableRule,
     StableVersion,
     Template,
+    TextDifference,
 )
 from penstock.gateway.releases.prompt_induction import PromptProposal
 from penstock.gateway.releases.prompt_recogniser import RegisteredText, TextMatch

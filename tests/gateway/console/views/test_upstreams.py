@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from penstock.console.views.administration import UPSTREAMS
-from penstock.gateway.model.upstream import UpstreamView
+from penstock.gateway.model.state import UpstreamView
 
 
 @pytest.mark.parametrize(

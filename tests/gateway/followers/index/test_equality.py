@@ -21,18 +21,17 @@ from fakes.forgetting import forget
 from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.api.context import Control
-from penstock.gateway.api.index_lookup import index_lookup as listing_finder
+from penstock.gateway.api.guard import Control
 from penstock.gateway.api.pagination import IndexLookup as Finder
+from penstock.gateway.api.pagination import index_lookup as listing_finder
 from penstock.gateway.api.pagination import page, recent_walk, rollouts_walk, scan
 from penstock.gateway.api.stats import gather, scan_breakdown
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.finder import NoAnswerError
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.protocol import FindRequest, FindResult, SumRequest
-from penstock.gateway.model.answers import Stats
-from penstock.gateway.model.breakdown import BreakdownRow
-from penstock.gateway.model.breakdown_dimensions import BreakdownDimension
+from penstock.gateway.followers.index.link import FindRequest, FindResult, SumRequest
+from penstock.gateway.model.answers import BreakdownRow, Stats
+from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD, is_release_call
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import RolloutSpec
@@ -483,7 +482,7 @@ def followed(found: History, filter: str, limit: int, answers: int) -> list[Any]
     while True:
         left = answers
         one = asyncio.run(
-            page(recent_walk(found.store, query, listing_finder(control, "spans", query, NOW)), mark, limit)
+            page(recent_walk(found.store, query, listing_finder(control.index, "spans", query, NOW)), mark, limit)
         )
         rows += one.rows
         if (mark := one.mark) is None:

@@ -15,7 +15,7 @@ from fakes.indexing import caught_up
 from penstock.gateway.api.pagination import recent_walk, scan
 from penstock.gateway.followers.index.finder import NoAnswerError
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.protocol import FindRequest
+from penstock.gateway.followers.index.link import FindRequest
 from penstock.gateway.followers.index.tables import IndexTables
 from penstock.gateway.model.facts import UNREAD
 from penstock.gateway.reading.filters import parse
@@ -130,7 +130,7 @@ def test_much_text_is_sealed_however_few_the_spans(
 
 
 def test_snapshots_are_few_and_gone_at_the_end(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.followers.index.snapshots.FRESH_S", 0.0)
+    monkeypatch.setattr("penstock.gateway.followers.index.follower.FRESH_S", 0.0)
     index, files = TapeIndex(store, tmp_path / "index"), dict[str, list[str]]()
     for number in range(5):
         store.write([call(*chat(f"question {number}"))])

@@ -25,28 +25,29 @@ from fakes.mistakes import tells
 from fakes.process import ROOT, alive
 
 from penstock.gateway.api import pagination
-from penstock.gateway.api.context import Control
-from penstock.gateway.api.index_lookup import index_lookup
-from penstock.gateway.api.pagination import recent_walk, scan
+from penstock.gateway.api.guard import Control
+from penstock.gateway.api.pagination import index_lookup, recent_walk, scan
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.link import LARGE, IndexLink, When
-from penstock.gateway.followers.index.process import IndexServer
-from penstock.gateway.followers.index.protocol import (
+from penstock.gateway.followers.index.link import (
+    LARGE,
     FindRequest,
     FindResult,
     IndexFailure,
     IndexLag,
+    IndexLink,
     IndexReply,
     IndexRequest,
     SumRequest,
     SumResult,
+    When,
 )
+from penstock.gateway.followers.index.process import IndexServer
 from penstock.gateway.followers.index.segments import NEAR, IndexLockedError, SegmentDirectory
-from penstock.gateway.model.index import IndexView
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Outcome
 from penstock.gateway.model.span import Span
+from penstock.gateway.model.state import IndexView
 from penstock.gateway.reading.filters import parse
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.directory import TapeError
@@ -369,7 +370,7 @@ async def test_one_page_asks_a_slow_index_once(
     monkeypatch.setattr(Store, "at", slowly)
     monkeypatch.setattr(pagination, "time", SimpleNamespace(monotonic=lambda: clock))
     query, control = parse(ASKED.filter), cast(Control, SimpleNamespace(index=SimpleNamespace(find=find)))
-    page = await pagination.page(recent_walk(store, query, index_lookup(control, "spans", query, 0)), None, 30)
+    page = await pagination.page(recent_walk(store, query, index_lookup(control.index, "spans", query, 0)), None, 30)
     assert len(page.rows) == 30
     assert len(asked) == 1
     index.close()
@@ -414,7 +415,7 @@ def test_a_gateway_loads_nothing_of_what_only_the_index_needs() -> None:
 def test_a_process_that_says_half_an_answer_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import sys, time\nfrom multiprocessing.connection import Connection\nimport msgspec\n"
-        "from penstock.gateway.followers.index.protocol import IndexState\nasked = Connection(int(sys.argv[-3]))\n"
+        "from penstock.gateway.followers.index.link import IndexState\nasked = Connection(int(sys.argv[-3]))\n"
         "asked.send_bytes(msgspec.msgpack.encode(IndexState(1, 1, 0, 0, 0, 0)))\nasked.recv_bytes()\n"
         "import os\nos.write(asked.fileno(), b'\\0\\0\\1\\0abc')\ntime.sleep(600)\n"
     )

@@ -11,7 +11,7 @@ from fakes.forgetting import forget
 from fakes.indexing import caught_up, followed
 
 from penstock.gateway.followers.index.follower import TapeIndex
-from penstock.gateway.followers.index.protocol import FindRequest, SumRequest
+from penstock.gateway.followers.index.link import FindRequest, SumRequest
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation

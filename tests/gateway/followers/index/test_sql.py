@@ -28,7 +28,7 @@ from fakes.runs import spawned_late
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.link import IndexLink
-from penstock.gateway.followers.index.sql import runner, sandbox
+from penstock.gateway.followers.index.sql import child, runner
 from penstock.gateway.followers.index.sql.runner import SqlQueryError, SqlRunner, run_job
 from penstock.gateway.followers.index.sql.views import VIEWS, Format, SqlFailure, SqlJob, SqlOutcome, SqlResult
 from penstock.gateway.model.queue import RolloutSpec
@@ -317,9 +317,9 @@ def alone(path: Path, *codes: str) -> list[str]:
         import duckdb, socket, os, subprocess, encodings.idna
         listening = socket.create_server(("127.0.0.1", 0))
         from pathlib import Path
-        from penstock.gateway.followers.index.sql import sandbox
-        sandbox.limit(10)
-        sandbox.enclose(Path({str(path)!r}))
+        from penstock.gateway.followers.index.sql import child
+        child.limit_resources(10)
+        child.enclose(Path({str(path)!r}))
         for code in {codes!r}:
             duck = duckdb.connect()
             try:
@@ -352,7 +352,7 @@ FORBIDDEN = [
     "os.symlink('/etc/passwd', '{}/x')",
     "subprocess.run(['/bin/true'])",
     "socket.create_connection(listening.getsockname())",
-    f"len(bytearray({sandbox.MEMORY_BYTES}))",
+    f"len(bytearray({child.MEMORY_BYTES}))",
 ]
 
 
@@ -370,7 +370,7 @@ def test_the_sandbox_holds_by_itself(made: tuple[Path, dict[str, list[str]]]) ->
 def test_without_landlock_it_is_refused_unless_an_operator_has_asked_for_it(
     made: tuple[Path, dict[str, list[str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "from penstock.gateway.followers.index.sql import child, sandbox; sandbox.version = lambda: 0; child.main()"
+    code = "from penstock.gateway.followers.index.sql import child; child.landlock_version = lambda: 0; child.main()"
     monkeypatch.setattr(runner, "COMMAND", (sys.executable, "-c", code))
     path, files = made
     link = IndexLink(tmp_path, "always", lambda: 0)

@@ -33,9 +33,7 @@ from penstock.console.commands.serve import follow_lake, write_lake
 from penstock.gateway.app import open_store
 from penstock.gateway.followers.index.follower import TapeIndex
 from penstock.gateway.followers.index.sql.views import VIEWS, statements
-from penstock.gateway.followers.lake import chunk_reader
-from penstock.gateway.followers.lake.chunk_reader import ALWAYS, RowChunk
-from penstock.gateway.followers.lake.lake import Lake
+from penstock.gateway.followers.lake.lake import OURS, Lake, LakeTable
 from penstock.gateway.followers.lake.location import (
     CommitConflictError,
     LakeFiles,
@@ -43,8 +41,7 @@ from penstock.gateway.followers.lake.location import (
     LakeUnreachableError,
     LakeUnusableError,
 )
-from penstock.gateway.followers.lake.table import OURS, LakeTable
-from penstock.gateway.followers.lake.table_definitions import BODIES, SCHEMA, TABLE_DEFINITIONS
+from penstock.gateway.followers.lake.rows import ALWAYS, BODIES, SCHEMA, TABLE_DEFINITIONS, RowChunk
 from penstock.gateway.model.prices import Prices
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.records import SpanEntry
@@ -428,18 +425,18 @@ def test_bodies_that_are_asked_for_later_are_those_of_the_whole_tape(store: Stor
 
 def forgetting(monkeypatch: pytest.MonkeyPatch, rollout: str, at: int) -> None:
     """The log as it is after a rollout was forgotten: a change tells it, and those before say nothing any more."""
-    records = chunk_reader.records
+    log_records = TapeView.log_records
 
-    def told(view: TapeView, first: int, last: int) -> Generator[tuple[int, bytes]]:
-        for cursor, record in records(view, first, last):
+    def told(view: TapeView, after: int, last: int) -> Generator[bytes]:
+        for cursor, record in enumerate(log_records(view, after, last), after + 1):
             if cursor == at:
-                yield cursor, b"f" + rollout.encode() + b"\0"
+                yield b"f" + rollout.encode() + b"\0"
             elif cursor < at and record[1:].startswith(rollout.encode() + b"\0"):
-                yield cursor, b"x"
+                yield b"x"
             else:
-                yield cursor, record
+                yield record
 
-    monkeypatch.setattr(chunk_reader, "records", told)
+    monkeypatch.setattr(TapeView, "log_records", told)
 
 
 def test_what_is_forgotten_is_in_no_file(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,7 +593,7 @@ def test_another_tape_and_another_place_are_refused(store: Store, tmp_path: Path
 def test_a_newer_schema_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(conversation(2))
     fill(lake_of(store, tmp_path / "lake"))
-    monkeypatch.setattr("penstock.gateway.followers.lake.table.SCHEMA", SCHEMA - 1)
+    monkeypatch.setattr("penstock.gateway.followers.lake.lake.SCHEMA", SCHEMA - 1)
     said = refused(lake_of(store, tmp_path / "lake"))
     assert tells(said, "schema 1", "this version writes 0", "update Penstock", "another --to")
 

@@ -18,7 +18,7 @@ from fakes.waiting import until
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from penstock.gateway.config import OTLP_HEADERS
-from penstock.gateway.followers.otlp import exporter, request_builder
+from penstock.gateway.followers.otlp import exporter
 from penstock.gateway.followers.otlp.exporter import NOTE
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
@@ -216,7 +216,7 @@ async def test_what_a_log_record_says_is_content(inlet: Inlet, collector: Collec
 async def test_too_much_content_is_left_out(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_builder, "MOST_CONTENT", 1500)
+    monkeypatch.setattr(exporter, "MOST_CONTENT", 1500)
     large = REQUEST.replace("be brief", "x" * 2000)
     (found,) = await exported(
         inlet, collector, call(body=body(large.encode(), RESPONSE.encode())), capture_content=True
@@ -427,14 +427,14 @@ async def test_headers_come_from_the_environment(
 async def test_one_span_that_cannot_be_sent_keeps_nothing_back(
     inlet: Inlet, collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics, whole = Metrics(), request_builder.span_export.of_call
+    metrics, whole = Metrics(), exporter.span_export.of_call
 
     def broken(span: Any, *rest: Any) -> Span:
         if span.sequence == 2:
             raise RuntimeError("strange")
         return whole(span, *rest)
 
-    monkeypatch.setattr(request_builder.span_export, "of_call", broken)
+    monkeypatch.setattr(exporter.span_export, "of_call", broken)
     async with exporting(inlet, collector, metrics):
         await inlet.dispatcher.add([call(1), call(2), call(3)])
         await collector.until(spans=2)

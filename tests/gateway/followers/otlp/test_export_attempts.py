@@ -18,8 +18,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from penstock.gateway.config import OtlpSettings
 from penstock.gateway.followers.otlp import selection
 from penstock.gateway.followers.otlp.exporter import BatchReader, ExportBatch
-from penstock.gateway.followers.otlp.placement import root_id
 from penstock.gateway.followers.otlp.selection import SpanSelector
+from penstock.gateway.followers.otlp.span_export import root_id
 from penstock.gateway.model import span as span_model
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.metrics import Metrics

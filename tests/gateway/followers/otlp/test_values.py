@@ -20,9 +20,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue, KeyValueList
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from penstock.gateway.followers.otlp import semconv, span_export, wire
-from penstock.gateway.followers.otlp.attempt_lookup import ItemRejectedError
-from penstock.gateway.followers.otlp.json_encoding import LogRecord as JsonRecord
+from penstock.gateway.followers.otlp import semconv, span_export, span_import
 from penstock.gateway.followers.otlp.semconv import Row
 from penstock.gateway.followers.otlp.signals import (
     JSON,
@@ -30,13 +28,14 @@ from penstock.gateway.followers.otlp.signals import (
     PROTOBUF,
     TRACES,
     Encoding,
+    ItemRejectedError,
     OtlpRequestError,
     TelemetryItem,
     items,
     tree_of,
 )
-from penstock.gateway.followers.otlp.span_import import entry_of
-from penstock.gateway.followers.otlp.wire import (
+from penstock.gateway.followers.otlp.signals import LogRecord as JsonRecord
+from penstock.gateway.followers.otlp.span_import import (
     DEEPEST,
     LONGEST_KEY,
     LONGEST_TEXT,
@@ -45,6 +44,7 @@ from penstock.gateway.followers.otlp.wire import (
     MOST_ITEMS,
     MOST_LOOKED,
     Bounds,
+    entry_of,
 )
 from penstock.gateway.wire.dialects import by_name
 
@@ -177,7 +177,7 @@ def test_numbers_that_are_not() -> None:
     assert math.isnan(Bounds().attributes(official({"nan": float("nan")}).values)["nan"])
     assert sent({"large": 2**70, "lone": "\ud800"}) == {"large": str(2**70), "lone": "?"}
     assert sent({"k\ud800": {"k\ud800": [1]}}) == {"k?": {"k?": [1]}}
-    assert wire.DEEPEST < 100, "what is deeper than protobuf allows never arrives"
+    assert span_import.DEEPEST < 100, "what is deeper than protobuf allows never arrives"
 
 
 # -- requests are taken apart as the library would read them -----------------------------------------------------------

@@ -11,12 +11,11 @@ from fakes.hook import Hook
 from fakes.releasing import Bench
 from fakes.waiting import until
 
-from penstock.gateway.followers.webhooks import outbox, service
-from penstock.gateway.followers.webhooks.service import WebhookService
+from penstock.gateway.followers import webhooks
+from penstock.gateway.followers.webhooks import WebhookService
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.release import Release
+from penstock.gateway.model.release import Delivery, Release
 from penstock.gateway.model.settings import Webhook
-from penstock.gateway.model.webhook import Delivery
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import PERSON_CHANGES, entry
 from penstock.gateway.tape.store import keys
@@ -63,11 +62,11 @@ async def add_other(made: Bench) -> None:
 @pytest.mark.parametrize("before", [True, False], ids=["before the start", "later"])
 async def test_others_are_told_of(made: Bench, hook: Hook, before: bool) -> None:
     await add_other(made)
-    async with telling(made, hook) as webhooks:
+    async with telling(made, hook) as service:
         bad = await made.release()
 
         async def is_told() -> bool:
-            return [one.status for one in webhooks.reader.newest()] == ["delivered"]
+            return [one.status for one in service.reader.newest()] == ["delivered"]
 
         # What was taken and not written down would be told again.
         await until(is_told)
@@ -89,10 +88,10 @@ async def test_what_cannot_be_sent_is_given_up(made: Bench, hook: Hook) -> None:
     await made.do(lambda tape: tape.put("audit", keys.numbered_key(release.id, 1), b"damaged"))
     waits = Delivery(number=1, webhook="pager", id="m", event="start", release=release.id, entry=1, made_ns=1)
     await made.do(lambda tape: tape.put("deliveries", keys.number(1), waits.model_dump_json().encode()))
-    async with telling(made, hook) as webhooks:
+    async with telling(made, hook) as service:
 
         async def is_given_up() -> bool:
-            return [one.status for one in webhooks.reader.newest()] == ["given_up"]
+            return [one.status for one in service.reader.newest()] == ["given_up"]
 
         await until(is_given_up)
 
@@ -100,17 +99,17 @@ async def test_what_cannot_be_sent_is_given_up(made: Bench, hook: Hook) -> None:
 async def test_a_delivery_that_cannot_be_read_is_passed_over(
     made: Bench, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "KEPT", 1)
+    monkeypatch.setattr(webhooks, "KEPT", 1)
     await add_other(made)
     async with telling(made, hook):
         _ = await made.release()
         await hook.until(lambda: len(hook.taken) == 1)
     await made.do(lambda tape: tape.put("deliveries", keys.number(1), b"damaged"))
-    async with telling(made, hook) as webhooks:
-        assert [one.name for one in webhooks.views()] == ["pager"]
+    async with telling(made, hook) as service:
+        assert [one.name for one in service.views()] == ["pager"]
         _ = await made.release("other")
         await hook.until(lambda: len(hook.taken) == 2)
-        assert [one.number for one in webhooks.reader.newest()] == [2]
+        assert [one.number for one in service.reader.newest()] == [2]
     await made.do(lambda tape: tape.put("meta", b"note webhooks", b'["gone"]'))
     async with telling(made, hook):
         pass
@@ -119,7 +118,7 @@ async def test_a_delivery_that_cannot_be_read_is_passed_over(
 async def test_a_tape_that_takes_nothing_is_told_of_once(
     made: Bench, hook: Hook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(service, "RETRY_S", 0.01)
+    monkeypatch.setattr(webhooks, "RETRY_S", 0.01)
     async with telling(made, hook) as told:
         collect, tries = told._collect, list[int]()
 

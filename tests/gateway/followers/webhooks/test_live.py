@@ -21,9 +21,8 @@ from fakes.waiting import until, when
 from penstock.console.commands.check import examine
 from penstock.gateway.client.client import Client
 from penstock.gateway.client.sync import SyncClient
-from penstock.gateway.model.audit import ActionRequest
-from penstock.gateway.model.release import NewRelease, Release
-from penstock.gateway.model.webhook import WebhookView
+from penstock.gateway.model.base import ActionRequest
+from penstock.gateway.model.release import NewRelease, Release, WebhookView
 
 ENV = {"PAGER_SECRET": SECRET}
 OTHER = "whsec_b3RoZXItc2VjcmV0LW9mLWEtcmVjZWl2ZXItaW4tdGVzdHM="

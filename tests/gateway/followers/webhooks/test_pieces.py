@@ -11,14 +11,22 @@ from fakes.hook import SECRET, documented
 from fakes.releasing import Bench
 
 from penstock.gateway.config import ConfigError, load
-from penstock.gateway.followers.webhooks import outbox
-from penstock.gateway.followers.webhooks.outbox import Outbox, OutboxReader, Subscriptions
-from penstock.gateway.followers.webhooks.retry import PATIENCE_NS, DeliveryResult, apply_result, give_up
-from penstock.gateway.followers.webhooks.sender import body, event_of, headers
-from penstock.gateway.followers.webhooks.views import views
-from penstock.gateway.model.release import AuditTrailEntry, Release
+from penstock.gateway.followers import webhooks
+from penstock.gateway.followers.webhooks import (
+    PATIENCE_NS,
+    DeliveryResult,
+    Outbox,
+    OutboxReader,
+    Subscriptions,
+    apply_result,
+    event_of,
+    give_up,
+    message_body,
+    signed_headers,
+    webhook_views,
+)
+from penstock.gateway.model.release import RELEASE_EVENTS, AuditTrailEntry, Delivery, Release
 from penstock.gateway.model.settings import Webhook
-from penstock.gateway.model.webhook import RELEASE_EVENTS, Delivery
 from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.transitions import PERSON_CHANGES, RULE_CHANGES, entry
 from penstock.gateway.wire.http.request import retry_after
@@ -36,7 +44,7 @@ def delivery(**fields: Any) -> Delivery:
 def test_the_signature_is_the_one_that_standard_webhooks_publishes() -> None:
     """Its own example, which its libraries for every language are tested with."""
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    made = headers([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    made = signed_headers([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert made["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
     assert (made["webhook-id"], made["webhook-timestamp"]) == ("msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330")
 
@@ -97,8 +105,8 @@ def test_a_message_has_the_figures_and_no_more_of_the_evidence() -> None:
     )
     link.evidence = {"harm": 1.5, "number": 3, "ok": True, "rollout": "r" * 999, "calls": [{"secret": 1}], "none": None}
     sealed = link.sealed("")
-    made = body(release, sealed)
-    found = documented()(SECRET, headers([base64.b64decode(SECRET[6:])], "msg_1", _now(), made), made)
+    made = message_body(release, sealed)
+    found = documented()(SECRET, signed_headers([base64.b64decode(SECRET[6:])], "msg_1", _now(), made), made)
     assert found["data"]["figures"] == {"harm": 1.5, "number": 3, "ok": True, "rollout": "r" * 200}
     assert (found["type"], found["timestamp"]) == ("release.hold", "2023-11-14T22:13:20.123456Z")
 
@@ -112,7 +120,7 @@ def test_a_message_names_the_stage_of_the_canary_the_holdback_too() -> None:
         link = AuditTrailEntry(
             number=1, at_ns=1, who="gateway", action="advance", before="canary", after="canary", step=step
         )
-        names.append(json.loads(body(release, link.sealed("")))["data"]["canary"])
+        names.append(json.loads(message_body(release, link.sealed("")))["data"]["canary"])
     assert names == ["5%", "20%", "50%", "holdback"]
 
 
@@ -171,7 +179,7 @@ async def test_what_waits_for_a_webhook_that_is_gone_from_the_configuration_is_g
 
 
 async def test_old_deliveries_go_and_those_that_wait_stay(made: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "KEPT", 4)
+    monkeypatch.setattr(webhooks, "KEPT", 4)
     reader = OutboxReader(made.context.tape)
     await made.do(lambda tape: Outbox(tape).begin(ALL))
     release = await made.release()
@@ -204,12 +212,12 @@ def test_a_view_says_since_when_and_why() -> None:
         delivery(number=1, status="given_up", tried_ns=10, failing_ns=9, error="410"),
         delivery(number=5, webhook="nobody"),
     ]
-    (found,) = views([hook()], rows)
+    (found,) = webhook_views([hook()], rows)
     assert (found.waiting, found.oldest_ns, found.failing_ns, found.next_ns) == (2, 30, 45, 90)
     assert (found.error, found.given_up, found.last) == ("503", 1, rows[2])
-    (found,) = views([hook()], rows[2:])
+    (found,) = webhook_views([hook()], rows[2:])
     assert (found.failing_ns, found.error) == (None, "")
-    (found,) = views([hook()], rows[3:])
+    (found,) = webhook_views([hook()], rows[3:])
     assert (found.failing_ns, found.error, found.last) == (9, "410", None)
 
 

@@ -10,9 +10,8 @@ import pytest
 from fakes.hook import Failing, hooked
 from fakes.process import PATIENCE
 
-from penstock.gateway.followers.webhooks import sender
-from penstock.gateway.followers.webhooks.retry import DeliveryResult
-from penstock.gateway.followers.webhooks.sender import WebhookSender, cancel_all
+from penstock.gateway.followers import webhooks
+from penstock.gateway.followers.webhooks import DeliveryResult, WebhookSender, cancel_all
 
 KEYS = [b"k" * 32]
 
@@ -62,11 +61,11 @@ async def sent(url: str) -> DeliveryResult:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer is late because the machine is busy."""
-    monkeypatch.setattr(sender, "TIMEOUT_S", PATIENCE / 2)
+    monkeypatch.setattr(webhooks, "TIMEOUT_S", PATIENCE / 2)
 
 
 async def test_a_receiver_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(webhooks, "TIMEOUT_S", 0.5)
     async with raw(b"", forever) as place:
         assert (await sent(f"http://{place}"))[:2] == (None, "no answer within 0 s")
 
@@ -91,7 +90,7 @@ async def test_a_host_without_an_address_is_said_to_have_none() -> None:
 
 async def test_the_status_counts_even_if_the_rest_of_the_answer_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     # The status must be there in time, also where the machine stands still for seconds.
-    monkeypatch.setattr(sender, "TIMEOUT_S", 6.0)
+    monkeypatch.setattr(webhooks, "TIMEOUT_S", 6.0)
     async with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", forever) as place:
         assert await sent(f"http://{place}") == DeliveryResult(200, "")
 

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from penstock.console.views import queue
 from penstock.gateway.model.answers import Diagnosis, Finding
+from penstock.gateway.model.codes import FindingCode
 from penstock.gateway.model.facts import WEBSOCKET
-from penstock.gateway.model.finding_codes import FindingCode
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Reward, RolloutStatus, RolloutSummary, Totals
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.tools import ToolList, UnansweredCall

@@ -11,8 +11,8 @@ from fakes.mistakes import tells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.coverage import Coverage
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
+from penstock.gateway.model.resource import Coverage
 from penstock.gateway.releases.canary.decision import (
     KNOWN,
     MOST,

@@ -14,9 +14,9 @@ from fakes.mistakes import tells
 from fakes.some import some
 from fakes.trials import Trial, steady
 
+from penstock.gateway.model.base import GATEWAY
 from penstock.gateway.model.release import Assignment, AuditTrailEntry, EarlyEvidence
 from penstock.gateway.model.release_policy import CanaryStage, ReleasePolicy
-from penstock.gateway.model.resource import GATEWAY
 from penstock.gateway.releases.canary.decision import add_early_looks, add_outcomes, empty_evidence
 from penstock.gateway.releases.canary.evidence import CanaryEvidence
 from penstock.gateway.releases.canary.outcomes import share

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.families import FAMILIES, TEMPLATES, Maker, filled, similar
-from penstock.gateway.model.coverage import TextDifference
-from penstock.gateway.model.resource import Template
+from penstock.gateway.model.resource import Template, TextDifference
 from penstock.gateway.releases.prompt_recogniser import (
     KEPT_BYTES,
     NearestTextFinder,

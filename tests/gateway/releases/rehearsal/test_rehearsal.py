@@ -32,7 +32,7 @@ from openai import AsyncOpenAI
 
 from examples.demo.model import DemoAnswer, DemoToolCall, Json, as_messages, last_text, text_of
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import LONGEST_WAIT_S, Claim, ClaimAnswer, ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.release_policy import Replay

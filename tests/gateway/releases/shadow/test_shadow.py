@@ -24,7 +24,7 @@ from fakes.tape import Tape
 from examples.demo.model import DemoAnswer, Json, chat
 from penstock.console.commands import inspection
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.facts import LEG, SHADOW_OF
 from penstock.gateway.model.release import AuditTrailEntry, NewRelease, Pin, Release, ReleaseView
 from penstock.gateway.model.release_policy import Shadow

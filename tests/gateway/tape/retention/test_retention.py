@@ -27,9 +27,9 @@ from penstock.gateway.client.client import Client
 from penstock.gateway.client.connection import ClientError
 from penstock.gateway.config import load as load_config
 from penstock.gateway.model.base import Mode
-from penstock.gateway.model.index import SqlRequest
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 from penstock.gateway.model.rollout import Outcome
+from penstock.gateway.model.state import SqlRequest
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.tape.retention import parse_rule
 from penstock.gateway.tape.store.view import TapeView

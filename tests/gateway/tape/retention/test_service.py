@@ -17,10 +17,10 @@ from fakes.waiting import until
 
 from penstock.gateway.app import open_store
 from penstock.gateway.config import TapeSettings
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.retention import RetentionRule
 from penstock.gateway.model.rollout import RolloutStatus
+from penstock.gateway.model.state import RetentionRule
 from penstock.gateway.tape import retention as tape_retention
 from penstock.gateway.tape.retention import RetentionService
 from penstock.gateway.tape.store import Store, keys

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from penstock.console.commands.check import problems
-from penstock.gateway.model.audit import EMPTY_ACTION
+from penstock.gateway.model.base import EMPTY_ACTION
 from penstock.gateway.model.queue import HeartbeatRequest, HeldAttempt, RolloutSpec
 from penstock.gateway.model.release import AuditTrailEntry as Link
 from penstock.gateway.model.release import Release

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from examples.demo.model import DemoAnswer
 from penstock.console.views.administration import BUDGETS, empty_reason
-from penstock.gateway.model.budget import BudgetPage, BudgetUse
+from penstock.gateway.model.state import BudgetPage, BudgetUse
 
 PRICED = {"dear": 500, "cheap": 2}
 """Dollars of a million tokens."""

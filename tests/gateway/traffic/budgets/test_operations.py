@@ -15,7 +15,7 @@ from fakes.transactions import done
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.model.budget import Budget
+from penstock.gateway.model.state import Budget
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.traffic.budgets.ledgers import LedgerServer, LocalLedger, RemoteLedger

@@ -9,8 +9,8 @@ import pytest
 from fakes.mistakes import tells
 from fakes.process import ROOT
 
-from penstock.gateway.model.budget import Budget
 from penstock.gateway.model.prices import Price
+from penstock.gateway.model.state import Budget
 from penstock.gateway.traffic.budgets.bounds import TokenBound
 from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import BudgetClaim, BudgetShortfall, BudgetSum

@@ -19,7 +19,7 @@ from fakes.shell import Shell
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.model.budget import Budget
+from penstock.gateway.model.state import Budget
 from penstock.gateway.traffic.budgets.bounds import is_free, is_read, known_model, uses_nothing
 from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.wire.dialects import DIALECTS, find

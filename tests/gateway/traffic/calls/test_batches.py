@@ -25,7 +25,7 @@ from fakes.shell import Shell
 from fakes.waiting import until
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.queue import ClaimRequest, FinishRequest, RolloutSpec
 
 ALL = IN + OUT

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model.audit import ActionRequest
+from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Exchange
 from penstock.gateway.reading.turns import decode_body, read_exchange

@@ -10,13 +10,13 @@ from fakes.odd import gone, request, send
 from fakes.raw import body_of
 from fakes.rig import CHAT, GOOD, Within
 
+from penstock.gateway.config import RouteSettings
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_lifecycle import MOVES, CallState
 from penstock.gateway.traffic.proxy.plan import plan
 from penstock.gateway.traffic.proxy.proxy_context import CallFilter, CallPlan
-from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.http.request import HttpRequest
 

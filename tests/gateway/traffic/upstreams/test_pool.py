@@ -17,10 +17,10 @@ from fakes.raw import body_of, chunk, connect, error_of, events_head, head, post
 from fakes.rig import CHAT, MESSAGES, Inside, Rig, Within
 from fakes.two_upstreams import Two
 
+from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.upstreams import pool
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, Connector
-from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 EVENT = chunk(b"data: 1\n\n")

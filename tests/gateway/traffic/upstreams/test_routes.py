@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.gateway.config import RouteSettings, UpstreamSettings
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteTable
-from penstock.gateway.upstream_settings import RouteSettings, UpstreamSettings
 from penstock.gateway.wire.dialects import OPAQUE, find
 from penstock.gateway.wire.dialects.family import ANTHROPIC, CHATGPT, GATEWAY, GEMINI, OPENAI, VERTEX, Family
 from penstock.gateway.wire.http.request import ClientFault

@@ -18,8 +18,8 @@ from fakes.raw import chunk, events_head, reply
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from penstock.gateway.config import UpstreamSettings
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 

@@ -20,10 +20,17 @@ from fakes.waiting import until, when
 from pydantic import ValidationError
 
 from penstock.gateway.client.client import Client
-from penstock.gateway.model import lifecycle
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.queue import LONGEST_WAIT_S, ClaimRequest, FinishRequest, RolloutSpec
-from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, Reward, RolloutConfig, RolloutStatus
+from penstock.gateway.model.rollout import (
+    AttemptStatus,
+    Judgement,
+    Outcome,
+    Reward,
+    RolloutConfig,
+    RolloutStatus,
+    attempt_deadline,
+)
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
 from penstock.gateway.work import dispatcher
@@ -260,7 +267,7 @@ async def test_a_time_that_is_longer_than_any_clock(life: Life) -> None:
     await life.begin("q1", config=longest)
     assert await life.finish("q1/a1") == RolloutStatus.SUCCEEDED
     # A tape that was written before there was a limit.
-    far = lifecycle.deadline(RolloutConfig.model_construct(timeout_s=1e300), 0, 0, None)
+    far = attempt_deadline(RolloutConfig.model_construct(timeout_s=1e300), 0, 0, None)
     assert far == (LONGEST_S * SECOND, AttemptStatus.TIMEOUT)
 
 

@@ -24,11 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.console.commands.check import problems
 from penstock.gateway.app import open_store
-from penstock.gateway.model.audit import EMPTY_ACTION
-from penstock.gateway.model.base import Mode
-from penstock.gateway.model.lifecycle import FINAL
+from penstock.gateway.model.base import EMPTY_ACTION, Mode
 from penstock.gateway.model.queue import AttemptEnd, HeartbeatRequest, HeldAttempt, QueueState, RolloutSpec
-from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, RolloutConfig, RolloutStatus
+from penstock.gateway.model.rollout import FINAL, AttemptStatus, Judgement, Outcome, RolloutConfig, RolloutStatus
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction

@@ -20,8 +20,7 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.run import NewRun, Point, PointsRequest, RunEnd, RunEvent
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.environment import DATABASES
-from penstock.gateway.tape.store.operation import OperationRefusedError, QueuedOperation
-from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.tape.store.transaction import OperationRefusedError, QueuedOperation, Transaction
 from penstock.gateway.work import runs
 from penstock.gateway.work.runs import RunOperations, RunReader
 

@@ -1,4 +1,6 @@
-"""Names of the findings of a diagnosis, which documents, reports and findings share."""
+"""Closed sets of words that documents, commands and nouns share; apart from the nouns, so that the command line need
+not load these.
+"""
 
 from __future__ import annotations
 
@@ -43,3 +45,10 @@ FindingCode = Literal[
     "no_websocket",
 ]
 """Why a call cannot be trained on, or is worth a look; `docs/doctor.md` explains each."""
+
+
+BreakdownDimension = Literal[
+    "model", "agent", "tool", "upstream", "dialect", "status", "error", "finish", "version", "arm", "hour", "day",
+    "mode", "group", "origin",
+]  # fmt: skip
+"""The values by which figures of calls are grouped."""

@@ -1,7 +1,7 @@
-"""Reads the next chunk of a tape's log and makes rows of it: as many as fit into memory and into a file.
+"""The rows of a lake: the definitions of its tables, and the reader that makes rows of a tape's log.
 
-A chunk is read in short transactions, so that the gateway's pages are free again soon. A changed rollout is read once
-for each chunk, at its end; the cursor of its row is its last change in the chunk.
+The tables are the views of `penstock sql`, as far as a table that is only appended to can be one, so that a query of
+one works on the other. Every row begins with a cursor, by which it is written exactly once, and the id of its rollout.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from penstock.gateway.followers.index.rows import (
     COLUMNS,
@@ -23,20 +23,134 @@ from penstock.gateway.followers.index.rows import (
     rollout_row,
     span_row,
 )
-from penstock.gateway.followers.lake.table_definitions import (
-    BODIES,
-    DAY_NS,
-    TABLE_DEFINITIONS,
-    Values,
-    message_row,
-    tool_call_row,
-    view_row,
-)
+from penstock.gateway.followers.index.sql.views import VIEWS
 from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.turn import Passage
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.codec import DECODE_ERRORS, StoredBody
 from penstock.gateway.tape.store.directory import DamagedRecordError
-from penstock.gateway.tape.store.view import TapeView
+from penstock.gateway.tape.store.view import FORGOTTEN, TapeView
+
+SCHEMA: Final = 1
+"""The version of all tables. It stands in each table and in the metadata of each file; a newer one is refused."""
+BODIES: Final = "bodies"
+"""The one table that exists only on request."""
+DAY_NS: Final = 86_400 * 10**9
+
+
+class LakeColumn(NamedTuple):
+    """A column of a table."""
+
+    type: str
+    """A type of `penstock sql`, `date` or `blob`. Timestamps are in UTC, to the microsecond."""
+    help: str
+
+
+class TableDefinition(NamedTuple):
+    help: str
+    columns: Mapping[str, LakeColumn]
+
+    @property
+    def key(self) -> str:
+        """The column of the row's cursor, which is the first."""
+        return next(iter(self.columns))
+
+
+_DAY: Final = {"day": LakeColumn("date", "the day on which it began; the table is partitioned by it")}
+_VERSION: Final = {"cursor": LakeColumn("bigint", "names this version of it: the last change of it that is in the row")}
+
+
+def _of(view: str) -> dict[str, LakeColumn]:
+    return {name: LakeColumn(column.type, column.help) for name, column in VIEWS[view].columns.items()}
+
+
+_SPANS: Final = _of("spans")
+_SPAN: Final = {name: _SPANS[name] for name in ("span", "rollout", "attempt", "sequence")}
+TABLE_DEFINITIONS: Final[dict[str, TableDefinition]] = {
+    "spans": TableDefinition(
+        "A model call, a run of a tool, a reward or an event that has ended.",
+        {
+            **_SPANS,
+            "status": LakeColumn("varchar", "ok, error, cancelled or interrupted"),
+            "request_hash": LakeColumn(
+                "varchar", "SHA-256, in hex, of the exact bytes that the tape has of the request"
+            ),
+            "response_hash": LakeColumn("varchar", "the same of the answer"),
+            **_DAY,
+        },
+    ),
+    "messages": TableDefinition(VIEWS["messages"].help, {**_of("messages"), **_DAY}),
+    "tool_calls": TableDefinition(VIEWS["tool_calls"].help, {**_of("tool_calls"), **_DAY}),
+    "rewards": TableDefinition(VIEWS["rewards"].help, {**_of("rewards"), **_DAY}),
+    "rollouts": TableDefinition(
+        "One task given to one agent: a row each time that it was found changed.",
+        {**_VERSION, **_of("rollouts"), **_DAY},
+    ),
+    "attempts": TableDefinition(
+        "One try at a rollout: a row each time that its rollout was found changed.",
+        {**_VERSION, **_of("attempts"), **_DAY},
+    ),
+    BODIES: TableDefinition(
+        "The bytes of a call, as the tape has them. Only with `--bodies`.",
+        {
+            **_SPAN,
+            "request": LakeColumn("blob", "the body of the request"),
+            "response": LakeColumn("blob", "the body of the answer"),
+            **_DAY,
+        },
+    ),
+}
+ALWAYS: Final = tuple(name for name in TABLE_DEFINITIONS if name != BODIES)
+"""The tables of every lake."""
+
+Values = tuple[Any, ...]
+"""A row of a table, without its day."""
+_Get = Callable[[Row], Any]
+
+
+def _getters(view: str) -> list[_Get]:
+    """Functions that make a view's columns from a row of the index."""
+    table = VIEWS[view].table
+    at = {name: place for place, name in enumerate(COLUMNS[table])}
+    return [_getter(column.source, at) for column in VIEWS[view].columns.values()]
+
+
+def _getter(source: str, at: Mapping[str, int]) -> _Get:
+    name = source.removeprefix("make_timestamp(").partition(" ")[0].strip('"')
+    place = at[name]
+    if source.startswith("make_timestamp("):
+        return lambda row: None if row[place] is None else row[place] // 1000
+    if source.endswith(" / 1e6"):
+        return lambda row: None if row[place] is None else row[place] / 1e6
+    return lambda row: row[place]
+
+
+_GETTERS: Final = {view: _getters(view) for view in ("spans", "rewards", "rollouts", "attempts")}
+
+
+def view_row(view: str, row: Row) -> Values:
+    """The view's row for a row of the index."""
+    return tuple([get(row) for get in _GETTERS[view]])
+
+
+def message_row(span: Values, position: int, passage: Passage) -> Values:
+    """A row of `messages`; `span`: the columns that identify the span."""
+    answer, role, kind, name, id, text = passage
+    return (*span, position, answer, role, kind, name, id, text)
+
+
+def tool_call_row(span: Values, position: int, passage: Passage) -> Values | None:
+    """A row of `tool_calls`; None for a passage that is no tool call."""
+    answer, role, kind, name, id, text = passage
+    if kind != "tool_call" or not (answer or role == "client"):
+        return None
+    arguments = text[len(name or "") + 1 : len(text) - text.endswith(")")]
+    return (*span, position, not answer, name, id, arguments)
+
+
+# A chunk of the log becomes as many rows as fit into memory and into a file. It is read in short transactions, so that
+# the gateway's pages are free again soon. A changed rollout is read once for each chunk, at its end; the cursor of its
+# row is its last change in the chunk.
 
 READ_S: Final = 0.2
 """Longest time of reading in one transaction, in seconds."""
@@ -44,8 +158,6 @@ PIECE: Final = 4096
 """Changes, or rollouts, that are read in one transaction."""
 ROWS, BYTES = 100_000, 64 << 20
 """Size of a chunk, about: rows of all tables, and bytes of calls' texts and bodies."""
-FORGOTTEN, GONE = b"f", b"x"
-"""Records of the log: a rollout was forgotten; stands in place of an earlier record of a forgotten rollout."""
 MARK_LOOKS: Final = 256
 """Most changes that are searched for a call that marks the state of a tape."""
 _log: Final = logging.getLogger("penstock.lake")
@@ -122,7 +234,7 @@ class ChunkReader:
                     again = view.origins(name)
                     chunk.forgotten[name] = hole[1] + 1 if again is None else min(hole[1] + 1, again.number)
                 return
-            for at, record in records(view, chunk.cursor + 1, end):
+            for at, record in enumerate(view.log_records(chunk.cursor, end), chunk.cursor + 1):
                 with _isolated(f"change {at}"):
                     self._take(view, at, record, chunk, changed, bodies)
                 chunk.cursor = at
@@ -133,7 +245,7 @@ class ChunkReader:
         self, view: TapeView, at: int, record: bytes, chunk: RowChunk, changed: dict[str, int], bodies: bool
     ) -> None:  # fmt: skip
         kind = record[:1]
-        if kind == FORGOTTEN:
+        if kind == b"f":  # a rollout was forgotten
             name = _name(record)
             chunk.forgotten[name] = at
             changed.pop(name, None)
@@ -196,14 +308,6 @@ def _name(record: bytes) -> str:
     return record[1 : record.index(0)].decode("ascii")
 
 
-def records(view: TapeView, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-    """The records of the log with these cursors, both included."""
-    while first <= last:
-        begins, found = view.log_segment(first)
-        yield from enumerate(found[first - begins : last + 1 - begins], first)
-        first = begins + len(found)
-
-
 def mark_of(view: TapeView, cursor: int) -> int:
     """Identifies the state of a tape at a change: a hash of the last call that had ended, which contains its times; the
     lowest eight bits hold how many changes back it is. Without such a call, the hash of the change itself."""
@@ -217,12 +321,8 @@ def mark_of(view: TapeView, cursor: int) -> int:
 def is_marked(view: TapeView, cursor: int, mark: int) -> bool:
     """True if a tape has this mark at a change. A record that was forgotten since counts as equal."""
     record = view.log_record(cursor - (mark & 0xFF))
-    return record[:1] == GONE or _hash(record) == mark >> 8
+    return record == FORGOTTEN or _hash(record) == mark >> 8
 
 
 def _hash(record: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(record, digest_size=6).digest(), "big")
-
-
-ALWAYS: Final = tuple(name for name in TABLE_DEFINITIONS if name != BODIES)
-"""The tables of every lake."""
