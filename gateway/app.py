@@ -86,8 +86,7 @@ from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
 from penstock.gateway.traffic.trials.rehearsal.stage import ReplayJob
 from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
 from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
-from penstock.gateway.traffic.upstreams.health_checks import HealthChecker
-from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool, HealthChecker
 from penstock.gateway.traffic.upstreams.routes import DirectHosts, RouteTable
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.http.client_connection import ClientConnection

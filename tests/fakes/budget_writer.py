@@ -17,13 +17,13 @@ from penstock.gateway.model.budget import Budget
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.budgets.operations import (
     RESERVATIONS,
     BudgetCharge,
     BudgetClaim,
     BudgetOperations,
     BudgetReservation,
+    Limit,
 )
 
 

@@ -20,7 +20,6 @@ from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.traffic.budgets.ledgers import LedgerServer, LocalLedger, RemoteLedger
-from penstock.gateway.traffic.budgets.limits import Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import (
     LEASE_NS,
     RESERVATIONS,
@@ -32,6 +31,9 @@ from penstock.gateway.traffic.budgets.operations import (
     BudgetReader,
     BudgetReservation,
     BudgetShortfall,
+    Limit,
+    nanodollars,
+    window_at,
 )
 from penstock.gateway.wire.dialects.loose_json import MOST_TOKENS
 
