@@ -82,10 +82,9 @@ from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.translation.translator import make_translator
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
 from penstock.gateway.traffic.trials.check import CheckJob
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
-from penstock.gateway.traffic.trials.rehearsal.stage import ReplayJob
-from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
-from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals, ReplayJob
+from penstock.gateway.traffic.trials.sender import ReleaseContext
+from penstock.gateway.traffic.trials.shadow import ShadowJob
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool, HealthChecker
 from penstock.gateway.traffic.upstreams.routes import DirectHosts, RouteTable
 from penstock.gateway.traffic.versions import PinTable

@@ -26,7 +26,7 @@ from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tools.definitions.service import DefinitionService
 from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.auth import Auth
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 from penstock.gateway.work.runs.service import RunService

@@ -29,7 +29,7 @@ from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tools.definitions.service import DefinitionService
 from penstock.gateway.traffic.calls.auth import Auth
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 from penstock.gateway.work.runs.service import RunService
 

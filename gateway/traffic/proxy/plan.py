@@ -25,7 +25,7 @@ from penstock.gateway.traffic.proxy.exact.sessions import ExactSessionStore
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.system_messages import SystemFoldingMiddleware
 from penstock.gateway.traffic.proxy.translation.translator import TranslationMiddleware, Translator
-from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
+from penstock.gateway.traffic.trials.shadow import ShadowJob
 from penstock.gateway.traffic.upstreams.routes import alias_at
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.upstream_settings import RouteSettings

@@ -17,7 +17,7 @@ from penstock.gateway.traffic.calls.admission import Admission
 from penstock.gateway.traffic.calls.call_record import BufferUsage
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.traffic.proxy.call_filter import Middleware
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals
 from penstock.gateway.traffic.upstreams.health import STATES, FirstContentTimeouts
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteChoice, RouteTable, may_serve, rank_upstreams

@@ -33,7 +33,7 @@ from penstock.gateway.traffic.proxy.exact.chat_answer import (
     message_fingerprints,
     messages,
 )
-from penstock.gateway.traffic.trials.replay.sender import background
+from penstock.gateway.traffic.trials.sender import background
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj, text
 from penstock.gateway.wire.dialects.token_ids import WIDTH
 

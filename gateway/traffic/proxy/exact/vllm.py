@@ -22,7 +22,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from penstock.gateway.traffic.trials.replay.sender import DROPPED
+from penstock.gateway.traffic.trials.sender import DROPPED
 from penstock.gateway.traffic.upstreams.pool import CONNECT_S, ConnectionPool
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj

@@ -35,8 +35,8 @@ from penstock.gateway.releases.prompts.rewrite import find_resources
 from penstock.gateway.traffic.calls.address import CallAddress
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.trials.replay.sender import ReleaseSender
-from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
+from penstock.gateway.traffic.trials.sender import ReleaseSender
+from penstock.gateway.traffic.trials.shadow import ShadowJob
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.http.redaction import Redactor

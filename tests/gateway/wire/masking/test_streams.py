@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.gateway.model.facts import MASKING_FAILED
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.traffic.trials.replay.sender import OutboundRequest, Reply, complete
+from penstock.gateway.traffic.trials.sender import OutboundRequest, Reply, complete
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.bedrock import frames
 from penstock.gateway.wire.dialects.sse import events

@@ -29,8 +29,8 @@ from penstock.gateway.releases.canary.evidence import PairedTest
 from penstock.gateway.releases.canary.pass_test import ReorderBuffer
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.calls.call_record import CallRecord
-from penstock.gateway.traffic.trials.replay.judges import AnswerJudge, JudgeError, make_judge, next_action
-from penstock.gateway.traffic.trials.replay.sender import (
+from penstock.gateway.traffic.trials.judges import AnswerJudge, JudgeError, make_judge, next_action
+from penstock.gateway.traffic.trials.sender import (
     CANDIDATE,
     OutboundRequest,
     OutboundResult,
