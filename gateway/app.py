@@ -90,7 +90,7 @@ from penstock.gateway.traffic.upstreams.routes import DirectHosts, RouteTable
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.wire.http.request_parser import HEADER_BYTES
+from penstock.gateway.wire.http.request import HEADER_BYTES
 from penstock.gateway.wire.masking.masker import MaskingCounts, masker
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 from penstock.gateway.work.runs.service import RunService

@@ -23,8 +23,7 @@ from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import PEER_REQUEST
-from penstock.gateway.wire.http.request import HttpRequest
-from penstock.gateway.wire.http.request_parser import KnownHeads
+from penstock.gateway.wire.http.request import HttpRequest, KnownHeads
 
 _AGENTS: Final = b"/agent/"
 """Prefix of control requests that only a dispatch can send (`control_plane.agent_target`)."""

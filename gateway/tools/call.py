@@ -49,7 +49,7 @@ from penstock.gateway.traffic.proxy.call_filter import CallPlan
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.wire.capture.request import accept_identity
+from penstock.gateway.wire.capture import accept_identity
 from penstock.gateway.wire.dialects.mcp import (
     CALL,
     LISTENING,

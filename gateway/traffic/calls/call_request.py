@@ -1,7 +1,7 @@
 """An admitted call: its address, its request, and the facts that were read of it so far.
 
 Agents send the same head again and again. What a head decides of a call, whatever its body, is decided once
-(`HeadDecision`) and kept with the head (`wire.http.request_parser.KnownHeads`). Nothing in it can change while the
+(`HeadDecision`) and kept with the head (`wire.http.request.KnownHeads`). Nothing in it can change while the
 gateway runs: keys, tokens, releases, budgets and the health of upstreams are looked at for each call.
 """
 

@@ -59,7 +59,7 @@ from penstock.gateway.traffic.trials.sender import (
     without_masked_values,
 )
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.wire.capture.request import original
+from penstock.gateway.wire.capture import original
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.http.redaction import MASK

@@ -38,7 +38,7 @@ from penstock.gateway.traffic.trials import replay, sender
 from penstock.gateway.traffic.trials.judges import HOPELESS
 from penstock.gateway.traffic.trials.replay import DAMAGED, FEW, CallReplay, ReplaySource
 from penstock.gateway.traffic.trials.sender import without_masked_values
-from penstock.gateway.wire.capture.request import add_capture_fields
+from penstock.gateway.wire.capture import add_capture_fields
 from penstock.gateway.wire.dialects import by_name
 
 MODULES = count()

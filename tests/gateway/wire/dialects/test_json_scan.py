@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.wire.capture.request import add_capture_fields
+from penstock.gateway.wire.capture import add_capture_fields
 from penstock.gateway.wire.dialects import by_name, items, json_scan
 from penstock.gateway.wire.dialects.items import LARGE, skim
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find, locate, members, walk

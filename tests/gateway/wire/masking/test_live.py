@@ -39,8 +39,7 @@ from penstock.gateway.tape.store.records import SpanEntry as SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.dialects.text_spans import TextLocation
-from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts
-from penstock.gateway.wire.masking.rules import MaskingRule
+from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, MaskingRule
 from penstock.gateway.work.queue.operations import SpanOperations
 from penstock.gateway.work.runs.operations import RunOperations
 

@@ -21,8 +21,7 @@ from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.bedrock import frames
 from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts
-from penstock.gateway.wire.masking.rules import MaskingRule
+from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, MaskingRule
 
 NEEDLE = "4111 1111-1111 1111"
 NEEDLES = MaskingRule(name="needles", pattern=r"\b\d{4}[ -]\d{4}[ -]\d{4}[ -]\d{4}\b")

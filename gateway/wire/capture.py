@@ -1,4 +1,5 @@
-"""A request of a model that is trained -> the request that asks the engine for token ids and log-probabilities. Pure.
+"""A request of a model that is trained -> the request that asks the engine for token ids and log-probabilities. Pure;
+`rewriting` takes them out of the answer again, for a client that did not ask.
 
 The fields are written behind the opening brace; every other byte stays. A field that the client has set stays the
 client's, whatever its value. With vLLM 0.32 this is the minimum that brings both: `top_logprobs` need not be set for
