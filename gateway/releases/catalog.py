@@ -17,7 +17,7 @@ from penstock.gateway.releases.prompts.rewrite import (
     TextFindings,
     write_versions,
 )
-from penstock.gateway.wire.model_name import replace_model
+from penstock.gateway.wire.dialects.request_body import replace_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tools.kernels import KernelCall, ask, load
 from penstock.gateway.tools.middleware import McpRequest
 from penstock.gateway.traffic.proxy.call_filter import CallPlan
+from penstock.gateway.wire.dialects.json_scan import EVERYTHING
 from penstock.gateway.wire.dialects.mcp import header_text
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
-from penstock.gateway.wire.json_paths import EVERYTHING
 from penstock.gateway.work.queue.dispatcher import Dispatcher
 
 LARGE: Final = 256 << 10

@@ -21,7 +21,7 @@ from penstock.gateway.model.facts import CAPTURED
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
-from penstock.gateway.wire.dialects.token_ids import IDS, LOGPROBS
+from penstock.gateway.wire.dialects.tokens import IDS, LOGPROBS
 from penstock.gateway.wire.http.request import Headers
 
 _ABOUT_LOGPROBS: Final = frozenset({LOGPROBS, "top_logprobs", "logprob_token_ids"})

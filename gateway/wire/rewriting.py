@@ -19,7 +19,7 @@ from penstock.gateway.wire.capture import CaptureRequest
 from penstock.gateway.wire.dialects.json_scan import LEAF, JsonRange, KeyTree, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
 from penstock.gateway.wire.dialects.sse import begins_event_stream
-from penstock.gateway.wire.dialects.token_ids import IDS, LOGPROBS
+from penstock.gateway.wire.dialects.tokens import IDS, LOGPROBS
 from penstock.gateway.wire.http.headers import chunk, last_chunk
 from penstock.gateway.wire.http.request import UpstreamFault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection

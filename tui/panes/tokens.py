@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.console.views.table import Column, Listing, clean, figure
-from penstock.gateway.wire.dialects.token_ids import TokenLogprob
+from penstock.gateway.wire.dialects.tokens import TokenLogprob
 
 UNSURE, UNLIKELY = math.log(0.5), math.log(0.1)
 MOST: Final = 2_000

@@ -25,7 +25,7 @@ from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.wire.dialects.token_ids import read_logprobs
+from penstock.gateway.wire.dialects.tokens import read_logprobs
 from penstock.tui.panes import raw, waterfall
 from penstock.tui.panes.tokens import tokens
 from penstock.tui.panes.waterfall import timing

@@ -14,8 +14,8 @@ from typing import Any, Final, cast
 
 from penstock.gateway.reading.policy.conditions import UnreadableCall, change_at, text_of
 from penstock.gateway.reading.policy.rules import Redaction
+from penstock.gateway.wire.dialects.json_scan import compiled_paths
 from penstock.gateway.wire.dialects.loose_json import AmbiguousJsonError, unambiguous
-from penstock.gateway.wire.json_paths import compiled_paths
 
 CALL: Final = "tools/call"
 _ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")

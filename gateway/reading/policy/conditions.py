@@ -14,9 +14,9 @@ from fnmatch import translate
 from typing import Any, Final, cast
 
 from penstock.gateway.reading.policy.rules import Condition
-from penstock.gateway.wire.json_paths import JsonPaths, compiled_paths
+from penstock.gateway.wire.dialects.json_scan import JsonPaths, compiled_paths
 
-# The values at paths (`gateway.wire.json_paths`) in the arguments or the result of a call.
+# The values at paths (`gateway.wire.dialects.json_scan`) in the arguments or the result of a call.
 #
 # A key that is written in another case than the path's makes a value uncertain: some servers read it as the same key.
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import Section
-from penstock.gateway.wire.json_paths import parse_path
+from penstock.gateway.wire.dialects.json_scan import parse_path
 
 Verdict = Literal["allow", "deny", "redact", "ask", "kernel", "dry"]
 Hint = Literal["readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"]

@@ -24,7 +24,7 @@ from penstock.gateway.releases.prompts.recogniser import NearestTextFinder, diff
 from penstock.gateway.releases.prompts.rewrite import TextMiss, names_of
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.wire.dialects.text_spans import TextLocation
+from penstock.gateway.wire.dialects.request_body import TextLocation
 
 HELD_BYTES: Final = 16 << 20
 """Bytes of unrecognised texts that are held until they are searched; further ones are counted as no resource's miss."""

@@ -31,7 +31,7 @@ from penstock.gateway.model.resource import PromptText, Template, ToolText, utf8
 from penstock.gateway.releases.prompts.anchors import Reason, TemplateTree, match
 from penstock.gateway.releases.prompts.common_template import tokens
 from penstock.gateway.releases.prompts.placeholder import MARK
-from penstock.gateway.wire.dialects.text_spans import decoded
+from penstock.gateway.wire.dialects.request_body import decoded
 
 KEPT = 128
 KEPT_BYTES = 1 << 17

@@ -23,7 +23,7 @@ from penstock.gateway.releases.prompts.recogniser import Recogniser, Recognition
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.json_scan import Path
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, RequestFields
-from penstock.gateway.wire.dialects.text_spans import TextLocation, encoded, spliced, unreadable_reason
+from penstock.gateway.wire.dialects.request_body import TextLocation, encoded, spliced, unreadable_reason
 
 MatchedBy: TypeAlias = Literal["explicit", "placeholder", "fingerprint"]
 

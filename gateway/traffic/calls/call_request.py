@@ -15,7 +15,7 @@ from penstock.gateway.traffic.calls.conversations import ConversationMatch
 from penstock.gateway.traffic.calls.fingerprints import ConversationFingerprint, ParsedConversation
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteChoice
-from penstock.gateway.wire.dialects import form
+from penstock.gateway.wire.dialects import request_body
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, peek
@@ -106,7 +106,7 @@ class CallRequest:
         if self._model is _UNREAD:
             if self.peeked is None:
                 if self.form:
-                    self.peeked = form.peek(self.body, self.form)
+                    self.peeked = request_body.peek_form(self.body, self.form)
                 elif self.dialect.peeks:
                     self.peeked = peek(self.body)
             self._model = self.dialect.model(self.body, self.path, self.peeked)

@@ -21,8 +21,8 @@ from typing import Final, Protocol, cast
 import msgspec
 from msgspec import Raw
 
-from penstock.gateway.wire.dialects.items import LARGE, ConversationItems
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, RequestFields, detached_fields
+from penstock.gateway.wire.dialects.request_body import LARGE, ConversationItems
 
 LONGEST: Final = 4 << 20
 """Most bytes of a request with a stem: comparing a longer one would delay other calls."""

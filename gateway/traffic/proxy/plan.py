@@ -30,10 +30,10 @@ from penstock.gateway.traffic.upstreams.routes import alias_at
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.capture import CaptureRequest, accept_identity, add_capture_fields
+from penstock.gateway.wire.dialects.request_body import replace_model
 from penstock.gateway.wire.http.headers import PROMPT
 from penstock.gateway.wire.http.request import GatewayFault, Headers, HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
-from penstock.gateway.wire.model_name import replace_model
 from penstock.gateway.wire.rewriting import Framing, capture_framing
 
 

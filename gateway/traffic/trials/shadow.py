@@ -42,7 +42,7 @@ from penstock.gateway.traffic.trials.sender import (
     unrepeatable,
 )
 from penstock.gateway.traffic.versions import ResourceUse
-from penstock.gateway.wire.model_name import replace_model
+from penstock.gateway.wire.dialects.request_body import replace_model
 
 ALPHA: Final = 0.05
 """Greatest probability of stopping a candidate that fails no more often."""

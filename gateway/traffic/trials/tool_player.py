@@ -41,9 +41,9 @@ from penstock.gateway.traffic.trials.sender import (
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.loose_json import Json, arr, loads, obj, strict
+from penstock.gateway.wire.dialects.request_body import replace_model
 from penstock.gateway.wire.http.headers import HOP
 from penstock.gateway.wire.http.request import ClientFault, GatewayFault, HttpRequest, Refusal, UpstreamFault
-from penstock.gateway.wire.model_name import replace_model
 
 DIVERGED: Final = "diverged"
 """Short reason of a refusal: the run has left its recording."""

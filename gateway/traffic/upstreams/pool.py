@@ -35,7 +35,7 @@ from penstock.gateway.model.upstream import LONGEST_HOLD_S
 from penstock.gateway.traffic.upstreams.health import HealthState, UpstreamHealth
 from penstock.gateway.upstream_settings import UpstreamSettings
 from penstock.gateway.wire.dialects import FAMILIES
-from penstock.gateway.wire.dialects.owners import KeyFilter, host_of
+from penstock.gateway.wire.dialects.family import KeyFilter, host_of
 from penstock.gateway.wire.http.certificates import load_pair
 from penstock.gateway.wire.http.headers import RequestHeads
 from penstock.gateway.wire.http.request import Refusal, UpstreamFault

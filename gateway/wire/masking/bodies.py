@@ -21,10 +21,17 @@ import msgspec
 
 from penstock.gateway.model.known_secrets import BodyContext
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
-from penstock.gateway.wire.dialects.json_scan import BodyFormatError, JsonNode, Path, looks_like_json, plain, walk
+from penstock.gateway.wire.dialects.json_scan import (
+    BodyFormatError,
+    JsonNode,
+    JsonPaths,
+    Path,
+    looks_like_json,
+    plain,
+    walk,
+)
 from penstock.gateway.wire.dialects.loose_json import replace_surrogate_bytes
 from penstock.gateway.wire.dialects.sse import begins_event_stream
-from penstock.gateway.wire.json_paths import JsonPaths
 from penstock.gateway.wire.masking.streams import (
     ChannelTable,
     StreamContents,

@@ -21,8 +21,7 @@ from pydantic import AfterValidator, Field, model_validator
 from penstock.gateway.model.facts import MASKED, MASKING_FAILED
 from penstock.gateway.model.known_secrets import BodyContext, Secrets, with_distinct_keys
 from penstock.gateway.model.toml import ConfigError, Section
-from penstock.gateway.wire.dialects.json_scan import BodyFormatError
-from penstock.gateway.wire.json_paths import EVERYTHING, JsonPaths, parse_path
+from penstock.gateway.wire.dialects.json_scan import EVERYTHING, BodyFormatError, JsonPaths, parse_path
 from penstock.gateway.wire.masking.bodies import (
     BodySearch,
     MaskingError,

@@ -46,7 +46,7 @@ from penstock.gateway.traffic.proxy.exact.vllm import ExactEngineClient, RenderR
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.upstream_settings import RouteSettings
 from penstock.gateway.wire.dialects.loose_json import Json, obj, strict
-from penstock.gateway.wire.dialects.token_ids import WIDTH
+from penstock.gateway.wire.dialects.tokens import WIDTH
 from penstock.gateway.wire.http.request import HttpRequest, Refusal
 
 _log = logging.getLogger("penstock.exact")

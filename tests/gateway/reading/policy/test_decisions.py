@@ -22,7 +22,7 @@ from penstock.gateway.reading.policy.conditions import UnreadableCall, change_at
 from penstock.gateway.reading.policy.policy import ALLOWED, Decision, ToolPolicy
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
 from penstock.gateway.reading.policy.rules import Condition, PolicyRule, Redaction
-from penstock.gateway.wire.json_paths import compiled_paths
+from penstock.gateway.wire.dialects.json_scan import compiled_paths
 
 
 def rule(verdict: str = "deny", **given: Any) -> PolicyRule:

@@ -17,7 +17,7 @@ from penstock.gateway.releases.prompts.placeholder import PlaceholderError, plac
 from penstock.gateway.releases.prompts.recogniser import Recogniser, RegisteredText, sha256
 from penstock.gateway.releases.prompts.rewrite import RewriteResult, find_resources, write_versions
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.text_spans import encoded, spans
+from penstock.gateway.wire.dialects.request_body import encoded, spans
 
 STABLE = Template.parse("You are an agent.\nCustomer: {customer}\nToday: {date}")
 OTHER = Template.parse("Today is {date}. Help {customer} — “at once”.")

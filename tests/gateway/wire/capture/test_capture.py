@@ -40,7 +40,7 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.wire.capture import CaptureRequest
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.sse import begins_event_stream
-from penstock.gateway.wire.dialects.token_ids import read_tokens
+from penstock.gateway.wire.dialects.tokens import read_tokens
 from penstock.gateway.wire.rewriting import capture_framing
 
 Json = dict[str, Any]

@@ -37,8 +37,8 @@ from penstock.gateway.releases.prompts.recogniser import SentVersion
 from penstock.gateway.tape.store.operation import QueuedOperation
 from penstock.gateway.tape.store.records import SpanEntry as SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
+from penstock.gateway.wire.dialects.request_body import TextLocation
 from penstock.gateway.wire.dialects.sse import events
-from penstock.gateway.wire.dialects.text_spans import TextLocation
 from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, MaskingRule
 from penstock.gateway.work.queue.operations import SpanOperations
 from penstock.gateway.work.runs.operations import RunOperations
