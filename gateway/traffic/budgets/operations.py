@@ -169,7 +169,7 @@ def _first(year: int, month: int) -> int:
 
 @dataclass(slots=True)
 class BudgetSum:
-    """The use of one budget in one window; counted as in `limits`."""
+    """The use of one budget in one window."""
 
     since_ns: int
     """Begin of the window."""
