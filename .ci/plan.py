@@ -89,7 +89,7 @@ SUITES = (
         "vllm", 115, 2, ("tests.vllm",),
         (
             "penstock.gateway.releases.adapter_server", "penstock.gateway.traffic.proxy.exact",
-            "penstock.gateway.wire.capture",
+            "penstock.gateway.wire.capture", "penstock.gateway.wire.rewriting",
         ),
         ("tests/vllm/",),
     ),

@@ -23,7 +23,7 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.diagnosis.rows import CallMessages, call_messages
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj
-from penstock.gateway.wire.dialects.sampling import distribution_fields, forcing_field
+from penstock.gateway.wire.dialects.parts import distribution_fields, forcing_field
 
 if TYPE_CHECKING:
     from penstock.adapters.tokens import CompletionOutput

@@ -31,7 +31,7 @@ from penstock.adapters.selection import (
 from penstock.adapters.tokens import CompletionOutput, Ids
 from penstock.gateway.reading.diagnosis.findings import CUT
 from penstock.gateway.reading.diagnosis.rows import Lack, RowBuilder, TurnNode, lacks
-from penstock.gateway.wire.dialects.token_ids import count_mismatch
+from penstock.gateway.wire.dialects.tokens import count_mismatch
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float32]

@@ -1,6 +1,6 @@
 """Token ids and log-probabilities of a recorded answer, as arrays. Pure; odd bytes never raise.
 
-`gateway.wire.dialects.token_ids` defines where they are in an answer, and counts them for a diagnosis. Training needs
+`gateway.wire.dialects.tokens` defines where they are in an answer, and counts them for a diagnosis. Training needs
 the values, of many long calls, so they are decoded straight into typed structs: the text of tokens, their bytes and
 their alternatives are skipped and never become objects. Ids are the engine's own and are never computed from text.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.gateway.reading.diagnosis.rows import TrainableTokens
 from penstock.gateway.wire.dialects import sse
-from penstock.gateway.wire.dialects.token_ids import HIGHEST, UNKNOWN, has_content
+from penstock.gateway.wire.dialects.tokens import HIGHEST, UNKNOWN, has_content
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]

@@ -13,8 +13,7 @@ from bench import corpus
 from bench.hiding import SIZES, microseconds
 from penstock.gateway.model.facts import MASKING_FAILED
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
-from penstock.gateway.wire.masking.masker import MaskingCounts, masker
-from penstock.gateway.wire.masking.rules import MaskingRule
+from penstock.gateway.wire.masking.masker import MaskingCounts, MaskingRule, masker
 
 RULES = [
     MaskingRule(name="cards", pattern=r"\b(?:\d[ -]?){13,16}\b"),

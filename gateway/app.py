@@ -77,17 +77,15 @@ from penstock.gateway.traffic.proxy.proxy_context import ProxyContext
 from penstock.gateway.traffic.proxy.translation.translator import make_translator
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
 from penstock.gateway.traffic.trials.check import CheckJob
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
-from penstock.gateway.traffic.trials.rehearsal.stage import ReplayJob
-from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
-from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
-from penstock.gateway.traffic.upstreams.health_checks import HealthChecker
-from penstock.gateway.traffic.upstreams.pool import ConnectionPool
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals, ReplayJob
+from penstock.gateway.traffic.trials.sender import ReleaseContext
+from penstock.gateway.traffic.trials.shadow import ShadowJob
+from penstock.gateway.traffic.upstreams.pool import ConnectionPool, HealthChecker
 from penstock.gateway.traffic.upstreams.routes import DirectHosts, RouteTable
 from penstock.gateway.traffic.versions import PinTable
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.wire.http.request_parser import HEADER_BYTES
+from penstock.gateway.wire.http.request import HEADER_BYTES
 from penstock.gateway.wire.masking.masker import MaskingCounts, masker
 from penstock.gateway.work.dispatcher import Dispatcher
 from penstock.gateway.work.runs import RunService

@@ -36,7 +36,7 @@ from penstock.gateway.model.toml import ConfigError, Section, names_differ, read
 from penstock.gateway.reading.policy.rules import PolicyRule, check_names
 from penstock.gateway.wire.dialects import FAMILIES
 from penstock.gateway.wire.dialects.family import OPENAI, Family
-from penstock.gateway.wire.masking import rules as masking_rules
+from penstock.gateway.wire.masking.masker import MaskingRule
 
 
 def admin_key() -> str | None:
@@ -320,7 +320,7 @@ class GatewayConfig(Section):
     webhook: list[Webhook] = Field(default=[])
     retention: list[RetentionRule] = Field(default=[])
     budget: list[Budget] = Field(default=[])
-    masking: list[masking_rules.MaskingRule] = Field(default=[])
+    masking: list[MaskingRule] = Field(default=[])
 
     @field_validator("data", "socket", "prices", mode="before")
     @classmethod
@@ -338,8 +338,8 @@ class GatewayConfig(Section):
 
     @field_validator("masking")
     @classmethod
-    def _rules_differ(cls, value: list[masking_rules.MaskingRule]) -> list[masking_rules.MaskingRule]:
-        masking_rules.check_names(value)
+    def _rules_differ(cls, value: list[MaskingRule]) -> list[MaskingRule]:
+        names_differ([one.name for one in value], "rules")
         return value
 
     @field_validator("key")

@@ -424,7 +424,7 @@ def tokens(span: Span) -> str:
 def _uncounted(span: Span) -> bool:
     # Imported here: most commands show no calls, and need no wire formats.
     from penstock.gateway.wire.dialects import by_name
-    from penstock.gateway.wire.dialects.token_ids import lacks_token_counts
+    from penstock.gateway.wire.dialects.tokens import lacks_token_counts
 
     return lacks_token_counts(span, by_name(span.dialect))
 

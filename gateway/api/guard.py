@@ -58,7 +58,7 @@ from penstock.gateway.tape.store.transaction import OperationRefusedError
 from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.admission import Auth, credentials, is_token
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals
 from penstock.gateway.wire.dialects.loose_json import MOST_OBJECTS, MOST_VALUES, is_bulky
 from penstock.gateway.work.dispatcher import Dispatcher
 from penstock.gateway.work.runs import RunService

@@ -54,7 +54,7 @@ from penstock.gateway.model.span import Span, SpanStatus, refused
 from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.reading.filters import Query, parse
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.token_ids import lacks_token_counts
+from penstock.gateway.wire.dialects.tokens import lacks_token_counts
 
 # Sums over the runs of tools: the figures in `/api/stats` of each tool of a server behind the gateway.
 #

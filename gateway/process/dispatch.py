@@ -46,8 +46,7 @@ from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.mcp import MCP
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import PEER_REQUEST, control_head, frame_body, refusal_body, refusal_head
-from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, internal_fault
-from penstock.gateway.wire.http.request_parser import KnownHeads
+from penstock.gateway.wire.http.request import ClientFault, HttpRequest, KnownHeads, Refusal, internal_fault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
 
 _log = logging.getLogger("penstock.proxy")

@@ -31,7 +31,7 @@ from penstock.gateway.releases.operations import LiveReleases
 from penstock.gateway.tape.store import MAP_BYTES, MEMORY_BYTES, Store
 from penstock.gateway.tape.store.directory import DamagedRecordError, TapeError
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.traffic.budgets.limits import Limit
+from penstock.gateway.traffic.budgets.operations import Limit
 from penstock.gateway.traffic.calls.admission import Auth, Holder
 from penstock.gateway.traffic.proxy.proxy_context import ActiveCall
 from penstock.gateway.work.queue import MemoryQueue, record_sign_of_life

@@ -17,7 +17,7 @@ import zstandard
 from penstock.gateway.model.facts import BATCH
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Exchange, Turn
-from penstock.gateway.wire.capture.request import original
+from penstock.gateway.wire.capture import original
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.batches import with_batch_tier
 from penstock.gateway.wire.dialects.unread_content import GAP_DESCRIPTIONS, recheck_unread

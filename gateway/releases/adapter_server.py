@@ -63,7 +63,7 @@ class VllmClient:
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """`base_url`: as in an upstream, with or without `/v1`; `key`: the server's `--api-key`; `options`: of a
-        connection to it (`gateway.traffic.upstreams.transport`)."""
+        connection to it (`gateway.traffic.upstreams.pool`)."""
         self._options = options
         self._session = session
         self.url = base_url.rstrip("/").removesuffix("/v1")

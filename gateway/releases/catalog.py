@@ -42,8 +42,7 @@ from penstock.gateway.releases.prompt_recogniser import (
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.json_scan import Path
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, RequestFields
-from penstock.gateway.wire.dialects.text_spans import TextLocation, encoded, spliced, unreadable_reason
-from penstock.gateway.wire.model_name import replace_model
+from penstock.gateway.wire.dialects.request_body import TextLocation, encoded, replace_model, spliced, unreadable_reason
 
 
 @dataclass(frozen=True, slots=True)

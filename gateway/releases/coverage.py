@@ -25,7 +25,7 @@ from penstock.gateway.releases.operations import CoverageDelta, CoverageOperatio
 from penstock.gateway.releases.prompt_recogniser import NearestTextFinder, difference
 from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
-from penstock.gateway.wire.dialects.text_spans import TextLocation
+from penstock.gateway.wire.dialects.request_body import TextLocation
 
 HELD_BYTES: Final = 16 << 20
 """Bytes of unrecognised texts that are held until they are searched; further ones are counted as no resource's miss."""

@@ -30,7 +30,7 @@ from typing import Final, Literal, TypeAlias
 from zlib import crc32
 
 from penstock.gateway.model.resource import PromptText, Template, TextDifference, ToolText, utf8
-from penstock.gateway.wire.dialects.text_spans import decoded
+from penstock.gateway.wire.dialects.request_body import decoded
 
 KEPT = 128
 KEPT_BYTES = 1 << 17

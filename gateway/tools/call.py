@@ -50,7 +50,7 @@ from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.call_lifecycle import CallState
 from penstock.gateway.traffic.proxy.proxy_context import CallPlan, ProxyContext
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
-from penstock.gateway.wire.capture.request import accept_identity
+from penstock.gateway.wire.capture import accept_identity
 from penstock.gateway.wire.dialects.mcp import (
     CALL,
     LISTENING,

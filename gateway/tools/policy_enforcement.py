@@ -41,9 +41,9 @@ from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tools.middleware import McpRequest
 from penstock.gateway.traffic.proxy.proxy_context import CallPlan
+from penstock.gateway.wire.dialects.json_scan import EVERYTHING
 from penstock.gateway.wire.dialects.mcp import header_text
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault
-from penstock.gateway.wire.json_paths import EVERYTHING
 from penstock.gateway.work.dispatcher import Dispatcher
 
 LARGE: Final = 256 << 10

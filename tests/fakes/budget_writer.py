@@ -16,13 +16,13 @@ from penstock.gateway.app import open_store
 from penstock.gateway.model.state import Budget
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
-from penstock.gateway.traffic.budgets.limits import Limit
 from penstock.gateway.traffic.budgets.operations import (
     RESERVATIONS,
     BudgetCharge,
     BudgetClaim,
     BudgetOperations,
     BudgetReservation,
+    Limit,
 )
 
 

@@ -29,7 +29,7 @@ from penstock.gateway.tape.store.feed import ChangeFeed
 from penstock.gateway.tape.store.view import ALL_CHANGES, ChangeFilter
 from penstock.gateway.tools.definition_enforcement import DefinitionService
 from penstock.gateway.traffic.calls.admission import Auth
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals
 from penstock.gateway.work.dispatcher import Dispatcher
 from penstock.gateway.work.runs import RunService
 

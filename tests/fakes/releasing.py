@@ -38,8 +38,8 @@ from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.traffic.trials.replay.sender import ReleaseContext
-from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
+from penstock.gateway.traffic.trials.replay import CallReplay
+from penstock.gateway.traffic.trials.sender import ReleaseContext
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.traffic.versions import PinTable
@@ -229,7 +229,7 @@ class Bench:
 
     async def replay(self, release: Release) -> JobReport:
         """The report of a replay."""
-        return await CallReplayJob(self.context)(release, self.progress)
+        return await CallReplay(self.context, release, self.progress).report()
 
     def spans(self, rollout: str) -> list[Span]:
         """All spans of a rollout."""

@@ -21,7 +21,7 @@ from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.wire.dialects.loose_json import Json
-from penstock.gateway.wire.dialects.token_ids import read_tokens
+from penstock.gateway.wire.dialects.tokens import read_tokens
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

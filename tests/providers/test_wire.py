@@ -21,7 +21,7 @@ from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter
 from penstock.gateway.wire.dialects.loose_json import Json, loads
 from penstock.gateway.wire.dialects.sse import events
-from penstock.gateway.wire.dialects.token_ids import read_tokens
+from penstock.gateway.wire.dialects.tokens import read_tokens
 
 RESPONSES = "/v1/responses"
 BOTH = pytest.mark.parametrize("below", [MESSAGES, RESPONSES])

@@ -21,7 +21,7 @@ from penstock.gateway.model.queue import QueueStatus
 from penstock.gateway.model.rollout import Totals, Worker
 from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.state import UpstreamView
-from penstock.gateway.wire.dialects.token_ids import TokenLogprob, read_logprobs
+from penstock.gateway.wire.dialects.tokens import TokenLogprob, read_logprobs
 from penstock.tui import widgets as module
 from penstock.tui.screens import span_panes
 from penstock.tui.screens.chart import TerminalCurve, chart, smooth_points

@@ -16,7 +16,7 @@ from fakes.process import Gateway, running, upstream
 from fakes.tape import Tape
 
 from penstock.gateway.model.span import SpanStatus
-from penstock.gateway.wire.dialects.token_ids import read_tokens
+from penstock.gateway.wire.dialects.tokens import read_tokens
 
 from .conftest import Vllm
 

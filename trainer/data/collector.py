@@ -22,7 +22,7 @@ from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
 from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus
-from penstock.gateway.wire.dialects.sampling import distribution_changes
+from penstock.gateway.wire.dialects.parts import distribution_changes
 from penstock.trainer.data.tasks import RolloutTask
 
 # Waits for rollouts to end: the gateway's change feed says when. Those that do not end in time are cancelled.

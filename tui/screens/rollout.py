@@ -25,7 +25,7 @@ from penstock.gateway.model.rollout import FINAL, Attempt, Outcome, RolloutSumma
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.tools import ToolUse
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.wire.dialects.token_ids import read_logprobs
+from penstock.gateway.wire.dialects.tokens import read_logprobs
 from penstock.tui.screens import span_panes
 from penstock.tui.screens.span_panes import timing, tokens
 from penstock.tui.view import Pane, ScreenView, TableModel, ViewAction, pane

@@ -29,7 +29,7 @@ from penstock.gateway.model.answers import Body, ExchangeView, SpanDetail
 from penstock.gateway.model.base import CALLS
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Chunk
-from penstock.gateway.wire.dialects.token_ids import TokenLogprob
+from penstock.gateway.wire.dialects.tokens import TokenLogprob
 from penstock.tui.view import Pane
 
 WAITING, STREAMING, WHOLE, OPEN, FAILED, REWARD, EVENT = "░", "█", "▒", "▶", "✗", "◆", "·"

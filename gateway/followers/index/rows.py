@@ -27,7 +27,7 @@ from penstock.gateway.tape.store.records import OWN, STYLE, USAGE
 from penstock.gateway.tape.store.view import TapeView
 from penstock.gateway.traffic.calls.passages import attribute_passages, call_passages, is_conversation, tools_called
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.token_ids import lacks_token_counts
+from penstock.gateway.wire.dialects.tokens import lacks_token_counts
 
 COLUMNS: Final = {
     "spans": {fact.index_column: fact.type for fact in SPAN_FACTS if fact.type is not None},

@@ -43,7 +43,7 @@ from penstock.gateway.reading.turns import plain_bodies
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.loose_json import Json, dumps, loads, obj, objs, text
-from penstock.gateway.wire.dialects.token_ids import AnswerTokens, common_prefix, length, read_tokens
+from penstock.gateway.wire.dialects.tokens import AnswerTokens, common_prefix, length, read_tokens
 
 # The cost of a base URL for agents that behave otherwise behind one, derived from their calls on the tape alone.
 # Pure.

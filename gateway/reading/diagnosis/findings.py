@@ -17,8 +17,8 @@ from penstock.gateway.model.tools import ToolList
 from penstock.gateway.reading.diagnosis.rows import lacks
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.loose_json import Json
-from penstock.gateway.wire.dialects.sampling import distribution_changes, forcing_field
-from penstock.gateway.wire.dialects.token_ids import IDS, AnswerTokens, length
+from penstock.gateway.wire.dialects.parts import distribution_changes, forcing_field
+from penstock.gateway.wire.dialects.tokens import IDS, AnswerTokens, length
 from penstock.gateway.wire.dialects.unread_content import GAP_DESCRIPTIONS, Gaps, recheck_unread
 
 CUT: Final = frozenset({"length", "max_tokens", "max_output_tokens"})

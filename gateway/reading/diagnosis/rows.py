@@ -27,7 +27,7 @@ from penstock.gateway.model.codes import SequenceStart
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.turn import Message, Part, Turn
 from penstock.gateway.wire.dialects.parts import fingerprint
-from penstock.gateway.wire.dialects.token_ids import common_prefix, length
+from penstock.gateway.wire.dialects.tokens import common_prefix, length
 
 # The turn tree: it records which call continues which, with branches, sub-agents, parallel calls and choices. Pure.
 #

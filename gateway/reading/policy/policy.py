@@ -25,8 +25,8 @@ from penstock.gateway.reading.policy.rules import (
     compile_condition,
     text_of,
 )
+from penstock.gateway.wire.dialects.json_scan import compiled_paths
 from penstock.gateway.wire.dialects.loose_json import AmbiguousJsonError, unambiguous
-from penstock.gateway.wire.json_paths import compiled_paths
 
 Hints = Mapping[str, Any]
 HintsOf = Callable[[str, str], Hints | None]

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.toml import Section
-from penstock.gateway.wire.json_paths import JsonPaths, compiled_paths, parse_path
+from penstock.gateway.wire.dialects.json_scan import JsonPaths, compiled_paths, parse_path
 
 Verdict = Literal["allow", "deny", "redact", "ask", "kernel", "dry"]
 Hint = Literal["readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"]

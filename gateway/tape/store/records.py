@@ -26,7 +26,7 @@ from penstock.gateway.model.span import Estimate, Span, SpanStatus, Usage, refus
 from penstock.gateway.tape.store import codec, keys
 from penstock.gateway.tape.store.codec import StoredBody
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.token_ids import lacks_token_counts
+from penstock.gateway.wire.dialects.tokens import lacks_token_counts
 
 STYLE = (
     "kind",

@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from penstock.gateway.tape.store.reader import StoreReader
-from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit, sum_key, window_at
 from penstock.gateway.traffic.budgets.operations import (
     SUMS,
     BudgetCharge,
@@ -24,9 +23,13 @@ from penstock.gateway.traffic.budgets.operations import (
     BudgetReservation,
     BudgetShortfall,
     BudgetSum,
+    BudgetWindow,
+    Limit,
     current_sum,
     fits,
     resolve_owners,
+    sum_key,
+    window_at,
 )
 
 _NOTHING: Final = (0, 0)

@@ -10,6 +10,9 @@ long as its process renews its lease (`renew`); the reservations of a dead proce
     reservations    key of a sum, process (8), number (u64) window (u64) amount (u64)
     reservers       process (8)                             end of its lease (u64)
     guesses         name of an answer                       [[[key of a sum, window, counted amount], ...], models]
+
+Amounts are whole numbers, so that sums are exact: money is counted in billionths of a dollar, and what a call may cost
+is rounded up. Windows follow one another from 1970 on, in UTC.
 """
 
 from __future__ import annotations
@@ -19,17 +22,21 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from fnmatch import translate
+from functools import cache, lru_cache
 from itertools import islice
+from math import ceil
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, cast
 
 from penstock.gateway.model.base import ID_PATTERN
-from penstock.gateway.model.state import BudgetUse
+from penstock.gateway.model.state import MONTH, TOTAL, Budget, BudgetUnit, BudgetUse
+from penstock.gateway.model.times import nanoseconds
 from penstock.gateway.tape.store import keys
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.transaction import Transaction
 from penstock.gateway.tape.store.view import TapeView
-from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit, window_at
 from penstock.gateway.wire.dialects.loose_json import obj, text
 
 SUMS, RESERVATIONS, RESERVERS, GUESSES = "budgets", "reservations", "reservers", "guesses"
@@ -37,17 +44,132 @@ LEASE_NS: Final = 60 * 10**9
 """Nanoseconds after which the reservations of a process are freed if it does not renew its lease."""
 RUN: Final = "penstock.run"
 """The member of a rollout's metadata in which a trainer names its run."""
+PARTS: Final[dict[BudgetUnit, int]] = {"calls": 1, "tokens": 1, "usd": 10**9}
+"""Counted amount of one unit."""
+MOST: Final = 1 << 62
+"""Most that a call may claim, or have used: more than any budget has, and less than a record can hold."""
 _FULL: Final = (1 << 64) - 1
 _SUM, _SUM_UNREAD, _RESERVED = struct.Struct(">QQQQQ"), struct.Struct(">QQQQQQ"), struct.Struct(">QQ")
 _WHO: Final = 16
 """Bytes behind the key of a sum that identify a reservation: the process, then the number of the call."""
 _ID = re.compile(ID_PATTERN)
 _NO_WINDOWS: Final = cast("Callable[[], dict[bytes, int]]", dict)
+_OWN_NAME: Final = re.compile(r"arn:(?!.*:(?:foundation-model|inference-profile)/)")
+"""An ARN that names no public model."""
+
+
+# -- amounts and windows -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget, prepared for counting."""
+
+    budget: Budget
+    most: int = field(init=False)
+    """Counted amount that may be used."""
+    prefix: bytes = field(init=False)
+    """Prefix of the keys of its sums. A budget whose unit, window or owner changes begins anew."""
+    _only: re.Pattern[str] | None = field(init=False)
+    _model: re.Pattern[str] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        budget = self.budget
+        counted = f"{budget.name}\0{budget.unit}/{budget.window}/{budget.per}\0"
+        object.__setattr__(self, "most", round(budget.limit * PARTS[budget.unit]))
+        object.__setattr__(self, "prefix", counted.encode("ascii"))
+        object.__setattr__(self, "_only", _pattern(budget.only) if budget.only else None)
+        object.__setattr__(self, "_model", None if budget.model == "*" else _pattern([budget.model.lower()]))
+
+    def key(self, of: str) -> bytes:
+        """The key of the sum of one owner."""
+        return sum_key(self.prefix, of)
+
+    def of(self, key: bytes) -> str:
+        """The owner in the key of a sum; the inverse of `key`."""
+        return key[len(self.prefix) : -1].decode("ascii")
+
+    def is_for(self, of: str) -> bool:
+        """True if the budget counts this owner."""
+        return self._only is None or self._only.fullmatch(of) is not None
+
+    def is_about(self, model: str | None) -> bool:
+        """True if the budget counts calls for this model. A call for an unknown model may be for any, and so may one
+        for a model that an AWS account has named itself."""
+        if self._model is None or model is None or _OWN_NAME.match(model) is not None:
+            return True
+        return self._model.fullmatch(model.lower()) is not None
+
+    def shown(self, amount: int) -> float:
+        """A counted amount, in the budget's unit."""
+        return amount / PARTS[self.budget.unit]
+
+
+@lru_cache(maxsize=8192)
+def sum_key(prefix: bytes, of: str) -> bytes:
+    """The key of a sum (`Limit.key`). Cached: owners make many calls."""
+    return b"%b%b\0" % (prefix, of.encode("ascii"))
+
+
+def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:
+    # A bracket in a name is no pattern, as in prices.
+    return re.compile("|".join(translate(one.replace("[", "[[]")) for one in patterns))
+
+
+def nanodollars(dollars: float) -> int:
+    """Dollars as a counted amount, at most `MOST`: an upstream may report any number of tokens."""
+    return ceil(min(dollars * PARTS["usd"], MOST))
+
+
+class BudgetWindow(NamedTuple):
+    """The begin and end of one window."""
+
+    since_ns: int
+    ends_ns: int | None
+    """None if it never ends."""
+
+
+_last: Final[dict[str, BudgetWindow]] = {}
+"""The latest window of each kind: most calls are in the same one."""
+
+
+def window_at(window: str, at_ns: int) -> BudgetWindow:
+    """The window that a moment is in. A length of time begins at its multiples: `1h` on the hour, `1d` at midnight."""
+    known = _last.get(window)
+    if known is None or at_ns < known.since_ns or (known.ends_ns is not None and at_ns >= known.ends_ns):
+        known = _last[window] = _window_at(window, at_ns)
+    return known
+
+
+def _window_at(window: str, at_ns: int) -> BudgetWindow:
+    if window == TOTAL:
+        return BudgetWindow(0, None)
+    if window == MONTH:
+        day = datetime.fromtimestamp(at_ns // 10**9, UTC)
+        following = (day.year + 1, 1) if day.month == 12 else (day.year, day.month + 1)
+        return BudgetWindow(_first(day.year, day.month), _first(*following))
+    length = _length(window)
+    since = at_ns - at_ns % length
+    return BudgetWindow(since, since + length)
+
+
+@cache
+def _length(window: str) -> int:
+    found = nanoseconds(window)
+    assert found, "a budget was checked when it was read"
+    return found
+
+
+def _first(year: int, month: int) -> int:
+    return int(datetime(year, month, 1, tzinfo=UTC).timestamp()) * 10**9
+
+
+# -- claims and sums ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class BudgetSum:
-    """The use of one budget in one window; counted as in `limits`."""
+    """The use of one budget in one window."""
 
     since_ns: int
     """Begin of the window."""
@@ -136,6 +258,51 @@ class KeyValueReader(Protocol):
     def get(self, database: str, key: bytes) -> bytes | None:
         """The record with this key; None if there is none."""
         ...
+
+
+def resolve_owners(tape: KeyValueReader, asked: BudgetReservation) -> Iterator[tuple[int, BudgetClaim, bytes]]:
+    """Yield the claims whose owner is known, as in `BudgetReservation.resolved_claims`; looks up the run of the
+    rollout."""
+    run: str | None = None
+    for place, claim in enumerate(asked.claims):
+        if claim.of is not None:
+            yield place, claim, claim.limit.key(claim.of)
+            continue
+        run = _run(tape.get("tasks", keys.rollout_key(asked.rollout))) if run is None else run
+        if run and claim.limit.is_for(run):
+            yield place, claim._replace(of=run), claim.limit.key(run)
+
+
+def current_sum(stored: BudgetSum, claim: BudgetClaim, now: int) -> tuple[BudgetSum, BudgetWindow]:
+    """The use of a budget in the current window, and that window. `stored`: its sum on the tape."""
+    window = window_at(claim.limit.budget.window, now)
+    if stored.since_ns < window.since_ns:
+        return BudgetSum(window.since_ns), window
+    # If the clock went back, the window that has begun goes on.
+    began = stored.since_ns == window.since_ns
+    return stored, window if began else window_at(claim.limit.budget.window, stored.since_ns)
+
+
+def limit_of(key: bytes, limits: Iterable[Limit]) -> Limit | None:
+    """The budget of a sum; None if it is not configured any more."""
+    return next((limit for limit in limits if key.startswith(limit.prefix)), None)
+
+
+def fits(claim: BudgetClaim, sum_: BudgetSum) -> bool:
+    """True if a budget has room for a claim."""
+    free = claim.unread and not claim.amount
+    return free or sum_.used + sum_.reserved + claim.amount <= claim.limit.most
+
+
+def _run(task: bytes | None) -> str:
+    """The run that a rollout belongs to; empty for none."""
+    if task is None or RUN.encode() not in task:
+        return ""
+    found = text(obj(json.loads(task)[1]).get(RUN)) or ""
+    return found if _ID.fullmatch(found) else ""
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 class BudgetOperations:
@@ -246,7 +413,7 @@ class BudgetOperations:
         self.expire_leases(now)
         for key in found:
             sum_ = self._sum(key)
-            if sum_ is not None and self._is_over(key, sum_, limits, now):
+            if sum_ is not None and _is_over(self._tape, key, sum_, limits, now):
                 self._sums[key] = None
 
     def expire_leases(self, now: int, alone: bytes | None = None) -> bool:
@@ -281,63 +448,22 @@ class BudgetOperations:
         stored = self._tape.get(RESERVERS, process)
         return 0 if stored is None else keys.to_number(stored)
 
-    def _is_over(self, key: bytes, sum_: BudgetSum, limits: Sequence[Limit], now: int) -> bool:
-        """True if a sum counts for nothing any more: its window has ended, or its rollout was forgotten."""
-        limit = limit_of(key, limits)
-        if limit is None or sum_.running:
-            return False
-        if limit.budget.per == "rollout" and self._tape.get("rollouts", keys.rollout_key(limit.of(key))) is None:
-            return True
-        return sum_.since_ns < window_at(limit.budget.window, now).since_ns
-
-
-def resolve_owners(tape: KeyValueReader, asked: BudgetReservation) -> Iterator[tuple[int, BudgetClaim, bytes]]:
-    """Yield the claims whose owner is known, as in `BudgetReservation.resolved_claims`; looks up the run of the
-    rollout."""
-    run: str | None = None
-    for place, claim in enumerate(asked.claims):
-        if claim.of is not None:
-            yield place, claim, claim.limit.key(claim.of)
-            continue
-        run = _run(tape.get("tasks", keys.rollout_key(asked.rollout))) if run is None else run
-        if run and claim.limit.is_for(run):
-            yield place, claim._replace(of=run), claim.limit.key(run)
-
-
-def current_sum(stored: BudgetSum, claim: BudgetClaim, now: int) -> tuple[BudgetSum, BudgetWindow]:
-    """The use of a budget in the current window, and that window. `stored`: its sum on the tape."""
-    window = window_at(claim.limit.budget.window, now)
-    if stored.since_ns < window.since_ns:
-        return BudgetSum(window.since_ns), window
-    # If the clock went back, the window that has begun goes on.
-    began = stored.since_ns == window.since_ns
-    return stored, window if began else window_at(claim.limit.budget.window, stored.since_ns)
-
-
-def limit_of(key: bytes, limits: Iterable[Limit]) -> Limit | None:
-    """The budget of a sum; None if it is not configured any more."""
-    return next((limit for limit in limits if key.startswith(limit.prefix)), None)
-
-
-def fits(claim: BudgetClaim, sum_: BudgetSum) -> bool:
-    """True if a budget has room for a claim."""
-    free = claim.unread and not claim.amount
-    return free or sum_.used + sum_.reserved + claim.amount <= claim.limit.most
-
 
 def _process(reservation: bytes) -> bytes:
     return reservation[-_WHO : -_WHO + 8]
 
 
-def _run(task: bytes | None) -> str:
-    """The run that a rollout belongs to; empty for none."""
-    if task is None or RUN.encode() not in task:
-        return ""
-    found = text(obj(json.loads(task)[1]).get(RUN)) or ""
-    return found if _ID.fullmatch(found) else ""
+def _is_over(tape: KeyValueReader, key: bytes, sum_: BudgetSum, limits: Sequence[Limit], now: int) -> bool:
+    """True if a sum counts for nothing any more: its window has ended, or its rollout was forgotten."""
+    limit = limit_of(key, limits)
+    if limit is None or sum_.running:
+        return False
+    if limit.budget.per == "rollout" and tape.get("rollouts", keys.rollout_key(limit.of(key))) is None:
+        return True
+    return sum_.since_ns < window_at(limit.budget.window, now).since_ns
 
 
-# Reads the budgets of a tape.
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 class BudgetReader:
@@ -363,7 +489,7 @@ class BudgetReader:
         """Keys of up to `most` sums that may count for nothing any more."""
         with self._tape.view() as view:
             found = (
-                key for key, stored in view.scan(SUMS) if _may_go(view, key, BudgetSum.read(stored), self._limits, now)
+                key for key, stored in view.scan(SUMS) if _is_over(view, key, BudgetSum.read(stored), self._limits, now)
             )
             return list(islice(found, most))
 
@@ -412,11 +538,3 @@ def _use(limit: Limit, of: str, sum_: BudgetSum) -> BudgetUse:
         guessed=limit.shown(sum_.guessed), reserved=limit.shown(sum_.reserved), running=sum_.running,
         unread=sum_.unread, window=budget.window, since_ns=window.since_ns, frees_ns=window.ends_ns,
     )  # fmt: skip
-
-
-def _may_go(view: TapeView, key: bytes, sum_: BudgetSum, limits: Sequence[Limit], now: int) -> bool:
-    limit = limit_of(key, limits)
-    if limit is None or sum_.running:
-        return False
-    gone = limit.budget.per == "rollout" and view.get("rollouts", keys.rollout_key(limit.of(key))) is None
-    return gone or sum_.since_ns < window_at(limit.budget.window, now).since_ns

@@ -3,6 +3,10 @@
 A budget counts calls that use tokens. A call reserves once, however many upstreams are tried. Which budgets count a
 call is remembered by its model, key, agent, rollout and arms; if none is configured there is no such service.
 
+A call that was refused, did not reach its upstream, or was left before the first byte of the answer has used nothing.
+Any other has used what its provider reports. If the provider reports no counts, the estimate of its tokens counts, and
+is marked as a guess; without an estimate, the reserved amount counts as a guess.
+
 While this gateway alone writes the tape, reservations are in its memory (`ledgers.LocalLedger`); with several workers,
 in the leader's (`ledgers.RemoteLedger`). If there are other gateways, reservations are on the tape, for all to see.
 """
@@ -30,17 +34,19 @@ from penstock.gateway.tape.store.directory import TapeError
 from penstock.gateway.tape.store.recorder import Recorder
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.traffic.budgets import refusal
-from penstock.gateway.traffic.budgets.bounds import PromptCounter, TokenBound, known_model, uses_nothing
 from penstock.gateway.traffic.budgets.claims import (
+    PromptCounter,
+    TokenBound,
     bound_of,
+    budget_refusal,
     budgets_of,
     claims_of,
+    known_model,
     unread_claims,
     unread_of,
+    uses_nothing,
 )
 from penstock.gateway.traffic.budgets.ledgers import LedgerPeers, LedgerServer, LocalLedger, RemoteLedger, ReserveReply
-from penstock.gateway.traffic.budgets.limits import Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import (
     GUESSES,
     LEASE_NS,
@@ -50,64 +56,14 @@ from penstock.gateway.traffic.budgets.operations import (
     BudgetReader,
     BudgetReservation,
     BudgetShortfall,
+    Limit,
     limit_of,
+    nanodollars,
+    window_at,
 )
 from penstock.gateway.traffic.calls.call_record import CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
 from penstock.gateway.wire.http.request import Refusal
-
-# Computes the use of a call from its span. Pure.
-#
-# A call that was refused, did not reach its upstream, or was left before the first byte of the answer has used
-# nothing. Any other has used what its provider reports. If the provider reports no counts, the estimate of its tokens
-# counts, and is marked as a guess; without an estimate, the reserved amount counts as a guess.
-
-
-class CallUsage(NamedTuple):
-    """The tokens that a call has used."""
-
-    tokens: TokenCounts
-    guessed: bool
-
-
-def usage_of(entry: SpanEntry) -> CallUsage | None:
-    """The tokens that a call has used; None if it has used nothing."""
-    refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
-    if entry.upstream is None or entry.first_byte_ns is None or refused:
-        return None
-    told = TokenCounts.of(entry.usage)
-    if entry.estimate is None and entry.partial_tokens is None:
-        return CallUsage(told, False)
-    asked, made = entry.estimate or (None, None)
-    output, guessed = told.output, asked is not None or made is not None
-    if entry.partial_tokens is not None and output is not None and entry.partial_tokens > output:
-        # For an answer that was broken off, some providers have reported only the count at its beginning.
-        output, guessed = entry.partial_tokens, True
-    prompt = asked if told.input is None else told.input
-    output = made if output is None else output
-    return CallUsage(told._replace(input=prompt, output=output), guessed)
-
-
-def charges(
-    claims: Sequence[BudgetClaim], found: CallUsage | None, cost: Callable[[TokenCounts], float | None]
-) -> list[BudgetCharge]:
-    """The use of each budget. `cost`: dollars of tokens; None without a price."""
-    if found is None:
-        return [_UNUSED] * len(claims)
-    tokens, guessed = found
-    used: list[BudgetCharge] = []
-    for claim in claims:
-        unit = claim.limit.budget.unit
-        if unit == "calls":
-            used.append(_ONE_CALL)
-        elif unit == "tokens" and (tokens.input is not None or tokens.output is not None):
-            used.append(BudgetCharge((tokens.input or 0) + (tokens.output or 0), guessed))
-        elif unit == "usd" and (dollars := cost(tokens)) is not None:
-            used.append(BudgetCharge(nanodollars(dollars), guessed))
-        else:
-            used.append(BudgetCharge(claim.amount, guessed=True))
-    return used
-
 
 _UNUSED: Final = BudgetCharge(0)
 _ONE_CALL: Final = BudgetCharge(1)
@@ -216,7 +172,7 @@ class Budgets:
         """The refusal of a call for which these budgets have no room."""
         for one in short:
             self._metrics.budget_refusals[(one.claim.limit.budget.name,)] += 1
-        return refusal.refusal(short, self._now_ns(), bound_of(self._prompts, call, record))
+        return budget_refusal(short, self._now_ns(), bound_of(self._prompts, call, record))
 
     def recorded(self, record: CallRecord, kept: bool) -> None:
         """Called when the tape has the span of a call, or has lost it; frees its reservation in both cases."""
@@ -462,9 +418,6 @@ class Settlement:
         self._budgets.settle(tape, self.asked, [_UNUSED] * len(self.asked.claims))
 
 
-# Checks before the gateway starts that budgets in money can be counted with the list of prices.
-
-
 def prices_of(config: GatewayConfig) -> Prices:
     """The list of prices. Raises `ConfigError` if it cannot be read, or has another currency than budgets in money."""
     try:
@@ -478,3 +431,52 @@ def prices_of(config: GatewayConfig) -> Prices:
             "file of prices in USD, or count tokens"
         )
     return prices
+
+
+# -- the use of a call -------------------------------------------------------------------------------------------------
+
+
+class CallUsage(NamedTuple):
+    """The tokens that a call has used."""
+
+    tokens: TokenCounts
+    guessed: bool
+
+
+def usage_of(entry: SpanEntry) -> CallUsage | None:
+    """The tokens that a call has used; None if it has used nothing."""
+    refused = entry.http_status is None or entry.http_status >= 400 or entry.error == "error_body"
+    if entry.upstream is None or entry.first_byte_ns is None or refused:
+        return None
+    told = TokenCounts.of(entry.usage)
+    if entry.estimate is None and entry.partial_tokens is None:
+        return CallUsage(told, False)
+    asked, made = entry.estimate or (None, None)
+    output, guessed = told.output, asked is not None or made is not None
+    if entry.partial_tokens is not None and output is not None and entry.partial_tokens > output:
+        # For an answer that was broken off, some providers have reported only the count at its beginning.
+        output, guessed = entry.partial_tokens, True
+    prompt = asked if told.input is None else told.input
+    output = made if output is None else output
+    return CallUsage(told._replace(input=prompt, output=output), guessed)
+
+
+def charges(
+    claims: Sequence[BudgetClaim], found: CallUsage | None, cost: Callable[[TokenCounts], float | None]
+) -> list[BudgetCharge]:
+    """The use of each budget. `cost`: dollars of tokens; None without a price."""
+    if found is None:
+        return [_UNUSED] * len(claims)
+    tokens, guessed = found
+    used: list[BudgetCharge] = []
+    for claim in claims:
+        unit = claim.limit.budget.unit
+        if unit == "calls":
+            used.append(_ONE_CALL)
+        elif unit == "tokens" and (tokens.input is not None or tokens.output is not None):
+            used.append(BudgetCharge((tokens.input or 0) + (tokens.output or 0), guessed))
+        elif unit == "usd" and (dollars := cost(tokens)) is not None:
+            used.append(BudgetCharge(nanodollars(dollars), guessed))
+        else:
+            used.append(BudgetCharge(claim.amount, guessed=True))
+    return used

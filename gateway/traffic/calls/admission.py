@@ -37,9 +37,9 @@ from penstock.gateway.traffic.calls.conversations import EMPTY
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects import OPAQUE, find
 from penstock.gateway.wire.dialects.base import Dialect
-from penstock.gateway.wire.dialects.form import is_form
 from penstock.gateway.wire.dialects.loose_json import RequestFields, detached_fields, loads, obj
 from penstock.gateway.wire.dialects.mcp import MCP, PREFIX
+from penstock.gateway.wire.dialects.request_body import is_form
 from penstock.gateway.wire.http.client_connection import ConnectionHints
 from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.redaction import url as redact_url

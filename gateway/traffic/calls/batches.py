@@ -48,7 +48,7 @@ from penstock.gateway.wire.dialects.batches import (
     results,
     with_batch_tier,
 )
-from penstock.gateway.wire.dialects.token_ids import estimate_usage, lacks_token_counts, usage_from_token_ids
+from penstock.gateway.wire.dialects.tokens import estimate_usage, lacks_token_counts, usage_from_token_ids
 
 DATABASE: Final = "batches"
 KNOWN_NS: Final = 90 * 24 * 3600 * 10**9

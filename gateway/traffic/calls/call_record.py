@@ -41,8 +41,8 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
 from penstock.gateway.wire.dialects.responses import deferred_answer_name
-from penstock.gateway.wire.dialects.stream_events import distinct_events
-from penstock.gateway.wire.dialects.token_ids import (
+from penstock.gateway.wire.dialects.sse import distinct_events
+from penstock.gateway.wire.dialects.tokens import (
     estimate_usage,
     lacks_counts,
     lacks_token_counts,

@@ -1,7 +1,7 @@
 """An admitted call: its address, its request, and the facts that were read of it so far.
 
 Agents send the same head again and again. What a head decides of a call, whatever its body, is decided once
-(`HeadDecision`) and kept with the head (`wire.http.request_parser.KnownHeads`). Nothing in it can change while the
+(`HeadDecision`) and kept with the head (`wire.http.request.KnownHeads`). Nothing in it can change while the
 gateway runs: keys, tokens, releases, budgets and the health of upstreams are looked at for each call.
 """
 
@@ -21,7 +21,7 @@ from penstock.gateway.model.span import members
 from penstock.gateway.traffic.calls.conversations import ConversationFingerprint, ConversationMatch, ParsedConversation
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteChoice
-from penstock.gateway.wire.dialects import form
+from penstock.gateway.wire.dialects import request_body
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, peek
@@ -309,7 +309,7 @@ class CallRequest:
         if self._model is _UNREAD:
             if self.peeked is None:
                 if self.form:
-                    self.peeked = form.peek(self.body, self.form)
+                    self.peeked = request_body.peek_form(self.body, self.form)
                 elif self.dialect.peeks:
                     self.peeked = peek(self.body)
             self._model = self.dialect.model(self.body, self.path, self.peeked)

@@ -27,7 +27,7 @@ from penstock.gateway.traffic.calls.conversations import (
     UnreadAnswer,
     new_rollout,
 )
-from penstock.gateway.wire.dialects.items import LARGE
+from penstock.gateway.wire.dialects.request_body import LARGE
 from penstock.gateway.wire.http.client_connection import ConnectionHints
 
 _log = logging.getLogger("penstock.proxy")

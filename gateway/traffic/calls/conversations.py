@@ -30,8 +30,8 @@ from typing import Final, Protocol, cast
 import msgspec
 from msgspec import Raw
 
-from penstock.gateway.wire.dialects.items import LARGE, ConversationItems
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, RequestFields, detached_fields
+from penstock.gateway.wire.dialects.request_body import LARGE, ConversationItems
 from penstock.gateway.wire.http.client_connection import ConnectionHints
 
 # Conversations as numbers: one for the content of each item, and one for each beginning of the conversation. Pure.

@@ -42,12 +42,12 @@ from penstock.gateway.traffic.upstreams.health import retry_after_s, take_next
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
+from penstock.gateway.wire.dialects.request_body import replace_model
 from penstock.gateway.wire.dialects.sse import begins_event_stream
 from penstock.gateway.wire.http.client_connection import ClientConnection
 from penstock.gateway.wire.http.headers import KnownUpstreamHead, frame_body
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest, Refusal, UpstreamFault, internal_fault
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
-from penstock.gateway.wire.model_name import replace_model
 from penstock.gateway.wire.rewriting import Framing
 
 

@@ -29,19 +29,18 @@ from penstock.gateway.traffic.proxy.exact.exact_filter import ExactMiddleware
 from penstock.gateway.traffic.proxy.exact.sessions import ExactSessionStore
 from penstock.gateway.traffic.proxy.proxy_context import CallFilter, CallPlan, Middleware, ProxyContext
 from penstock.gateway.traffic.proxy.translation.translator import TranslationMiddleware, Translator
-from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
+from penstock.gateway.traffic.trials.shadow import ShadowJob
 from penstock.gateway.traffic.upstreams.routes import alias_at
 from penstock.gateway.traffic.versions import ResourceUse
-from penstock.gateway.wire.capture.answer import capture_framing
-from penstock.gateway.wire.capture.request import CaptureRequest, accept_identity, add_capture_fields
+from penstock.gateway.wire.capture import CaptureRequest, accept_identity, add_capture_fields
 from penstock.gateway.wire.dialects.json_scan import LEAF, JsonRange, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, arr, error_message, loads, obj, strict, text
 from penstock.gateway.wire.dialects.parts import TEXT
+from penstock.gateway.wire.dialects.request_body import replace_model
 from penstock.gateway.wire.http.headers import PROMPT
 from penstock.gateway.wire.http.request import GatewayFault, Headers, HttpRequest
 from penstock.gateway.wire.http.upstream_connection import UpstreamConnection
-from penstock.gateway.wire.model_name import replace_model
-from penstock.gateway.wire.rewriting import Framing
+from penstock.gateway.wire.rewriting import Framing, capture_framing
 
 
 @dataclass(frozen=True, slots=True)

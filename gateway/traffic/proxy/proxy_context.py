@@ -19,9 +19,8 @@ from penstock.gateway.traffic.budgets.service import Budgets
 from penstock.gateway.traffic.calls.admission import Admission
 from penstock.gateway.traffic.calls.call_record import NOTHING, BufferUsage, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallRequest
-from penstock.gateway.traffic.trials.rehearsal.rehearsals import Rehearsals
-from penstock.gateway.traffic.upstreams.first_content_timeout import FirstContentTimeouts
-from penstock.gateway.traffic.upstreams.health import STATES
+from penstock.gateway.traffic.trials.rehearsal import Rehearsals
+from penstock.gateway.traffic.upstreams.health import STATES, FirstContentTimeouts
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteChoice, RouteTable, may_serve, rank_upstreams
 from penstock.gateway.traffic.versions import PinTable, ResourceUse

@@ -11,7 +11,7 @@ import asyncio
 
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.plan import plan_route, prompt_named
-from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer
+from penstock.gateway.traffic.trials.tool_player import RehearsalAnswer
 
 
 class RehearsedCall(HttpCall):

@@ -24,7 +24,7 @@ from penstock.gateway.releases.adapter_server import AdapterChanges, ServingErro
 from penstock.gateway.releases.reader import ReleaseReader, pinned_versions
 from penstock.gateway.tape.store import Store
 from penstock.gateway.tape.store.directory import TapeError
-from penstock.gateway.traffic.upstreams.transport import make_transport
+from penstock.gateway.traffic.upstreams.pool import make_transport
 
 EVERY_S: Final = 30.0
 _log = logging.getLogger("penstock.releases")

@@ -27,7 +27,7 @@ from penstock.gateway.model.resource import (
 from penstock.gateway.model.toml import pluralized
 from penstock.gateway.releases.adapter_server import ServingError, VllmClient
 from penstock.gateway.releases.driver import JobProgress, JobReport
-from penstock.gateway.traffic.upstreams.transport import make_transport
+from penstock.gateway.traffic.upstreams.pool import make_transport
 
 ResourceLookup = Callable[[str], tuple[StableVersion, list[Resource]] | None]
 _UNSENT = (

@@ -18,13 +18,14 @@ clock.
 |         | failed                                |         |
 
 A rest takes a second, and twice as long each time that it fails again, half a minute at most; or as long as its answer
-says (`Retry-After`), five minutes at most. Where checks fail (`upstreams.health_checks`) it rests until one passes, or
+says (`Retry-After`), five minutes at most. Where checks fail (`pool.HealthChecker`) it rests until one passes, or
 until there are none any more. Passing over is never refusing: if all upstreams of a call rest, the first of them is
 used. So a wrong judgement costs nothing where there is no other upstream, and a detour where there is.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from math import inf
 from typing import Final, Literal, Protocol, TypeVar
@@ -172,3 +173,35 @@ def retry_after_s(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
     """Return the seconds for which an answer asks to leave its upstream alone; None where it does not."""
     said = next((value for name, value in headers if name.lower() == b"retry-after"), None)
     return None if said is None else retry_after(said.decode("latin-1"), inf)
+
+
+# -- slow streams ------------------------------------------------------------------------------------------------------
+
+LEAST_FIRST_CONTENT_S: Final = 12.0
+FIRST_CONTENT_TIMES: Final = 3.0
+_LAST: Final = 16
+_MODELS: Final = 1000
+
+
+class FirstContentTimeouts:
+    """The time limit for the first content of a model's streams, after which another upstream is used.
+
+    Nobody can tell whether a stream that has begun and is silent will ever go on; but a model that has always begun
+    within two seconds does not think for twenty. So the limit is three times the longest of its last streams, and never
+    less than twelve seconds. The last upstream of a route has no such limit, and teaches it: a model that thinks for a
+    minute costs a detour once."""
+
+    def __init__(self) -> None:
+        self._took: OrderedDict[str, deque[float]] = OrderedDict()
+        """Seconds of the last streams, by model; the model of the newest one is at the end."""
+
+    def limit_s(self, model: str) -> float:
+        """Return the seconds to wait for the first content of one more stream."""
+        return max(LEAST_FIRST_CONTENT_S, FIRST_CONTENT_TIMES * max(self._took.get(model, ()), default=0.0))
+
+    def observe(self, model: str, seconds: float) -> None:
+        """Note that a stream of a model had its first content after this many seconds."""
+        self._took.setdefault(model, deque(maxlen=_LAST)).append(seconds)
+        self._took.move_to_end(model)
+        if len(self._took) > _MODELS:
+            _ = self._took.popitem(last=False)

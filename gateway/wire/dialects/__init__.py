@@ -8,14 +8,25 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from penstock.gateway.wire.dialects.base import Dialect
-from penstock.gateway.wire.dialects.bedrock import BEDROCK, ConverseDialect
+from penstock.gateway.wire.dialects.bedrock import ConverseDialect
 from penstock.gateway.wire.dialects.chat import ChatDialect, CompletionsDialect
-from penstock.gateway.wire.dialects.family import ANTHROPIC, CHATGPT, GEMINI, OPENAI, Family
+from penstock.gateway.wire.dialects.family import (
+    ANTHROPIC,
+    BEDROCK,
+    CHATGPT,
+    FAMILIES_OF,
+    GEMINI,
+    OPENAI,
+    OWNERS,
+    Family,
+    key_kind,
+    owners,
+    query_parameter_kind,
+)
 from penstock.gateway.wire.dialects.gemini import GeminiCountDialect, GeminiDialect, GeminiEmbeddingsDialect
 from penstock.gateway.wire.dialects.mcp import McpDialect
 from penstock.gateway.wire.dialects.messages import CountTokensDialect, MessagesDialect
 from penstock.gateway.wire.dialects.opaque import EmbeddingsDialect, ModelsDialect, OpaqueDialect
-from penstock.gateway.wire.dialects.owners import FAMILIES_OF, OWNERS, key_kind, owners, query_parameter_kind
 from penstock.gateway.wire.dialects.responses import ID, ResponsesDialect, RetrievalDialect
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes, bytes]]

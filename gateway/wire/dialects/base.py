@@ -29,7 +29,6 @@ import msgspec
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Passage, Tool, Turn
 from penstock.gateway.wire.dialects.family import Failure, Family
-from penstock.gateway.wire.dialects.items import ConversationItems, RequestMembers, cutter, member_json
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
@@ -48,13 +47,24 @@ from penstock.gateway.wire.dialects.parts import (
     body_passages,
     error_passage,
     fingerprint,
+    forcing_field,
     message_passages,
     plain_fingerprint,
+    sampling_parameters,
     turn_passages,
 )
-from penstock.gateway.wire.dialects.sampling import forcing_field, sampling_parameters
+from penstock.gateway.wire.dialects.request_body import (
+    ConversationItems,
+    RequestMembers,
+    RequestTexts,
+    TextLocation,
+    TextPointer,
+    TextPointers,
+    cutter,
+    member_json,
+    texts,
+)
 from penstock.gateway.wire.dialects.sse import begins_event_stream
-from penstock.gateway.wire.dialects.text_spans import RequestTexts, TextLocation, TextPointer, TextPointers, texts
 from penstock.gateway.wire.dialects.websocket_messages import (
     ClientMessageFacts,
     ClientMessageKind,
@@ -113,7 +123,7 @@ class Dialect(ABC):
     family: Family
     """The provider's API."""
     families: tuple[Family, ...] = ()
-    """Other families that have the same route: the path or the headers of a call then tell which it is (`owners`)."""
+    """Other families that have the same route: the path or the headers of a call then tell which it is (`family`)."""
     unknown: bool = False
     """True if any family may have the route, and nothing is known of its meaning."""
     answers: bool = False

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.gateway.model.span import Usage
-from penstock.gateway.wire.dialects import form
+from penstock.gateway.wire.dialects import request_body
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, elements, locate, members
 from penstock.gateway.wire.dialects.loose_json import Json, label, lenient, loads, obj, objs, text
 
@@ -237,7 +237,9 @@ def _posted(body: bytes) -> Iterator[tuple[int, int]]:
 
 def _lines_of(body: bytes, content_type: str) -> Iterator[tuple[int, int]]:
     """The offsets of the lines of the file in a form."""
-    at, end = next(((one.start, one.end) for one in form.fields(body, content_type) if one.name == "file"), (0, 0))
+    at, end = next(
+        ((one.start, one.end) for one in request_body.form_fields(body, content_type) if one.name == "file"), (0, 0)
+    )
     while at < end:
         stop = body.find(b"\n", at, end)
         stop = end if stop < 0 else stop

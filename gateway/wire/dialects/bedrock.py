@@ -23,14 +23,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
-import orjson
 
 from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect
 from penstock.gateway.wire.dialects.choices import folded_arguments
-from penstock.gateway.wire.dialects.family import Failure, Family, prefix_field
-from penstock.gateway.wire.dialects.items import cutter
+from penstock.gateway.wire.dialects.family import BEDROCK, Failure, Family
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
@@ -47,16 +45,17 @@ from penstock.gateway.wire.dialects.loose_json import (
     text,
 )
 from penstock.gateway.wire.dialects.parts import tool_of, with_instructions
-from penstock.gateway.wire.dialects.text_spans import (
+from penstock.gateway.wire.dialects.request_body import (
     SYSTEM,
     MessageFields,
     TextPointer,
     TextPointers,
     ToolDescription,
+    cutter,
     text_pointers,
     tool_pointers,
 )
-from penstock.gateway.wire.dialects.usage import converse_usage
+from penstock.gateway.wire.dialects.tokens import converse_usage
 
 # Converse's wire objects as the parts of a Turn, the deltas of a content block as one block, and a tool's result as a
 # block.
@@ -304,29 +303,6 @@ _ROUTE: Final = re.compile(r"/model/(.+)/converse(?:-stream)?")
 _LAST: Final = ("messageStop", "metadata")
 _CLIENT_TOOLS: Final = frozenset({"toolSpec", "cachePoint"})
 """The keys of entries in a list of tools that are no tools of Bedrock's own."""
-
-
-class _Bedrock(Family):
-    """Amazon Bedrock. It has a host for each region, so no upstream is configured by default."""
-
-    name = "bedrock"
-    credential_header = b"Authorization"
-    credential_scheme = b"Bearer "
-    types: ClassVar[Mapping[int, str]] = {
-        401: "UnrecognizedClientException",
-        403: "AccessDeniedException",
-        404: "ResourceNotFoundException",
-        429: "ThrottlingException",
-        500: "InternalServerException",
-        504: "ModelTimeoutException",
-    }
-
-    def error_body(self, status: int, message: str, kind: str | None = None, field: str | None = None) -> bytes:
-        of = self.types.get(status, "ValidationException" if status < 500 else "ServiceUnavailableException")
-        return orjson.dumps({"__type": of, "message": prefix_field(field, message)})
-
-
-BEDROCK: Final[Family] = _Bedrock()
 
 
 class _Text(msgspec.Struct):

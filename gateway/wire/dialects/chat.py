@@ -24,7 +24,6 @@ from penstock.gateway.wire.dialects.choices import (
     call_list,
     folded_calls,
 )
-from penstock.gateway.wire.dialects.items import cutter
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
@@ -50,15 +49,16 @@ from penstock.gateway.wire.dialects.parts import (
     same_arguments,
     thought_text,
 )
-from penstock.gateway.wire.dialects.text_spans import (
+from penstock.gateway.wire.dialects.request_body import (
     MessageFields,
     TextPointer,
     TextPointers,
     ToolDescription,
+    cutter,
     message_pointers,
     tool_pointers,
 )
-from penstock.gateway.wire.dialects.token_ids import IDS, LOGPROBS
+from penstock.gateway.wire.dialects.tokens import IDS, LOGPROBS
 
 _COMMON = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 """The fields of common messages; a message with others is read in full."""

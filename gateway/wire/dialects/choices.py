@@ -23,7 +23,6 @@ from penstock.gateway.wire.dialects.family import OPENAI, ErrorFields, Failure, 
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
-    chunks,
     count,
     dumps,
     error_message,
@@ -34,9 +33,8 @@ from penstock.gateway.wire.dialects.loose_json import (
     peek,
     text,
 )
-from penstock.gateway.wire.dialects.sse import last_data
-from penstock.gateway.wire.dialects.stream_events import StreamReader
-from penstock.gateway.wire.dialects.usage import decoded_fields, latest_usage_fields, openai_usage, usage_fields
+from penstock.gateway.wire.dialects.sse import StreamReader, chunks, last_data
+from penstock.gateway.wire.dialects.tokens import decoded_fields, latest_usage_fields, openai_usage, usage_fields
 
 # Tool calls of a chat stream, put together from the pieces that servers send, by index and id, or whichever of these
 # is given.

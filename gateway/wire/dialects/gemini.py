@@ -21,13 +21,11 @@ from penstock.gateway.model.span import Usage
 from penstock.gateway.model.turn import Choice, Message, Part, Tool
 from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect, choices_of
 from penstock.gateway.wire.dialects.family import GEMINI, VERTEX, ErrorFields, Failure, Family, body_failure, is_error
-from penstock.gateway.wire.dialects.items import ConversationItems, cutter
 from penstock.gateway.wire.dialects.loose_json import (
     DEEPEST,
     Json,
     RequestFields,
     arr,
-    chunks,
     count,
     document,
     dumps,
@@ -38,16 +36,18 @@ from penstock.gateway.wire.dialects.loose_json import (
     text,
 )
 from penstock.gateway.wire.dialects.parts import fingerprint, result_part, tool_of, with_instructions
-from penstock.gateway.wire.dialects.stream_events import StreamReader, as_struct
-from penstock.gateway.wire.dialects.text_spans import (
+from penstock.gateway.wire.dialects.request_body import (
+    ConversationItems,
     Path,
     TextPointer,
     TextPointers,
     ToolDescription,
+    cutter,
     text_pointers,
     tool_pointers,
 )
-from penstock.gateway.wire.dialects.usage import gemini_usage
+from penstock.gateway.wire.dialects.sse import StreamReader, as_struct, chunks
+from penstock.gateway.wire.dialects.tokens import gemini_usage
 
 # Gemini's wire objects as the parts of a Turn, and the pieces of a stream as one answer.
 

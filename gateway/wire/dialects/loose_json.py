@@ -12,14 +12,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
 import orjson
-
-from penstock.gateway.wire.dialects import sse
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -31,6 +29,7 @@ MOST_OBJECTS = 1 << 20
 MOST_VALUES = 1 << 22
 """Most objects and arrays, and most values, of a body that is read. Three bytes of JSON can take two hundred of memory,
 and a microsecond in which nothing else runs."""
+BOM: Final = b"\xef\xbb\xbf"
 MOST_PROBLEMS = 20
 """Most unreadable entries or events of one body that are named; beyond, only their number is noted."""
 LONGEST_LABEL = 256
@@ -257,27 +256,6 @@ def _problem(body: bytes) -> str:
     return "not a readable JSON object" if body else "empty"
 
 
-def chunks(body: bytes, problems: list[str]) -> Iterator[Json]:
-    """The JSON objects of a stream. An error event gets the same shape however it was sent: an object with `error`."""
-    unreadable = 0
-    for number, event in enumerate(sse.events(body), 1):
-        value = loads(event.data)
-        if chunk := obj(value):
-            failed = "error" in (event.type, chunk.get("type"), chunk.get("object"))
-            if chunk.get("error"):
-                yield chunk
-            else:
-                yield chunk | {"error": chunk} if failed else {key: it for key, it in chunk.items() if key != "error"}
-        elif event.type == "error" and event.data.strip():
-            yield {"error": event.data}
-        elif value != {} and event.data.strip() != "[DONE]":
-            unreadable += 1
-            if unreadable <= MOST_PROBLEMS:
-                problems.append(f"response: event {number} is not a readable JSON object")
-    if unreadable > MOST_PROBLEMS:
-        problems.append(f"response: {unreadable - MOST_PROBLEMS:,} more events are no readable JSON objects")
-
-
 def obj(value: Any) -> Json:
     """The value if it is an object, else {}."""
     found: Json = value
@@ -403,7 +381,7 @@ def unambiguous(body: bytes) -> Any:
 def replace_invalid_characters(body: bytes) -> bytes:
     """The text at the same length, with U+FFFD for half surrogate pairs and bytes that are no UTF-8, and without a byte
     order mark; the same object where it has none of these."""
-    return _whole(valid_utf8(b"   " + body[len(sse.BOM) :] if body.startswith(sse.BOM) else body))
+    return _whole(valid_utf8(b"   " + body[len(BOM) :] if body.startswith(BOM) else body))
 
 
 def readable(body: bytes) -> bytes:

@@ -27,6 +27,7 @@ from penstock.gateway.wire.dialects.base import Facts
 from penstock.gateway.wire.dialects.family import Failure, Family, prefix_field
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, elements, locate
 from penstock.gateway.wire.dialects.loose_json import (
+    BOM,
     UNREADABLE,
     Json,
     RequestFields,
@@ -42,7 +43,7 @@ from penstock.gateway.wire.dialects.loose_json import (
 )
 from penstock.gateway.wire.dialects.opaque import OpaqueDialect
 from penstock.gateway.wire.dialects.parts import turn_passages
-from penstock.gateway.wire.dialects.text_spans import FlatToolFields, TextLocation, TextPointer, texts, tool_pointers
+from penstock.gateway.wire.dialects.request_body import FlatToolFields, TextLocation, TextPointer, texts, tool_pointers
 
 PREFIX: Final = "/mcp/"
 CALL: Final = "tools/call"
@@ -161,7 +162,7 @@ _unwanted = lenient(_Cancellation)
 
 def messages(body: bytes) -> list[JsonRpcMessage]:
     """The messages of a body, or of an event's data. One that cannot be read has the kind `unreadable`."""
-    if body.removeprefix(sse.BOM).lstrip()[:1] != b"[":
+    if body.removeprefix(BOM).lstrip()[:1] != b"[":
         return [message(body)]
     try:
         if body.count(b",") > _CROWDED:

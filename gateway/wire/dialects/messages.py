@@ -18,12 +18,10 @@ from penstock.gateway.model.turn import Choice, Message, Part, Tool
 from penstock.gateway.wire.dialects.base import Facts, GenAiNames, JsonPostDialect, routes
 from penstock.gateway.wire.dialects.choices import folded_arguments
 from penstock.gateway.wire.dialects.family import ANTHROPIC, ErrorFields, Failure, body_failure, is_error
-from penstock.gateway.wire.dialects.items import cutter
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
     arr,
-    chunks,
     count,
     dumps,
     entries,
@@ -42,17 +40,17 @@ from penstock.gateway.wire.dialects.parts import (
     result_part,
     with_instructions,
 )
-from penstock.gateway.wire.dialects.sse import last_data
-from penstock.gateway.wire.dialects.stream_events import StreamReader
-from penstock.gateway.wire.dialects.text_spans import (
+from penstock.gateway.wire.dialects.request_body import (
     MessageFields,
     TextPointer,
     TextPointers,
     content_pointers,
+    cutter,
     flat_tool_pointers,
     message_pointers,
 )
-from penstock.gateway.wire.dialects.usage import messages_usage
+from penstock.gateway.wire.dialects.sse import StreamReader, chunks, last_data
+from penstock.gateway.wire.dialects.tokens import messages_usage
 
 _BEGUN = {
     "text_delta": "text", "citations_delta": "text", "thinking_delta": "thinking", "signature_delta": "thinking",

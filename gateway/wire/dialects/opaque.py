@@ -21,7 +21,7 @@ from penstock.gateway.wire.dialects.family import OPENAI, ErrorFields, body_fail
 from penstock.gateway.wire.dialects.loose_json import Json, RequestFields, error_message, label, lenient, loads, obj
 from penstock.gateway.wire.dialects.parts import body_passages
 from penstock.gateway.wire.dialects.sse import last_data
-from penstock.gateway.wire.dialects.usage import embeddings_usage, openai_usage
+from penstock.gateway.wire.dialects.tokens import embeddings_usage, openai_usage
 
 _TAIL: Final = 3
 """Number of events at the end of a stream, one of which may hold the usage."""

@@ -24,12 +24,10 @@ from penstock.gateway.model.turn import Choice, Message, Part, Tool, Turn
 from penstock.gateway.wire.dialects.base import DELTA_TEXT, Dialect, Facts, GenAiNames, JsonPostDialect, routes
 from penstock.gateway.wire.dialects.choices import folded_arguments
 from penstock.gateway.wire.dialects.family import CHATGPT, OPENAI, ErrorFields, Failure, Family, body_failure
-from penstock.gateway.wire.dialects.items import ANSWER_TYPE_SUFFIXES, ConversationItems, cutter, member_json
 from penstock.gateway.wire.dialects.loose_json import (
     Json,
     RequestFields,
     arr,
-    chunks,
     count,
     dumps,
     entries,
@@ -49,19 +47,22 @@ from penstock.gateway.wire.dialects.parts import (
     result_part,
     with_instructions,
 )
-from penstock.gateway.wire.dialects.sse import first_data, last_data
-from penstock.gateway.wire.dialects.stream_events import StreamReader
-from penstock.gateway.wire.dialects.text_spans import (
+from penstock.gateway.wire.dialects.request_body import (
+    ANSWER_TYPE_SUFFIXES,
+    ConversationItems,
     MessageFields,
     Path,
     TextPointer,
     TextPointers,
     ToolDescription,
     content_pointers,
+    cutter,
+    member_json,
     message_pointers,
     tool_pointers,
 )
-from penstock.gateway.wire.dialects.usage import decoded_fields, openai_usage, usage_fields
+from penstock.gateway.wire.dialects.sse import StreamReader, chunks, first_data, last_data
+from penstock.gateway.wire.dialects.tokens import decoded_fields, openai_usage, usage_fields
 from penstock.gateway.wire.dialects.websocket_messages import (
     ENDS,
     is_steering_event,

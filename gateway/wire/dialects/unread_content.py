@@ -1,9 +1,9 @@
 """Finds content in an answer's bytes that its dialect does not read: a net for changes that nobody knows of yet. Pure.
 
-Wire formats change without notice. Keys that are in no table of `wire_shapes` are checked: does the value look like a
-model's output, or like a count of tokens, and is it missing from the Turn that the dialect reads? So a dialect that
-learns to read another key needs no row; a row only saves the check. Known keys are held against the summary: tool calls
-that it does not count, texts where it has no answer, ids and log-probabilities that are impossible.
+Wire formats change without notice. Keys that are in no table below are checked: does the value look like a model's
+output, or like a count of tokens, and is it missing from the Turn that the dialect reads? So a dialect that learns to
+read another key needs no row; a row only saves the check. Known keys are held against the summary: tool calls that it
+does not count, texts where it has no answer, ids and log-probabilities that are impossible.
 
 The ordinary answer has known keys only. It is decoded once, and checked place by place and not event by event.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from types import GenericAlias
@@ -26,9 +27,179 @@ from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect, Facts
 from penstock.gateway.wire.dialects.bedrock import frames
-from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, arr, chunks, dumps, is_bulky, loads, obj, objs
-from penstock.gateway.wire.dialects.token_ids import tokens_of
-from penstock.gateway.wire.dialects.wire_shapes import KINDS, SHAPES, ObjectShape
+from penstock.gateway.wire.dialects.loose_json import UNREADABLE, Json, arr, dumps, is_bulky, loads, obj, objs
+from penstock.gateway.wire.dialects.sse import chunks
+from penstock.gateway.wire.dialects.tokens import tokens_of
+
+# -- the known keys of answers -----------------------------------------------------------------------------------------
+
+# Those that are read, and those that hold nothing of the model's output (ids, fingerprints, citations, padding ...). A
+# row is a path of keys, arrays left out, and the keys of the objects there. `~` marks a text, which is a string or
+# null: any other value is checked. After a path `!` marks a place of the model's output, where any new key may hold
+# some of it, and `#KEY` a place of tool calls, which that key tells apart. Events of kinds that are not in `KINDS` are
+# checked as a whole.
+
+Table: TypeAlias = Mapping[str, str]
+
+
+@dataclass(slots=True)
+class ObjectShape:
+    """The objects at one place."""
+
+    known: set[str] = field(default_factory=set[str])
+    texts: set[str] = field(default_factory=set[str])
+    inner: dict[str, ObjectShape] = field(default_factory=dict[str, "ObjectShape"])
+    speaks: bool = False
+    """True if the objects hold the model's output."""
+    calls: str | None = None
+    """Where each object is a tool call, the key that tells calls apart; else None."""
+
+
+def shape(*tables: Table) -> ObjectShape:
+    """Make a shape of tables, along which an answer is checked."""
+    root = ObjectShape()
+    for path, keys in (row for table in tables for row in table.items()):
+        place, _, calls = path.partition("#")
+        at = root
+        for name in filter(None, place.rstrip("!").split(".")):
+            at.known.add(name)
+            at = at.inner.setdefault(name, ObjectShape())
+        at.speaks, at.calls = at.speaks or place.endswith("!"), calls or at.calls
+        at.known |= {key.rstrip("~") for key in keys.split()}
+        at.texts |= {key.rstrip("~") for key in keys.split() if key.endswith("~")}
+    return root
+
+
+_SPOKEN: Final = (
+    "role content~ refusal~ reasoning~ reasoning_content~ tool_calls function_call audio annotations citations "
+    "images name obfuscation padding executed_tools"
+)
+_CALL: Final = "index id type extra_content provider_specific_fields"
+
+
+def _said(place: str) -> Table:
+    """The keys of a message of chat, or of a piece of one."""
+    return {
+        f"choices.{place}!": _SPOKEN,
+        f"choices.{place}.tool_calls!#id": _CALL,
+        f"choices.{place}.tool_calls.function!": "name~ arguments~",
+        f"choices.{place}.tool_calls.custom!": "name~ input~",
+        f"choices.{place}.function_call!": "name~ arguments~",
+        f"choices.{place}.audio!": "id data transcript expires_at format",
+    }
+
+
+_CHAT: Final[Table] = {
+    "": "id object created model choices usage error system_fingerprint service_tier provider request_id obfuscation "
+    "prompt_token_ids prompt_logprobs prompt_text kv_transfer_params prompt_filter_results prompt_annotations timings "
+    "citations search_results web_search metadata nvext moderation type code",
+    "x_groq": "id error debug",
+    "choices": "index finish_reason native_finish_reason stop_reason matched_stop error seed logprobs token_ids "
+    "prompt_token_ids prompt_logprobs content_filter_results content_filter_offsets hidden_states routed_experts",
+}
+_BLOCK: Final = (
+    "type id name text~ thinking~ signature input data citations caller content tool_use_id is_error cache_control "
+    "source title context server_name"
+)
+_MESSAGE: Final = (
+    "id type role model content stop_reason stop_sequence stop_details usage container context_management "
+)
+_ANTHROPIC: Final[Table] = {"": _MESSAGE + "error request_id diagnostics", "content!#id": _BLOCK}
+_ANTHROPIC_EVENTS: Final[Table] = {
+    "": "type index message content_block delta usage error context_management request_id p",
+    "message": _MESSAGE + "diagnostics",
+    "content_block!#id": _BLOCK,
+    "delta!": "type text~ thinking~ signature partial_json~ citation stop_reason stop_sequence stop_details container "
+    "estimated_tokens",
+}
+_RESPONSE: Final = (
+    "id object created_at completed_at status background billing error incomplete_details instructions "
+    "max_output_tokens max_tool_calls metadata model output parallel_tool_calls previous_response_id conversation "
+    "prompt prompt_cache_key prompt_cache_retention reasoning safety_identifier service_tier store temperature text "
+    "tool_choice tools top_logprobs top_p truncation usage tool_usage user output_text moderation frequency_penalty "
+    "presence_penalty kv_transfer_params input_messages output_messages"
+)
+_ITEM: Final = (
+    "id type status role content summary arguments call_id name namespace input output action results queries code "
+    "container_id encrypted_content result error phase operation pending_safety_checks acknowledged_safety_checks "
+    "outputs server_label approval_request_id tools created_by caller environment max_output_length revised_prompt "
+    "size quality background output_format"
+)
+_PART: Final = "type text~ refusal~ annotations logprobs"
+_RESPONSES: Final[Table] = {"": _RESPONSE, "output!#call_id": _ITEM, "output.content!": _PART}
+_RESPONSES_EVENTS: Final[Table] = {
+    "": "type sequence_number response output_index item_id content_index summary_index annotation_index item part "
+    "delta text~ refusal~ arguments~ input~ name logprobs obfuscation annotation error code message param status "
+    "stream_id event_id",
+    "response": _RESPONSE,
+    "response.output!#call_id": _ITEM,
+    "response.output.content!": _PART,
+    "item!#call_id": _ITEM,
+    "item.content!": _PART,
+    "part!": _PART,
+}
+_GEMINI: Final[Table] = {
+    "": "candidates promptFeedback usageMetadata modelVersion responseId createTime error modelStatus",
+    "candidates": "content finishReason finishMessage index safetyRatings citationMetadata tokenCount avgLogprobs "
+    "logprobsResult groundingMetadata groundingAttributions urlContextMetadata urlRetrievalMetadata",
+    "candidates.content": "role parts",
+    "candidates.content.parts!": "text~ thought thoughtSignature functionCall inlineData fileData executableCode "
+    "codeExecutionResult videoMetadata mediaResolution partMetadata toolCall toolResponse",
+    "candidates.content.parts.functionCall!#id": "id name args willContinue",
+}
+_TOOL_USE: Final = "toolUseId name input type"
+_CONVERSE: Final[Table] = {
+    "": "output stopReason usage metrics additionalModelResponseFields trace performanceConfig serviceTier message "
+    "Message error",
+    "output": "message",
+    "output.message": "role content",
+    "output.message.content!": "text~ image document video audio toolUse toolResult guardContent cachePoint "
+    "reasoningContent citationsContent searchResult",
+    "output.message.content.toolUse!#toolUseId": _TOOL_USE,
+}
+_CONVERSE_FRAMES: Final[Table] = {
+    "": "messageStart contentBlockStart contentBlockDelta contentBlockStop messageStop metadata",
+    "messageStart": "role p",
+    "contentBlockStart": "start contentBlockIndex p",
+    "contentBlockStart.start!": "toolUse toolResult image",
+    "contentBlockStart.start.toolUse!#toolUseId": _TOOL_USE,
+    "contentBlockDelta": "delta contentBlockIndex p",
+    "contentBlockDelta.delta!": "text~ toolUse toolResult reasoningContent citation image",
+    "contentBlockDelta.delta.toolUse!": "input~",
+    "contentBlockDelta.delta.reasoningContent!": "text~ signature redactedContent",
+    "contentBlockStop": "contentBlockIndex p",
+    "messageStop": "stopReason additionalModelResponseFields p",
+    "metadata": "usage metrics trace performanceConfig serviceTier p",
+}
+SHAPES: Final[Mapping[str, tuple[ObjectShape, ObjectShape]]] = {
+    "chat": (shape(_CHAT, _said("message")), shape(_CHAT, _said("delta"))),
+    "completions": (shape(_CHAT, {"choices": "text~"}), shape(_CHAT, {"choices": "text~"})),
+    "messages": (shape(_ANTHROPIC), shape(_ANTHROPIC_EVENTS)),
+    "responses": (shape(_RESPONSES), shape(_RESPONSES_EVENTS)),
+    "gemini": (shape(_GEMINI), shape(_GEMINI)),
+    "converse": (shape(_CONVERSE), shape(_CONVERSE_FRAMES)),
+}
+"""Shapes by dialect: of plain answers, and of the events of a stream."""
+_DELTAS: Final = ("output_text", "refusal", "function_call_arguments", "custom_tool_call_input")
+_DELTAS_OF_REASONING: Final = ("reasoning_text", "reasoning_summary_text")
+KINDS: Final[Mapping[str, frozenset[str]]] = {
+    "messages": frozenset(
+        {"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"}
+        | {"message_stop", "ping", "error"}
+    ),
+    "responses": frozenset(
+        {f"response.{end}" for end in ("created", "queued", "in_progress", "completed", "incomplete", "failed")}
+        | {"response.cancelled", "response.metadata", "error", "keepalive", "ping", "codex.rate_limits"}
+        | {f"response.{item}.{end}" for item in ("output_item", "content_part") for end in ("added", "done")}
+        | {f"response.reasoning_summary_part.{end}" for end in ("added", "done")}
+        | {f"response.{item}.{end}" for item in (*_DELTAS, *_DELTAS_OF_REASONING) for end in ("delta", "done")}
+        | {"response.output_text.annotation.added"}
+    ),
+}
+"""By dialect: the kinds of events that are read, or have no content."""
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
 
 Kind: TypeAlias = Literal["text", "tool_calls", "token_ids", "token_counts", "logprobs", "usage"]
 Gaps: TypeAlias = dict[str, Kind]
@@ -47,7 +218,6 @@ DEEPEST: Final = 12
 """Levels below an unknown key that are checked."""
 LONGEST: Final = 120
 """Most characters of a path."""
-
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_$][\w.$-]{0,47}", re.ASCII)
 _WORD = re.compile(r"[\w.:/-]{1,32}")
@@ -206,7 +376,7 @@ def recheck_unread(span: Span, request: bytes, response: bytes) -> Gaps:
     return find_unread(dialect, request, response, stream, dialect.facts(request, response, stream), response)
 
 
-_SPOKEN: Final = Literal["text", "thinking", "redacted_thinking", "message", "reasoning"]
+_SPOKEN_TYPES: Final = Literal["text", "thinking", "redacted_thinking", "message", "reasoning"]
 """Types of objects that are no tool calls, in places where a tool call may stand."""
 
 
@@ -216,7 +386,7 @@ def _strict(shape: ObjectShape, kinds: frozenset[str] | None = None) -> type[msg
     for key in sorted(shape.known):
         kind: Any = msgspec.Raw
         if key == "type" and (kinds or shape.calls):
-            made.insert(0, (key, Literal[*sorted(kinds)] if kinds else _SPOKEN))
+            made.insert(0, (key, Literal[*sorted(kinds)] if kinds else _SPOKEN_TYPES))
             continue
         if key in shape.inner:
             inner = _strict(shape.inner[key])
@@ -227,7 +397,7 @@ def _strict(shape: ObjectShape, kinds: frozenset[str] | None = None) -> type[msg
             kind = None
         made.append((key, kind, msgspec.Raw() if kind is msgspec.Raw else None))
     if shape.calls and "type" not in shape.known:
-        made.insert(0, ("type", _SPOKEN))
+        made.insert(0, ("type", _SPOKEN_TYPES))
     return msgspec.defstruct("Known", made, forbid_unknown_fields=True, gc=False)
 
 

@@ -2,7 +2,7 @@
 
 Requests that arrive while one is being served wait their turn, and so does the refusal of bytes that are no request, so
 that no answer is written into another. Reading never stops, because only reading shows that a client is gone; a client
-that pipelines without end is refused (`gateway.wire.http.request_parser`). A half-closed client counts as gone, for
+that pipelines without end is refused (`gateway.wire.http.request`). A half-closed client counts as gone, for
 the same reason.
 """
 
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-from penstock.gateway.wire.http.request import HttpRequest
-from penstock.gateway.wire.http.request_parser import KnownHeads, RequestReader
+from penstock.gateway.wire.http.request import HttpRequest, KnownHeads, RequestReader
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _AGREED = b"HTTP/1.1 200 OK\r\n\r\n"

@@ -2,7 +2,7 @@
 
 Every header passes in its order, spelling and number, except those that concern one connection only (hop-by-hop
 headers, RFC 9110 §7.6.1), the client's `Host`, the gateway's own keys, which no upstream may see, and keys of other
-families than the upstream's (`dialects.owners`). The action for a header is decided once per name and upstream,
+families than the upstream's (`dialects.family`). The action for a header is decided once per name and upstream,
 for a key once per value. Only the optional whitespace around a request's header value is normalised; an answer's lines
 pass byte for byte. Pure.
 """
@@ -13,8 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from penstock.gateway.wire.dialects.family import Family
-from penstock.gateway.wire.dialects.owners import KeyFilter, key_kind, query_parameter_kind
+from penstock.gateway.wire.dialects.family import Family, KeyFilter, key_kind, query_parameter_kind
 from penstock.gateway.wire.http.redaction import MASK
 from penstock.gateway.wire.http.request import Headers, HttpRequest, Refusal
 

@@ -1,7 +1,8 @@
 """Takes known secrets and the finds of masking rules out of texts, before these go to the tape.
 
 `Masker` is a `Secrets`, so rules hold wherever known values are masked; these are masked first. A text to which a rule
-cannot be applied for sure becomes asterisks as a whole. Notes record the masking; `noting` begins new ones for a call.
+cannot be applied for sure becomes asterisks as a whole. Notes record the masking; `for_call` begins new ones for a
+call.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import orjson
+from pydantic import AfterValidator, Field, model_validator
 
 from penstock.gateway.model.facts import MASKED, MASKING_FAILED
 from penstock.gateway.model.known_secrets import BodyContext, Secrets, with_distinct_keys
-from penstock.gateway.model.toml import ConfigError
-from penstock.gateway.wire.dialects.json_scan import BodyFormatError
-from penstock.gateway.wire.json_paths import JsonPaths
-from penstock.gateway.wire.masking.bodies import mask_body, without_tokens
-from penstock.gateway.wire.masking.body_search import BodySearch, MaskingError, MaskingResult, RuleSet
-from penstock.gateway.wire.masking.rules import MaskingRule
+from penstock.gateway.model.toml import ConfigError, Section
+from penstock.gateway.wire.dialects.json_scan import EVERYTHING, BodyFormatError, JsonPaths, parse_path
+from penstock.gateway.wire.masking.bodies import (
+    BodySearch,
+    MaskingError,
+    MaskingResult,
+    RuleSet,
+    mask_body,
+    without_tokens,
+)
 from penstock.gateway.wire.masking.text import (
     STAR,
     BodyText,
@@ -40,12 +46,42 @@ _VALUE: Final = re.compile(rb"(?m)(?<=: )[^\r\n]+")
 _AS_JSON: Final = BodyContext("application/json")
 
 
-def _pattern(rule: MaskingRule) -> MaskingPattern:
-    try:
-        return MaskingPattern(rule.pattern or "")
-    except ValueError as error:
-        raise ConfigError(f"masking rule {rule.name!r}: pattern {error}") from None
+# -- the settings ------------------------------------------------------------------------------------------------------
 
+
+def _path(value: str) -> str:
+    if value == EVERYTHING:
+        raise ValueError("the path of a masking rule names a member: write **.email, or * for all of them")
+    if not value or value.startswith("/"):
+        said = f'write ["{value}"] for a member of this name' if value else "write the name of a member"
+        raise ValueError(f"{value!r} is no path: {said}")
+    _ = parse_path(value)
+    return value
+
+
+MemberPath = Annotated[str, AfterValidator(_path)]
+
+
+class MaskingRule(Section):
+    """`[[masking]]`: what is replaced by asterisks before a call is written to the tape."""
+
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")
+    """What spans, metrics and messages call it."""
+    pattern: str | None = None
+    """A regular expression of RE2: what it finds in a text is masked."""
+    paths: list[MemberPath] = Field(default=[])
+    """Paths of JSON members, whose values are masked whole."""
+
+    @model_validator(mode="after")
+    def _looks_for_one_thing(self) -> MaskingRule:
+        if self.pattern is None and not self.paths:
+            raise ValueError(f'{self.name!r} masks nothing: add a pattern, or paths = ["**.email"]')
+        if self.pattern is not None and self.paths:
+            raise ValueError(f"{self.name!r} has a pattern and paths: make a rule of each")
+        return self
+
+
+# -- the rules at work -------------------------------------------------------------------------------------------------
 
 Labels: TypeAlias = tuple[str, ...]
 
@@ -83,6 +119,13 @@ class MaskingCounts:
             self._said.add(name)
         if new and not self._quiet:
             _log.warning("masking failed, so a body was not kept: %s; more of this rule is counted, not logged", why)
+
+
+def _pattern(rule: MaskingRule) -> MaskingPattern:
+    try:
+        return MaskingPattern(rule.pattern or "")
+    except ValueError as error:
+        raise ConfigError(f"masking rule {rule.name!r}: pattern {error}") from None
 
 
 class CompiledRules:

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.reading.turns import MOST_ENCODINGS, MOST_MEMBERS, decode_body
-from penstock.gateway.wire.dialects import items, loose_json
-from penstock.gateway.wire.dialects.items import skim
+from penstock.gateway.wire.dialects import loose_json, request_body
 from penstock.gateway.wire.dialects.loose_json import RequestFields, is_bulky, loads, peek
+from penstock.gateway.wire.dialects.request_body import skim
 
 MEGABYTE = 1 << 20
 GIGABYTES = 10
@@ -190,10 +190,10 @@ def test_what_is_bulky() -> None:
 
 def test_a_large_request_has_a_bounded_number_of_items() -> None:
     for body in (
-        b'{"messages":[' + b"1," * items.MOST_ITEMS + b"1]}",
-        b"{" + b'"a":1,' * items.MOST_ITEMS + b'"messages":[1]}',
+        b'{"messages":[' + b"1," * request_body.MOST_ITEMS + b"1]}",
+        b"{" + b'"a":1,' * request_body.MOST_ITEMS + b'"messages":[1]}',
     ):
-        with pytest.raises(ValueError, match=f"more than {items.MOST_ITEMS} items"):
+        with pytest.raises(ValueError, match=f"more than {request_body.MOST_ITEMS} items"):
             skim(body, frozenset({"messages"}))
     assert len(skim(b'{"messages":[' + b"1," * 1000 + b"1]}", frozenset({"messages"}))["messages"]) == 1001
 

@@ -25,7 +25,7 @@ from penstock.gateway.config import ConfigError, GatewayConfig, UpstreamSettings
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.settings import TlsSettings
 from penstock.gateway.process.listeners import ServerTls
-from penstock.gateway.traffic.upstreams.transport import make_transport
+from penstock.gateway.traffic.upstreams.pool import make_transport
 from penstock.sidecar.intercept.egress import EgressConnector, ProxyTimeouts, RolloutBinding
 from penstock.sidecar.run.agent.helper import EVENTS, _post
 

@@ -16,7 +16,7 @@ from fakes.mcp_wire import call
 from fakes.waiting import until
 
 from penstock.gateway.model.span import Span, SpanStatus
-from penstock.gateway.wire.dialects.sse import BOM
+from penstock.gateway.wire.dialects.loose_json import BOM
 
 Named = Callable[[str, aiohttp.ClientSession], Hosted]
 

@@ -21,7 +21,7 @@ from penstock.gateway.model.turn import Message
 from penstock.gateway.wire.dialects.chat import ChatDialect
 from penstock.gateway.wire.dialects.loose_json import Json, arr, obj, objs
 from penstock.gateway.wire.dialects.parts import fingerprint, flat
-from penstock.gateway.wire.dialects.token_ids import read_tokens
+from penstock.gateway.wire.dialects.tokens import read_tokens
 
 # Reads chat completions for sessions: the messages of a request, one by one, and the answer. Pure.
 #

@@ -30,7 +30,7 @@ from penstock.gateway.traffic.proxy.exact.chat_answer import (
     PendingTokens,
     decode_event,
 )
-from penstock.gateway.traffic.trials.replay.sender import DROPPED
+from penstock.gateway.traffic.trials.sender import DROPPED
 from penstock.gateway.traffic.upstreams.pool import CONNECT_S, ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
 from penstock.gateway.wire.dialects.family import Family

@@ -51,7 +51,7 @@ from penstock.gateway.traffic.proxy.exact.sessions import (
 from penstock.gateway.traffic.proxy.proxy_context import CallFilter, CallPlan, PendingCall
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.loose_json import Json, obj, strict
-from penstock.gateway.wire.dialects.token_ids import WIDTH
+from penstock.gateway.wire.dialects.tokens import WIDTH
 from penstock.gateway.wire.http.request import HttpRequest, Refusal
 
 _log = logging.getLogger("penstock.exact")

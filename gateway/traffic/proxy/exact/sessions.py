@@ -33,9 +33,9 @@ from penstock.gateway.traffic.proxy.exact.chat_answer import (
     message_fingerprints,
     messages,
 )
-from penstock.gateway.traffic.trials.replay.sender import background
+from penstock.gateway.traffic.trials.sender import background
 from penstock.gateway.wire.dialects.loose_json import Json, loads, obj, text
-from penstock.gateway.wire.dialects.token_ids import WIDTH
+from penstock.gateway.wire.dialects.tokens import WIDTH
 
 # Finds the tokens that a chat template writes after a model's turn, to continue a session. Pure.
 #
@@ -50,7 +50,7 @@ from penstock.gateway.wire.dialects.token_ids import WIDTH
 # whatever the turn says: with another text in its place the same token stands there (`turn_tail`). And that token
 # must stand in the turn once, so the model did not write it as text. Otherwise the session cannot be continued.
 #
-# Ids are bytes of 32-bit integers, as in `gateway.wire.dialects.token_ids`.
+# Ids are bytes of 32-bit integers, as in `gateway.wire.dialects.tokens`.
 
 
 class TurnTokens(NamedTuple):

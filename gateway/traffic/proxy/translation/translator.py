@@ -37,7 +37,7 @@ from penstock.gateway.traffic.proxy.translation.framing import (
 from penstock.gateway.traffic.proxy.translation.litellm import LiteLlmApi
 from penstock.gateway.traffic.proxy.translation.messages import MessagesConverter
 from penstock.gateway.traffic.proxy.translation.responses import ResponsesConverter
-from penstock.gateway.wire.capture.request import accept_identity
+from penstock.gateway.wire.capture import accept_identity
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import Json
 from penstock.gateway.wire.http.redaction import url as redact_url

@@ -34,7 +34,7 @@ from penstock.gateway.reading.diagnosis import diagnosis as module
 from penstock.gateway.reading.diagnosis.diagnosis import BaseUrlEffects, diagnose
 from penstock.gateway.reading.diagnosis.findings import HARMLESS
 from penstock.gateway.reading.diagnosis.tool_uses import tools_used
-from penstock.gateway.wire.dialects.token_ids import length, read_tokens
+from penstock.gateway.wire.dialects.tokens import length, read_tokens
 
 DOCS = Path(__file__).parents[4] / "docs" / "doctor.md"
 Json = dict[str, Any]

@@ -30,7 +30,7 @@ from penstock.gateway.reading.policy.policy import (
 )
 from penstock.gateway.reading.policy.questions import PolicyAnswer, Question, QuestionEnd, QuestionQueue
 from penstock.gateway.reading.policy.rules import Condition, PolicyRule, Redaction, UnreadableCall, change_at, values_at
-from penstock.gateway.wire.json_paths import compiled_paths
+from penstock.gateway.wire.dialects.json_scan import compiled_paths
 
 
 def rule(verdict: str = "deny", **given: Any) -> PolicyRule:

@@ -22,7 +22,7 @@ from penstock.gateway.releases.prompt_recogniser import (
     sha256,
 )
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.text_spans import encoded, spans
+from penstock.gateway.wire.dialects.request_body import encoded, spans
 
 STABLE = Template.parse("You are an agent.\nCustomer: {customer}\nToday: {date}")
 OTHER = Template.parse("Today is {date}. Help {customer} — “at once”.")

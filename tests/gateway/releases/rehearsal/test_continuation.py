@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from examples.demo.model import DemoAnswer, DemoToolCall, Json
 from penstock.gateway.model.turn import Message, Part
-from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import (
+from penstock.gateway.traffic.trials.tool_player import (
     ContinuationError,
     HiddenMessages,
     conversation,

@@ -11,7 +11,7 @@ from fakes.some import some
 
 from bench.trajectories import DATA, calls_of
 from penstock.gateway.model.turn import Turn
-from penstock.gateway.traffic.trials.rehearsal.recorded_rollouts import Cassette, CassetteMiss
+from penstock.gateway.traffic.trials.tool_player import Cassette, CassetteMiss
 from penstock.gateway.wire.dialects import by_name
 
 

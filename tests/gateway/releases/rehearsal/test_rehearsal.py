@@ -38,7 +38,7 @@ from penstock.gateway.model.release import NewRelease, Release
 from penstock.gateway.model.release_policy import Replay
 from penstock.gateway.model.rollout import Outcome
 from penstock.gateway.model.span import Span
-from penstock.gateway.traffic.trials.replay.recorded_calls import DAMAGED
+from penstock.gateway.traffic.trials.replay import DAMAGED
 
 AGENTS = Path(__file__).parents[1] / "agents"
 PLAIN = AGENTS / "plain.py"

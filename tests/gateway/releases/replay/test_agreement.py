@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Choice, Turn
 from penstock.gateway.releases.canary.evidence import PassTest, ReorderBuffer
-from penstock.gateway.traffic.trials.replay.judges import (
+from penstock.gateway.traffic.trials.judges import (
     NextAction,
     canonical,
     exact,

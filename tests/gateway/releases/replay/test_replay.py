@@ -34,12 +34,11 @@ from penstock.gateway.model.span import Span
 from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.tape.store.transaction import Transaction
-from penstock.gateway.traffic.trials.replay import sender, stage
-from penstock.gateway.traffic.trials.replay.judges import HOPELESS
-from penstock.gateway.traffic.trials.replay.recorded_calls import DAMAGED, FEW, ReplaySource
-from penstock.gateway.traffic.trials.replay.sender import without_masked_values
-from penstock.gateway.traffic.trials.replay.stage import CallReplayJob
-from penstock.gateway.wire.capture.request import add_capture_fields
+from penstock.gateway.traffic.trials import replay, sender
+from penstock.gateway.traffic.trials.judges import HOPELESS
+from penstock.gateway.traffic.trials.replay import DAMAGED, FEW, CallReplay, ReplaySource
+from penstock.gateway.traffic.trials.sender import without_masked_values
+from penstock.gateway.wire.capture import add_capture_fields
 from penstock.gateway.wire.dialects import by_name
 
 MODULES = count()
@@ -324,7 +323,7 @@ async def test_many_long_versions_do_not_hold_up_the_gateway(rig: Bench, monkeyp
         threads.append(threading.current_thread())
         return ReplaySource(*given)
 
-    monkeypatch.setattr(stage, "ReplaySource", reading)
+    monkeypatch.setattr(replay, "ReplaySource", reading)
     assert "there are no recorded calls of travel" in (await rig.replay(await rig.release())).why
     (thread,) = threads
     assert thread is not threading.main_thread()
@@ -668,7 +667,7 @@ async def test_on_real_trajectories_an_identical_candidate_agrees_with_the_incum
             await rig.record(f"t{number}", json.loads(body), recorded(json.loads(body)))
     rig.provider.script = recorded
     release = await rig.release("airline")
-    report = await CallReplayJob(rig.context)(release, JobProgress("replay"))
+    report = await CallReplay(rig.context, release, JobProgress("replay")).report()
     assert report.ok
     assert report.evidence["verdict"] == "pass"
     assert report.evidence["candidate"] == report.evidence["incumbent"] == 1.0

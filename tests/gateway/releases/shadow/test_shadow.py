@@ -34,8 +34,8 @@ from penstock.gateway.releases.catalog import find_resources
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.calls.call_record import BufferUsage, CallRecord
 from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
-from penstock.gateway.traffic.trials.replay.sender import ReleaseSender
-from penstock.gateway.traffic.trials.shadow.stage import ShadowJob
+from penstock.gateway.traffic.trials.sender import ReleaseSender
+from penstock.gateway.traffic.trials.shadow import ShadowJob
 from penstock.gateway.traffic.versions import ResourceUse
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.http.redaction import Redactor

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.traffic.budgets.bounds import ADDED, IMAGE, PromptCounter, TokenBound, bound
+from penstock.gateway.traffic.budgets.claims import ADDED, IMAGE, PromptCounter, TokenBound, bound
 from penstock.gateway.wire.dialects import find
 from penstock.gateway.wire.dialects.loose_json import peek
 

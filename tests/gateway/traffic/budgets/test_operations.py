@@ -19,7 +19,6 @@ from penstock.gateway.model.state import Budget
 from penstock.gateway.tape.store import Store, keys
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
 from penstock.gateway.traffic.budgets.ledgers import LedgerServer, LocalLedger, RemoteLedger
-from penstock.gateway.traffic.budgets.limits import Limit, nanodollars, window_at
 from penstock.gateway.traffic.budgets.operations import (
     LEASE_NS,
     RESERVATIONS,
@@ -31,6 +30,9 @@ from penstock.gateway.traffic.budgets.operations import (
     BudgetReader,
     BudgetReservation,
     BudgetShortfall,
+    Limit,
+    nanodollars,
+    window_at,
 )
 from penstock.gateway.wire.dialects.loose_json import MOST_TOKENS
 

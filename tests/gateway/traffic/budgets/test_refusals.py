@@ -11,10 +11,16 @@ from fakes.process import ROOT
 
 from penstock.gateway.model.prices import Price
 from penstock.gateway.model.state import Budget
-from penstock.gateway.traffic.budgets.bounds import TokenBound
-from penstock.gateway.traffic.budgets.limits import BudgetWindow, Limit, nanodollars, window_at
-from penstock.gateway.traffic.budgets.operations import BudgetClaim, BudgetShortfall, BudgetSum
-from penstock.gateway.traffic.budgets.refusal import refusal, unpriced
+from penstock.gateway.traffic.budgets.claims import TokenBound, budget_refusal, unpriced
+from penstock.gateway.traffic.budgets.operations import (
+    BudgetClaim,
+    BudgetShortfall,
+    BudgetSum,
+    BudgetWindow,
+    Limit,
+    nanodollars,
+    window_at,
+)
 from penstock.gateway.wire.http.request import Refusal
 
 DAY = 86_400 * 10**9
@@ -40,7 +46,7 @@ def headers(made: Refusal) -> dict[str, str]:
 
 
 def test_it_frees_with_its_window() -> None:
-    made = refusal([short(19.95, 0.02, 0.12, running=1)], NOW, ASKED)
+    made = budget_refusal([short(19.95, 0.02, 0.12, running=1)], NOW, ASKED)
     assert (made.status, made.kind) == (429, "budget")
     assert made.message == (
         "budget 'day' has no room for this call until 2024-10-05 00:00:00 UTC (in 64,800 s): key 'team-a' has used "
@@ -60,17 +66,17 @@ def test_the_page_about_budgets_shows_one() -> None:
     december = 1_796_083_200
     told = short(199.7, 0.2, 0.31, 1, name="teams", limit=200, window="month")
     now = (december - 340_512) * 10**9
-    made = refusal([told._replace(window=window_at("month", now))], now, TokenBound(14_080, 4_096))
+    made = budget_refusal([told._replace(window=window_at("month", now))], now, TokenBound(14_080, 4_096))
     assert made.message in page.replace("\n", " ")
 
 
 def test_little_and_much_money_is_said_in_figures() -> None:
-    made = refusal([short(1_234_567.5, 0.000_055, 2, running=1, limit=1_234_567.5)], NOW, ASKED)
+    made = budget_refusal([short(1_234_567.5, 0.000_055, 2, running=1, limit=1_234_567.5)], NOW, ASKED)
     assert tells(made.message, "1,234,567.5 USD of 1,234,567.5 USD", "0.000055 USD more", "up to 2 USD (5,000 tokens")
 
 
 def test_calls_that_run_may_leave_room() -> None:
-    made = refusal([short(100, 900, 300, running=2, per="all", of="", unit="tokens", limit=1000)], NOW, ASKED)
+    made = budget_refusal([short(100, 900, 300, running=2, per="all", of="", unit="tokens", limit=1000)], NOW, ASKED)
     figures = ("used 100 tokens of 1,000 tokens", "2 calls that run", "900 tokens more")
     assert tells(made.message, "budget 'day'", "until calls that run have ended", "all calls", *figures)
     assert headers(made) == {
@@ -81,7 +87,7 @@ def test_calls_that_run_may_leave_room() -> None:
 
 
 def test_a_total_does_not_free() -> None:
-    made = refusal([short(3, 0, 1, unit="calls", limit=3, window="total", per="agent", of="x")], NOW, ASKED)
+    made = budget_refusal([short(3, 0, 1, unit="calls", limit=3, window="total", per="agent", of="x")], NOW, ASKED)
     assert tells(made.message, "for this call: agent 'x'", "3 calls of 3 calls in all", "limit of [[budget]] 'day'")
     assert headers(made) == {
         "RateLimit-Policy": '"day";q=3;pk=:eA==:', "RateLimit": '"day";r=0;pk=:eA==:', "x-should-retry": "false"
@@ -89,7 +95,7 @@ def test_a_total_does_not_free() -> None:
 
 
 def test_a_call_that_is_larger_than_a_budget_is_told_so() -> None:
-    made = refusal([short(0, 0, 500, unit="tokens", limit=100)], NOW, TokenBound(300, None))
+    made = budget_refusal([short(0, 0, 500, unit="tokens", limit=100)], NOW, TokenBound(300, None))
     assert tells(made.message, "300 tokens for its prompt", "8,192 for the answer", "max_tokens")
     assert tells(made.message, "more than the whole budget", "a shorter answer", "raise limit of [[budget]] 'day'")
     assert "Retry-After" not in headers(made)
@@ -100,7 +106,7 @@ def test_of_several_the_one_that_frees_last_is_told_of() -> None:
         short(0, 3, 1, 3, unit="calls", limit=3, name="soon"),
         short(9, 0, 1, unit="calls", limit=9, name="late"),
     )
-    made = refusal([soon, late], NOW, ASKED)
+    made = budget_refusal([soon, late], NOW, ASKED)
     assert made.message.startswith("budget 'late'")
     assert re.findall('"(.+?)";q=', headers(made)["RateLimit-Policy"]) == ["soon", "late"]
     assert headers(made)["Retry-After"] == "64800"

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.model.state import Budget
-from penstock.gateway.traffic.budgets.bounds import is_free, is_read, known_model, uses_nothing
-from penstock.gateway.traffic.budgets.limits import Limit
+from penstock.gateway.traffic.budgets.claims import is_free, is_read, known_model, uses_nothing
+from penstock.gateway.traffic.budgets.operations import Limit
 from penstock.gateway.wire.dialects import DIALECTS, find
 from penstock.gateway.wire.dialects.loose_json import peek
 

@@ -21,8 +21,8 @@ from penstock.gateway.model.known_secrets import NO_SECRETS, Secrets
 from penstock.gateway.reading.turns import LIMIT
 from penstock.gateway.traffic.calls.answer_masking import HELD, mask_recorded_body, masking_framing, rescaled
 from penstock.gateway.traffic.proxy.translation.framing import BufferedTranslationFraming as Told
-from penstock.gateway.traffic.trials.rehearsal.tool_player import RehearsalAnswer
-from penstock.gateway.traffic.trials.replay.sender import Reply
+from penstock.gateway.traffic.trials.sender import Reply
+from penstock.gateway.traffic.trials.tool_player import RehearsalAnswer
 from penstock.gateway.wire.dialects.family import ANTHROPIC
 
 KEY = b"sk-own-0123456789abcdef"

@@ -30,7 +30,7 @@ from penstock.gateway.traffic.calls.conversations import (
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.chat import ChatDialect
-from penstock.gateway.wire.dialects.items import LARGE, ConversationItems
+from penstock.gateway.wire.dialects.request_body import LARGE, ConversationItems
 from penstock.gateway.wire.dialects.responses import ResponsesDialect
 from penstock.gateway.wire.http.client_connection import ConnectionHints
 

@@ -24,7 +24,7 @@ from penstock.gateway.model.times import Backoff
 from penstock.gateway.traffic.proxy import call, failover_policy
 from penstock.gateway.traffic.proxy.call import HttpCall
 from penstock.gateway.traffic.proxy.failover_policy import AnswerWatch, FirstContentDetector
-from penstock.gateway.traffic.upstreams import first_content_timeout, health, pool
+from penstock.gateway.traffic.upstreams import health, pool
 
 OK = reply(200, b'{"fine":1}')
 EVENT = chunk(b"data: 1\n\n")
@@ -272,8 +272,8 @@ async def test_one_that_fails_for_a_moment_is_asked_once_more(
 async def test_a_model_that_begins_late_is_waited_for_from_the_second_time_on(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_content_timeout, "LEAST_S", 0.1)
-    monkeypatch.setattr(first_content_timeout, "TIMES", 1e6)
+    monkeypatch.setattr(health, "LEAST_FIRST_CONTENT_S", 0.1)
+    monkeypatch.setattr(health, "FIRST_CONTENT_TIMES", 1e6)
     late = [request(), send(events_head()), says_so(), wait("thought"), send(EVENT + LAST)]
     async with two(late, late) as it:
         it.client.send(it.rig.call(STREAM))

@@ -16,7 +16,7 @@ from fakes.faulty import DOWN_S, SPARE, Asked, Faulty, Got, ask, faulty
 from fakes.rig import CHAT, Within
 
 from penstock.gateway.model.times import Backoff
-from penstock.gateway.traffic.upstreams import first_content_timeout, health
+from penstock.gateway.traffic.upstreams import health
 
 READ_S = 1.0
 """`read_timeout`, where an upstream says nothing any more."""
@@ -52,7 +52,7 @@ async def world(within: Within, monkeypatch: pytest.MonkeyPatch, stream: str, mo
     """A gateway before both. Its rests are short, and its patience where that is to end: elsewhere an upstream has as
     long as a machine that is busy may take."""
     read_s = READ_S if model in SILENT else 2 * SOON_S
-    monkeypatch.setattr(first_content_timeout, "LEAST_S", 0.5 if model == LATE else SOON_S)
+    monkeypatch.setattr(health, "LEAST_FIRST_CONTENT_S", 0.5 if model == LATE else SOON_S)
     monkeypatch.setattr(health, "RESTS", Backoff(0.1, 30.0))
     route = {"model": "*", "upstream": ["primary", "spare"], "alias": {"spare": SPARE}, "stream": stream}
     async with faulty() as provider:

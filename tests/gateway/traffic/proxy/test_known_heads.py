@@ -13,7 +13,7 @@ from fakes.rig import CHAT, GOOD, Inside, Within
 from fakes.waiting import until
 
 from penstock.gateway.tools import servers
-from penstock.gateway.wire.http.request_parser import KnownHeads
+from penstock.gateway.wire.http.request import KnownHeads
 
 PATHS = (
     "/rollout/r{}/attempt/a1/v1/chat/completions", "/rollout/r{}/v1/messages", "/v1/chat/completions?x={}",

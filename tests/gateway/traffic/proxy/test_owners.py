@@ -30,8 +30,7 @@ from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteTable
 from penstock.gateway.wire.dialects import FAMILIES as FAMILIES_BY_NAME
 from penstock.gateway.wire.dialects import family, find
-from penstock.gateway.wire.dialects.family import OPENAI
-from penstock.gateway.wire.dialects.owners import OWNERS, KeyFilter, key_kind
+from penstock.gateway.wire.dialects.family import OPENAI, OWNERS, KeyFilter, key_kind
 from penstock.gateway.wire.http.headers import frame_body, refusal_body
 from penstock.gateway.wire.http.request import ClientFault, HttpRequest
 

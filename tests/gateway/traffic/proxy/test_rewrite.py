@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.wire.model_name import replace_model
+from penstock.gateway.wire.dialects.request_body import replace_model
 
 KEYS = st.sampled_from(["model", "messages", "x", 'mo"del', "\\"]) | st.text(max_size=4)
 VALUES = st.recursive(

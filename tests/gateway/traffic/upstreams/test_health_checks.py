@@ -16,7 +16,7 @@ from fakes.rig import Within
 from fakes.waiting import until
 from fakes.web_site import site
 
-from penstock.gateway.traffic.upstreams import health_checks
+from penstock.gateway.traffic.upstreams import pool
 
 ROUTE = {"model": "m", "upstream": ["checked", "spare"]}
 
@@ -51,8 +51,8 @@ async def served() -> AsyncGenerator[Server]:
 async def test_one_that_fails_its_checks_costs_no_call_anything(
     within: Within, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(health_checks, "EVERY_S", 0.02)
-    monkeypatch.setattr(health_checks, "AGAIN_S", 0.02)
+    monkeypatch.setattr(pool, "CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr(pool, "CHECK_AGAIN_S", 0.02)
     monkeypatch.setenv("UP_KEY", "sk-of-the-upstream")
     caplog.set_level(logging.INFO, "penstock.upstream")
     async with served() as checked, served() as spare:
@@ -96,8 +96,8 @@ async def test_one_that_fails_its_checks_costs_no_call_anything(
 
 
 async def test_what_is_gone_fails_and_what_is_silent_does(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_checks, "AGAIN_S", 0.02)
-    monkeypatch.setattr(health_checks, "ANSWER_S", 0.05)
+    monkeypatch.setattr(pool, "CHECK_AGAIN_S", 0.02)
+    monkeypatch.setattr(pool, "CHECK_ANSWER_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         urls = [f"http://127.0.0.1:{port}" for port in (silent.getsockname()[1], *steady_ports(1))]
         named = zip(("silent", "gone"), urls, strict=True)
@@ -109,7 +109,7 @@ async def test_what_is_gone_fails_and_what_is_silent_does(within: Within, monkey
 
 async def test_a_host_name_that_is_none_fails_again_and_again(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its resolver raises `UnicodeError`, which is no error of a connection."""
-    monkeypatch.setattr(health_checks, "AGAIN_S", 0.02)
+    monkeypatch.setattr(pool, "CHECK_AGAIN_S", 0.02)
     upstreams = [{"name": "odd", "base_url": f"http://{64 * 'x'}.example/v1", "health_path": "/health"}]
     async with within(upstreams) as rig:
         await until(lambda: rig.gateway.metrics.upstream_checks["odd", "failed"] > 1)

@@ -15,7 +15,7 @@ from fakes.rig import Inside, Within
 from fakes.tls_host import TlsHost, tls_host
 
 from penstock.gateway.config import ConfigError, UpstreamSettings
-from penstock.gateway.traffic.upstreams.transport import make_transport
+from penstock.gateway.traffic.upstreams.pool import make_transport
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -37,11 +37,11 @@ from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.resource import NewVersion
 from penstock.gateway.model.span import Span
-from penstock.gateway.wire.capture.answer import capture_framing
-from penstock.gateway.wire.capture.request import CaptureRequest
+from penstock.gateway.wire.capture import CaptureRequest
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.sse import begins_event_stream
-from penstock.gateway.wire.dialects.token_ids import read_tokens
+from penstock.gateway.wire.dialects.tokens import read_tokens
+from penstock.gateway.wire.rewriting import capture_framing
 
 Json = dict[str, Any]
 COMPLETIONS = "/v1/completions"

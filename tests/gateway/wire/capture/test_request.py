@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.model.facts import CAPTURED
-from penstock.gateway.wire.capture.answer import CaptureCleaner
-from penstock.gateway.wire.capture.request import CaptureRequest, accept_identity, add_capture_fields, original
+from penstock.gateway.wire.capture import CaptureRequest, accept_identity, add_capture_fields, original
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find, splice
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
-from penstock.gateway.wire.rewriting import EventStreamRewriter
+from penstock.gateway.wire.rewriting import CaptureCleaner, EventStreamRewriter
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=6),

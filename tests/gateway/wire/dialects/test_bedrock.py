@@ -25,7 +25,7 @@ from penstock.gateway.model.turn import Exchange, Part, Sampling, Tool
 from penstock.gateway.reading.turns import read_exchange
 from penstock.gateway.wire.dialects import by_name, family, find
 from penstock.gateway.wire.dialects.base import Facts
-from penstock.gateway.wire.dialects.text_spans import spliced
+from penstock.gateway.wire.dialects.request_body import spliced
 
 CONVERSE = by_name("converse")
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.wire.capture.request import add_capture_fields
-from penstock.gateway.wire.dialects import by_name, items, json_scan
-from penstock.gateway.wire.dialects.items import LARGE, skim
+from penstock.gateway.wire.capture import add_capture_fields
+from penstock.gateway.wire.dialects import by_name, json_scan, request_body
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find, locate, members, walk
 from penstock.gateway.wire.dialects.loose_json import (
+    BOM,
     DEEPEST,
     MOST_LEVELS,
     count,
@@ -28,9 +28,7 @@ from penstock.gateway.wire.dialects.loose_json import (
     shallow,
     text,
 )  # fmt: skip
-from penstock.gateway.wire.dialects.sse import BOM
-from penstock.gateway.wire.dialects.text_spans import decoded
-from penstock.gateway.wire.model_name import replace_model
+from penstock.gateway.wire.dialects.request_body import LARGE, decoded, replace_model, skim
 
 CHAT = by_name("chat")
 NAMES = ["model", "n", "max_tokens", "stream", "messages", "tools", "x", "m\u00f6del", "\ud83d"]
@@ -250,7 +248,7 @@ def test_a_large_request_is_cut_like_a_small_one(
     request = body(SAID[name], separators=separators, ensure_ascii=False)
     dialect = by_name(name)
     small = dialect.items(request)
-    monkeypatch.setattr(items, "LARGE", 0)
+    monkeypatch.setattr(request_body, "LARGE", 0)
     large = dialect.items(request)
     assert [json.loads(bytes(it)) for it in large.raw] == [json.loads(bytes(it)) for it in small.raw] != []
     assert small.asked is not None

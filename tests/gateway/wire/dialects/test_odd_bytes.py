@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import DIALECTS, by_name
 from penstock.gateway.wire.dialects.base import Dialect, Facts
-from penstock.gateway.wire.dialects.items import LARGE
 from penstock.gateway.wire.dialects.loose_json import arr, obj, peek
+from penstock.gateway.wire.dialects.request_body import LARGE
 
 KEYS = """
 id model usage choices message messages delta content text type role tool_calls function_call index finish_reason n

@@ -285,7 +285,7 @@ ROOT = Path(__file__).parents[4]
 FORMATS = {dialect.name for dialect in DIALECTS} | set(FAMILIES)
 OTHERS = {
     "gateway/traffic/calls/batches.py": "whose APIs have batches",
-    "gateway/wire/capture/request.py": "which of chat's events are there for token ids alone",
+    "gateway/wire/capture.py": "which of chat's events are there for token ids alone",
     "gateway/model/price_lists.py": "providers, as LiteLLM's list of prices names them",
     "gateway/traffic/proxy/exact/exact_filter.py": "engines render chat completions only",
     "gateway/traffic/proxy/plan.py": "templates that take one system message get chat completions",

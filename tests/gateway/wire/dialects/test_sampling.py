@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Sampling, Turn
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.sampling import distribution_changes, forcing_field, sampling_parameters
+from penstock.gateway.wire.dialects.parts import distribution_changes, forcing_field, sampling_parameters
 
 Json = dict[str, Any]
 

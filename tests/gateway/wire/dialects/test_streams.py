@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.wire.dialects import by_name
-from penstock.gateway.wire.dialects.stream_events import distinct_events
+from penstock.gateway.wire.dialects.sse import distinct_events
 
 F, G = 'f({"x":1})', 'g({"y":2})'
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.gateway.wire.dialects import DIALECTS, by_name
 from penstock.gateway.wire.dialects.loose_json import arr, obj, peek
-from penstock.gateway.wire.dialects.text_spans import TextLocation, decoded, encoded, spans, spliced
+from penstock.gateway.wire.dialects.request_body import TextLocation, decoded, encoded, spans, spliced
 
 TEXTS = st.text(st.sampled_from('ab"\\\n\t /é漢😀\x00{}[],:\ud800') | st.characters(), max_size=8)
 ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "s"])

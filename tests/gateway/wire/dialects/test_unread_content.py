@@ -17,9 +17,8 @@ from examples.demo.model import DemoAnswer, DemoToolCall
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects import unread_content as module
 from penstock.gateway.wire.dialects.base import EVENT_STREAM
-from penstock.gateway.wire.dialects.stream_events import distinct_events
-from penstock.gateway.wire.dialects.unread_content import Gaps, find_unread
-from penstock.gateway.wire.dialects.wire_shapes import SHAPES
+from penstock.gateway.wire.dialects.sse import distinct_events
+from penstock.gateway.wire.dialects.unread_content import SHAPES, Gaps, find_unread
 
 Json = dict[str, Any]
 ASKED: Json = {"model": "m", "messages": [{"role": "user", "content": "what?"}], "tools": [{"function": {"name": "f"}}]}

@@ -25,8 +25,7 @@ from penstock.gateway.tape.store import codec
 from penstock.gateway.tape.store.records import USAGE
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.base import ANSWER_TEXT, DELTA_TEXT
-from penstock.gateway.wire.dialects.token_ids import estimate_usage, lacks_token_counts, usage_from_token_ids
-from penstock.gateway.wire.dialects.usage import quantity
+from penstock.gateway.wire.dialects.tokens import estimate_usage, lacks_token_counts, quantity, usage_from_token_ids
 
 Json = dict[str, Any]
 ASKED = b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}]}'

@@ -9,8 +9,7 @@ from fakes.raw import chunk, get, head, post
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.wire.http.request import HttpRequest
-from penstock.gateway.wire.http.request_parser import KnownHeads, RequestReader
+from penstock.gateway.wire.http.request import HttpRequest, KnownHeads, RequestReader
 
 LIMIT = 1000
 CHUNKED = head("POST /c HTTP/1.1", [("Host", "h"), ("Transfer-Encoding", "chunked"), ("Trailer", "X-T")])

@@ -36,10 +36,9 @@ from penstock.gateway.releases.operations import ReleaseOperations
 from penstock.gateway.releases.prompt_recogniser import SentVersion
 from penstock.gateway.tape.store.records import SpanEntry as SpanEntry
 from penstock.gateway.tape.store.transaction import QueuedOperation, Transaction
+from penstock.gateway.wire.dialects.request_body import TextLocation
 from penstock.gateway.wire.dialects.sse import events
-from penstock.gateway.wire.dialects.text_spans import TextLocation
-from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts
-from penstock.gateway.wire.masking.rules import MaskingRule
+from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, MaskingRule
 from penstock.gateway.work.operations import SpanOperations
 from penstock.gateway.work.runs import RunOperations
 

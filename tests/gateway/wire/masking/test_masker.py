@@ -18,10 +18,8 @@ from penstock.gateway.model.rollout import Reward
 from penstock.gateway.model.span import Span
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.traffic.calls.answer_masking import mask_recorded_body
-from penstock.gateway.wire.dialects.json_scan import Path
-from penstock.gateway.wire.json_paths import JsonPaths, Step, parse_path
-from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, masker
-from penstock.gateway.wire.masking.rules import MaskingRule
+from penstock.gateway.wire.dialects.json_scan import JsonPaths, Path, Step, parse_path
+from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, MaskingRule, masker
 from penstock.gateway.work.operations import without_secrets
 
 CARD = "4111111111111111"

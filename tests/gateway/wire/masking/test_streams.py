@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from penstock.gateway.model.facts import MASKING_FAILED
 from penstock.gateway.model.known_secrets import NO_SECRETS, BodyContext
 from penstock.gateway.tape.store.records import SpanEntry
-from penstock.gateway.traffic.trials.replay.sender import OutboundRequest, Reply, complete
+from penstock.gateway.traffic.trials.sender import OutboundRequest, Reply, complete
 from penstock.gateway.wire.dialects import by_name
 from penstock.gateway.wire.dialects.bedrock import frames
 from penstock.gateway.wire.dialects.sse import events
 from penstock.gateway.wire.http.redaction import Redactor
-from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts
-from penstock.gateway.wire.masking.rules import MaskingRule
+from penstock.gateway.wire.masking.masker import CompiledRules, Masker, MaskingCounts, MaskingRule
 
 NEEDLE = "4111 1111-1111 1111"
 NEEDLES = MaskingRule(name="needles", pattern=r"\b\d{4}[ -]\d{4}[ -]\d{4}[ -]\d{4}\b")

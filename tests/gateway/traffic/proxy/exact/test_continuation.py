@@ -22,7 +22,7 @@ from penstock.gateway.traffic.proxy.exact.sessions import (
     find_ids,
     turn_tail,
 )
-from penstock.gateway.wire.dialects.token_ids import WIDTH
+from penstock.gateway.wire.dialects.tokens import WIDTH
 
 OTHER = {"role": "assistant", "content": "x"}
 EXACT, DRIFTS = Template(), Template(strips=True, rewrites=True)

@@ -3,6 +3,10 @@
 Every request becomes a span, as calls of agents do, but in a rollout of the release's own (`RELEASE-replay`,
 `RELEASE-rehearsal`, `RELEASE-shadow`, mode `test`) that has no rewards and takes part in no release. It has one attempt
 for each time that the stage is entered. Calls on the tape count towards the budget, so no restart doubles it.
+
+The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something, or
+change a conversation that it keeps, is not repeated (`unrepeatable`). The new span names the call that it repeats
+(`gateway.model.facts`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and its leg.
 """
 
 from __future__ import annotations
@@ -50,12 +54,6 @@ from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest, Refusal
 from penstock.gateway.work.operations import QueueOperations
 
-# Requests that repeat a recorded or live call for a release: which calls may be repeated, and what is sent. Pure.
-#
-# The agent's tools are never run, whatever an answer calls. A request that would make the *provider* run something,
-# or change a conversation that it keeps, is not repeated (`unrepeatable`). The new span names the call that it
-# repeats (`gateway.model.facts`: ROLLOUT/ATTEMPT#SEQUENCE, of a rehearsal ROLLOUT/ATTEMPT) and its leg.
-
 RUN = "penstock.rehearsal"
 """Attribute of a request that was made for an agent in rehearsal: its ROLLOUT/ATTEMPT."""
 CANDIDATE, INCUMBENT, JUDGE = "candidate", "incumbent", "judge"
@@ -74,6 +72,30 @@ DROPPED: Final = ADDRESS_HEADERS | {
 }
 """Headers that hold for one request only: an idempotency key would bring the first answer again, and a repeated request
 is sent without an encoding."""
+LARGEST: Final = 64 << 20
+"""Largest answer in bytes; a larger one is given up."""
+_TOLD: Final = 300
+"""Characters of an error that are kept: some servers repeat the whole request in theirs, and the audit keeps them."""
+LONGEST_S: Final = 3600.0
+"""An answer that is not whole by then is given up, unless the upstream may be silent for longer: a silent stream that
+stays alive would never end."""
+_UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseContext:
+    """The parts of the gateway that its own requests need."""
+
+    tape: Store
+    pins: PinTable
+    recorder: Recorder
+    pools: Mapping[str, ConnectionPool]
+    routes: RouteTable
+    session: Callable[[], aiohttp.ClientSession]
+    now_ns: Callable[[], int]
+    """The clock of the tape, in ns since the epoch."""
+    redactor: Redactor = field(default_factory=Redactor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,185 +118,6 @@ class OutboundRequest:
     """Versions that are written in it, by resource."""
     families: tuple[Family, ...] = ()
     """Families that the agent's call may belong to, where it is not of its dialect's."""
-
-
-def compose(question: OutboundRequest) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """Return (path and query, headers) as a call would send them, without headers that hold for one request only."""
-    pool, request = question.pool, question.request
-    families = question.families or candidate_families(question.dialect, question.path, request.headers)
-    head, _ = pool.heads.compose(request, pool.target(question.path).encode("latin-1"), None, None, families)
-    first, *rest = head.split(b"\r\n")
-    lines = [line.partition(b": ")[::2] for line in rest if line]
-    kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]
-    return first.split(b" ")[1].decode("latin-1"), [*kept, (b"Accept-Encoding", b"identity")]
-
-
-def call_name(rollout: str, attempt: str, sequence: int) -> str:
-    """Return the name of a repeated call."""
-    return f"{rollout}/{attempt}#{sequence}"
-
-
-def without_masked_values(path: str) -> str:
-    """Return a recorded path without the parameters whose values were masked: these are keys, and the upstream has its
-    own."""
-    head, _, query = path.partition("?")
-    kept = "&".join(one for one in query.split("&") if not one.endswith("=***"))
-    return f"{head}?{kept}" if kept else head
-
-
-def rewrite(
-    catalog: Catalog, body: bytes, prompts: TextFindings | None, model: str | None, versions: Mapping[str, str]
-) -> tuple[bytes, ModelTarget | None] | str:
-    """Return (a request with these versions of its resources, its weights), or why a version does not fit."""
-    made, weights = catalog.rewrite(body, prompts, model, versions)
-    if prompts is not None and len(made.uses) < len(prompts.uses):
-        return f"a version cannot be written in: {made.misses[-1].detail}"
-    return made.body, weights
-
-
-_SERVER_FIELDS: Final = ("web_search_options", "plugins", "mcp_servers", "conversation", "background")
-"""Fields by which the provider runs something, goes on by itself, or changes a conversation that it keeps."""
-
-
-def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
-    """Return why a request must not be repeated; None when it may be."""
-    asked = obj(loads(body))
-    if not asked:
-        return "its request is no JSON object"
-    if dialect.read_client_message(body).kind is not ClientMessageKind.OTHER:
-        return "it was asked on a WebSocket, whose earlier answers it goes on from"
-    for name in _SERVER_FIELDS:
-        if asked.get(name):
-            return f"the provider would act by itself ({name})"
-    for kind in dialect.server_tools(asked):
-        return f"the provider would run a tool of its own ({kind})"
-    return None
-
-
-# The answer to one of the gateway's own requests, read by read, and its span. No I/O.
-
-LARGEST: Final = 64 << 20
-"""Largest answer in bytes; a larger one is given up."""
-_TOLD: Final = 300
-"""Characters of an error that are kept: some servers repeat the whole request in theirs, and the audit keeps them."""
-
-
-class ReplyTooLarge(Exception):
-    """The answer is larger than `LARGEST` and is given up."""
-
-
-@dataclass(slots=True)
-class Reply:
-    """An answer, as far as it came."""
-
-    sent: list[tuple[bytes, bytes]]
-    """The header lines of the request."""
-    status: int | None = None
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
-    pieces: list[bytes] = field(default_factory=list[bytes])
-    marks: list[int] = field(default_factory=list[int])
-    size: int = 0
-    error: str | None = None
-    problem: str | None = None
-    streaming_content_type: bytes = EVENT_STREAM
-    """The media type of a stream in its dialect."""
-
-    def receive(self, piece: bytes, seconds: float) -> None:
-        """Add one read; raises `ReplyTooLarge`."""
-        self.size += len(piece)
-        if self.size > LARGEST:
-            raise ReplyTooLarge
-        self.pieces.append(piece)
-        self.marks += (int(seconds * 1e6), len(piece))
-
-    @property
-    def body(self) -> bytes:
-        """All bytes of the body so far."""
-        return b"".join(self.pieces)
-
-    @property
-    def stream(self) -> bool:
-        """True if it is a stream of events."""
-        return self.header(b"content-type").lower().startswith(self.streaming_content_type.decode())
-
-    def header(self, name: bytes) -> str:
-        """Return the values of a header, separated by commas."""
-        return ",".join(value.decode("latin-1") for key, value in self.headers if key.lower() == name)
-
-
-def complete(
-    question: OutboundRequest, reply: Reply, entry: SpanEntry, redactor: Redactor
-) -> tuple[Turn | None, str | None]:
-    """Complete the entry. Return (the exchange that was read, why it failed), of which one is None."""
-    secrets = redactor.secrets(question.request.headers, question.path).for_call()
-    encoding = reply.header(b"content-encoding")
-    came = BodyContext(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
-    dialect, asked = question.dialect, secrets.hide(question.body)
-    kept = mask_recorded_body(secrets, reply.body, encoding, about=came)
-    stream = dialect.is_stream(reply.stream, question.body, question.path, kept.plain)
-    if secrets.masked:
-        asked, kept = secrets.without_tokens(asked, BodyContext()), without_tokens(secrets, kept, came)
-        plain = decode_body(reply.body, encoding)[0] if encoding else reply.body
-        facts = masked_facts(dialect, asked, kept.plain, stream, dialect.facts(question.body, plain, stream))
-    else:
-        facts = dialect.facts(asked, kept.plain, stream)
-    turn = dialect.read(asked, kept.plain, stream)
-    failed, problem = _failure(reply, turn, kept.plain, facts.failed)
-    entry.status, entry.error = ("error", failed) if failed else ("ok", None)
-    entry.http_status, entry.stream = reply.status, stream
-    entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
-    entry.usage, entry.tool_calls, entry.choices = facts.usage, facts.tool_calls, facts.choices
-    entry.first_byte_ns = reply.marks[0] * 1000 if reply.marks else None
-    entry.response_bytes, entry.truncated = reply.size, reply.error == "too_large"
-    headers = unencoded(reply.headers) if kept.decoded else reply.headers
-    entry.body = StoredBody(
-        secrets.text(redact_url(question.pool.url(question.path))),
-        secrets.block(redactor.block(reply.sent)),
-        asked,
-        secrets.block(redactor.block(headers)),
-        kept.body,
-        b"",
-        rescaled(reply.marks, len(kept.body)) if kept.decoded else reply.marks,
-    )
-    if secrets.span_attributes:
-        entry.attributes = {**(entry.attributes or {}), **secrets.span_attributes}
-    return (None, problem or kept.problem) if failed else (turn, None)
-
-
-def _failure(reply: Reply, turn: Turn, response: bytes, why: str | None) -> tuple[str | None, str | None]:
-    """Return (short reason, a sentence) when there is no answer to compare."""
-    if reply.error is not None:
-        return reply.error, reply.problem
-    if reply.status is None or reply.status >= 400:
-        said = turn.error or response[:_TOLD].decode("utf-8", "replace")
-        return f"http_{reply.status}", f"HTTP {reply.status}: {' '.join(said[:_TOLD].split())}"
-    if why is not None:
-        return why, (turn.error or "; ".join(turn.problems))[:_TOLD]
-    if not turn.choices:
-        return "no_answer", "; ".join(turn.problems) or "it holds no answer"
-    return None, None
-
-
-T = TypeVar("T")
-LONGEST_S: Final = 3600.0
-"""An answer that is not whole by then is given up, unless the upstream may be silent for longer: a silent stream that
-stays alive would never end."""
-_UNTOUCHED: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseContext:
-    """The parts of the gateway that its own requests need."""
-
-    tape: Store
-    pins: PinTable
-    recorder: Recorder
-    pools: Mapping[str, ConnectionPool]
-    routes: RouteTable
-    session: Callable[[], aiohttp.ClientSession]
-    now_ns: Callable[[], int]
-    """The clock of the tape, in ns since the epoch."""
-    redactor: Redactor = field(default_factory=Redactor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,3 +302,158 @@ class _RecordableEntry:
 
     def entry(self, final: bool) -> SpanEntry:
         return self._entry
+
+
+# -- the request -------------------------------------------------------------------------------------------------------
+
+
+def compose(question: OutboundRequest) -> tuple[str, list[tuple[bytes, bytes]]]:
+    """Return (path and query, headers) as a call would send them, without headers that hold for one request only."""
+    pool, request = question.pool, question.request
+    families = question.families or candidate_families(question.dialect, question.path, request.headers)
+    head, _ = pool.heads.compose(request, pool.target(question.path).encode("latin-1"), None, None, families)
+    first, *rest = head.split(b"\r\n")
+    lines = [line.partition(b": ")[::2] for line in rest if line]
+    kept = [(name, value) for name, value in lines if name.lower() not in DROPPED]
+    return first.split(b" ")[1].decode("latin-1"), [*kept, (b"Accept-Encoding", b"identity")]
+
+
+def call_name(rollout: str, attempt: str, sequence: int) -> str:
+    """Return the name of a repeated call."""
+    return f"{rollout}/{attempt}#{sequence}"
+
+
+def without_masked_values(path: str) -> str:
+    """Return a recorded path without the parameters whose values were masked: these are keys, and the upstream has its
+    own."""
+    head, _, query = path.partition("?")
+    kept = "&".join(one for one in query.split("&") if not one.endswith("=***"))
+    return f"{head}?{kept}" if kept else head
+
+
+def rewrite(
+    catalog: Catalog, body: bytes, prompts: TextFindings | None, model: str | None, versions: Mapping[str, str]
+) -> tuple[bytes, ModelTarget | None] | str:
+    """Return (a request with these versions of its resources, its weights), or why a version does not fit."""
+    made, weights = catalog.rewrite(body, prompts, model, versions)
+    if prompts is not None and len(made.uses) < len(prompts.uses):
+        return f"a version cannot be written in: {made.misses[-1].detail}"
+    return made.body, weights
+
+
+_SERVER_FIELDS: Final = ("web_search_options", "plugins", "mcp_servers", "conversation", "background")
+"""Fields by which the provider runs something, goes on by itself, or changes a conversation that it keeps."""
+
+
+def unrepeatable(dialect: Dialect, body: bytes) -> str | None:
+    """Return why a request must not be repeated; None when it may be."""
+    asked = obj(loads(body))
+    if not asked:
+        return "its request is no JSON object"
+    if dialect.read_client_message(body).kind is not ClientMessageKind.OTHER:
+        return "it was asked on a WebSocket, whose earlier answers it goes on from"
+    for name in _SERVER_FIELDS:
+        if asked.get(name):
+            return f"the provider would act by itself ({name})"
+    for kind in dialect.server_tools(asked):
+        return f"the provider would run a tool of its own ({kind})"
+    return None
+
+
+# -- the answer, read by read, and its span ----------------------------------------------------------------------------
+
+
+class ReplyTooLarge(Exception):
+    """The answer is larger than `LARGEST` and is given up."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer, as far as it came."""
+
+    sent: list[tuple[bytes, bytes]]
+    """The header lines of the request."""
+    status: int | None = None
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    pieces: list[bytes] = field(default_factory=list[bytes])
+    marks: list[int] = field(default_factory=list[int])
+    size: int = 0
+    error: str | None = None
+    problem: str | None = None
+    streaming_content_type: bytes = EVENT_STREAM
+    """The media type of a stream in its dialect."""
+
+    def receive(self, piece: bytes, seconds: float) -> None:
+        """Add one read; raises `ReplyTooLarge`."""
+        self.size += len(piece)
+        if self.size > LARGEST:
+            raise ReplyTooLarge
+        self.pieces.append(piece)
+        self.marks += (int(seconds * 1e6), len(piece))
+
+    @property
+    def body(self) -> bytes:
+        """All bytes of the body so far."""
+        return b"".join(self.pieces)
+
+    @property
+    def stream(self) -> bool:
+        """True if it is a stream of events."""
+        return self.header(b"content-type").lower().startswith(self.streaming_content_type.decode())
+
+    def header(self, name: bytes) -> str:
+        """Return the values of a header, separated by commas."""
+        return ",".join(value.decode("latin-1") for key, value in self.headers if key.lower() == name)
+
+
+def complete(
+    question: OutboundRequest, reply: Reply, entry: SpanEntry, redactor: Redactor
+) -> tuple[Turn | None, str | None]:
+    """Complete the entry. Return (the exchange that was read, why it failed), of which one is None."""
+    secrets = redactor.secrets(question.request.headers, question.path).for_call()
+    encoding = reply.header(b"content-encoding")
+    came = BodyContext(reply.header(b"content-type"), answer=True, cut=reply.error == "too_large")
+    dialect, asked = question.dialect, secrets.hide(question.body)
+    kept = mask_recorded_body(secrets, reply.body, encoding, about=came)
+    stream = dialect.is_stream(reply.stream, question.body, question.path, kept.plain)
+    if secrets.masked:
+        asked, kept = secrets.without_tokens(asked, BodyContext()), without_tokens(secrets, kept, came)
+        plain = decode_body(reply.body, encoding)[0] if encoding else reply.body
+        facts = masked_facts(dialect, asked, kept.plain, stream, dialect.facts(question.body, plain, stream))
+    else:
+        facts = dialect.facts(asked, kept.plain, stream)
+    turn = dialect.read(asked, kept.plain, stream)
+    failed, problem = _failure(reply, turn, kept.plain, facts.failed)
+    entry.status, entry.error = ("error", failed) if failed else ("ok", None)
+    entry.http_status, entry.stream = reply.status, stream
+    entry.model_served, entry.response_id, entry.finish = facts.model_served, facts.response_id, facts.finish
+    entry.usage, entry.tool_calls, entry.choices = facts.usage, facts.tool_calls, facts.choices
+    entry.first_byte_ns = reply.marks[0] * 1000 if reply.marks else None
+    entry.response_bytes, entry.truncated = reply.size, reply.error == "too_large"
+    headers = unencoded(reply.headers) if kept.decoded else reply.headers
+    entry.body = StoredBody(
+        secrets.text(redact_url(question.pool.url(question.path))),
+        secrets.block(redactor.block(reply.sent)),
+        asked,
+        secrets.block(redactor.block(headers)),
+        kept.body,
+        b"",
+        rescaled(reply.marks, len(kept.body)) if kept.decoded else reply.marks,
+    )
+    if secrets.span_attributes:
+        entry.attributes = {**(entry.attributes or {}), **secrets.span_attributes}
+    return (None, problem or kept.problem) if failed else (turn, None)
+
+
+def _failure(reply: Reply, turn: Turn, response: bytes, why: str | None) -> tuple[str | None, str | None]:
+    """Return (short reason, a sentence) when there is no answer to compare."""
+    if reply.error is not None:
+        return reply.error, reply.problem
+    if reply.status is None or reply.status >= 400:
+        said = turn.error or response[:_TOLD].decode("utf-8", "replace")
+        return f"http_{reply.status}", f"HTTP {reply.status}: {' '.join(said[:_TOLD].split())}"
+    if why is not None:
+        return why, (turn.error or "; ".join(turn.problems))[:_TOLD]
+    if not turn.choices:
+        return "no_answer", "; ".join(turn.problems) or "it holds no answer"
+    return None, None

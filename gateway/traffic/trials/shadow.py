@@ -28,8 +28,8 @@ from penstock.gateway.releases.canary.evidence import PairedTest, ReorderBuffer
 from penstock.gateway.releases.canary.outcomes import Requester, audience_includes
 from penstock.gateway.releases.driver import JobProgress, JobReport
 from penstock.gateway.traffic.calls.call_record import CallRecord
-from penstock.gateway.traffic.trials.replay.judges import AnswerJudge, JudgeError, make_judge, next_action
-from penstock.gateway.traffic.trials.replay.sender import (
+from penstock.gateway.traffic.trials.judges import AnswerJudge, JudgeError, make_judge, next_action
+from penstock.gateway.traffic.trials.sender import (
     CANDIDATE,
     OutboundRequest,
     OutboundResult,
@@ -41,7 +41,7 @@ from penstock.gateway.traffic.trials.replay.sender import (
     unrepeatable,
 )
 from penstock.gateway.traffic.versions import ResourceUse
-from penstock.gateway.wire.model_name import replace_model
+from penstock.gateway.wire.dialects.request_body import replace_model
 
 ALPHA: Final = 0.05
 """Greatest probability of stopping a candidate that fails no more often."""

@@ -1,4 +1,5 @@
-"""A request of a model that is trained -> the request that asks the engine for token ids and log-probabilities. Pure.
+"""A request of a model that is trained -> the request that asks the engine for token ids and log-probabilities. Pure;
+`rewriting` takes them out of the answer again, for a client that did not ask.
 
 The fields are written behind the opening brace; every other byte stays. A field that the client has set stays the
 client's, whatever its value. With vLLM 0.32 this is the minimum that brings both: `top_logprobs` need not be set for
@@ -20,7 +21,7 @@ from penstock.gateway.model.facts import CAPTURED
 from penstock.gateway.wire.dialects.base import Dialect
 from penstock.gateway.wire.dialects.json_scan import LEAF, KeyTree, find
 from penstock.gateway.wire.dialects.loose_json import UNREADABLE
-from penstock.gateway.wire.dialects.token_ids import IDS, LOGPROBS
+from penstock.gateway.wire.dialects.tokens import IDS, LOGPROBS
 from penstock.gateway.wire.http.request import Headers
 
 _ABOUT_LOGPROBS: Final = frozenset({LOGPROBS, "top_logprobs", "logprob_token_ids"})

@@ -1,1 +1,0 @@
-"""The stage *shadowed*: live calls are also sent to the candidate. Begin with `stage`."""
