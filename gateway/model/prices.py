@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
@@ -348,6 +348,7 @@ def staleness_warning(as_of: date, now_ns: int) -> str | None:
     return f"the list of prices is of {as_of}, {days} days old: `penstock prices update FILE` takes a newer one"
 
 
+@lru_cache(_REMEMBERED)
 def _succeeds(served: str | None, asked: str | None) -> bool:
     """True if the model that answered is another version of the requested one: it does not get the older one's
     price."""

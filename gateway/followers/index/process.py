@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from importlib.abc import MetaPathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
@@ -155,10 +156,19 @@ class IndexServer:
         return self._index.find(question) if isinstance(question, FindRequest) else self._index.sum(question)
 
 
+class _PandasBlock(MetaPathFinder):
+    """pyarrow imports pandas wherever it is installed, for 42 MB. Nothing here makes a frame."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname)
+
+
 def main(path: Path, descriptor: int, sealed: int, prices: Path, log: LogSettings) -> None:
     """Runs until the other side is closed."""
     set_up(log)
     os.nice(NICE)
+    sys.meta_path.insert(0, _PandasBlock())
     # Files that libraries make are readable for the owner only, too.
     os.umask(0o077)
     asked = Connection(descriptor)
