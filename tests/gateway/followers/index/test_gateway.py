@@ -53,6 +53,11 @@ async def test_filters_answer_by_it_and_without_it(tmp_path: Path) -> None:
         await answers_by_it_and_without_it(gateway, Shell(gateway.url, tmp_path))
 
 
+def loads_pandas(process: int) -> bool:
+    """pyarrow would import it where it is installed."""
+    return "/pandas/" in Path(f"/proc/{process}/maps").read_text()
+
+
 async def answers_by_it_and_without_it(gateway: Local, shell: Shell) -> None:
     await fill(gateway, 0, 40)
     await until(lambda: is_ready(gateway))
@@ -66,8 +71,7 @@ async def answers_by_it_and_without_it(gateway: Local, shell: Shell) -> None:
     assert shown.text.startswith("ready: filters answer from it\nchanges   ")
 
     process = child(os.getpid(), b"index.process")
-    # Where pandas is installed, pyarrow would import it.
-    assert "/pandas/" not in Path(f"/proc/{process}/maps").read_text()
+    assert not loads_pandas(process)
     os.kill(process, signal.SIGKILL)
     assert await listed(gateway) == by_index  # by a scan
     await fill(gateway, 40, 10)
