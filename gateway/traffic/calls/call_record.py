@@ -105,6 +105,7 @@ class CallRecord:
     """The record of one call while it runs: the bytes and the facts that its span is made of."""
 
     __slots__ = (
+        "_came",
         "_encodings",
         "_entry",
         "_held",
@@ -199,6 +200,8 @@ class CallRecord:
         """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
         self.follows = False
         """True if it concerns answers that are fetched by another call; set when it is recorded."""
+        self._came = request.headers
+        """The client's headers, before any change of the request."""
         self._size = 0
         self._limit = limit
         self._held = held
@@ -327,12 +330,7 @@ class CallRecord:
         call, request = self.call, self.request
         address = call.address
         decided = call.decision
-        if decided is None or decided.secrets is None:
-            self._secrets = self._redactor.secrets(request.headers, request.target.decode("latin-1"))
-            if decided is not None:
-                decided.secrets = self._secrets
-        else:
-            self._secrets = decided.secrets
+        self._secrets = self._redactor.secrets(self._came, request.target.decode("latin-1"))
         entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode)
         entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
         entry.method, entry.request_bytes = request.method, len(self.body)

@@ -16,7 +16,6 @@ from typing import Final, cast, get_args
 from urllib.parse import unquote
 
 from penstock.gateway.model.base import ID_PATTERN, Mode, Origin
-from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.span import members
 from penstock.gateway.traffic.calls.conversations import ConversationFingerprint, ConversationMatch, ParsedConversation
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
@@ -243,8 +242,6 @@ class HeadDecision:
     """Its `baggage` header."""
     noted: bool = False
     """True if it has a header that the span tells of."""
-    secrets: Secrets | None = None
-    """The keys that it presents, and the gateway's own; None while the recorder has not looked for them."""
     own_site: bool = False
     """True once its host and its origin were found to be this machine's."""
     routes: dict[str | None, RouteChoice] = field(default_factory=dict[str | None, RouteChoice])

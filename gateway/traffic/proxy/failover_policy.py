@@ -176,7 +176,7 @@ class UpstreamRefusal(NamedTuple):
     pool: ConnectionPool
     body: bytes
     sent: bytes
-    """Header lines as they were sent."""
+    """The head that it was sent with."""
     connection: UpstreamConnection
     """A copy, with the state of that moment."""
     head: bytes

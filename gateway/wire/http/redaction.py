@@ -113,7 +113,7 @@ class _HeaderLines(dict[bytes, bytes]):
         if self.personal and name.lower() == b"baggage":
             value = span.masked(value.decode("latin-1"), self.personal, _MASK).encode("latin-1")
         line = b"%b: %b\r\n" % (name, _masked(name, value))
-        if len(line) <= _LONGEST:
+        if len(came) <= _LONGEST >= len(line):
             if len(self) >= _REMEMBERED:
                 self.clear()
             self[came] = line

@@ -244,11 +244,12 @@ async def read(rig: Rig, path: str) -> bytes:
 
 
 def test_what_another_party_was_told_has_none() -> None:
-    """An agent whose call was translated, or an engine."""
+    """An agent whose call was translated, or an engine: its key is the one of the headers that came."""
     request = HttpRequest()
-    request.method, request.headers = "POST", [(b"x-api-key", b"x-api-key", AGENT_KEY.encode())]
+    request.method, request.headers = "POST", [(b"x-api-key", b"x-api-key", b"Bearer " + AGENT_KEY.encode())]
     redactor, held = Redactor(own_secrets([UPSTREAM_KEY])), BufferUsage(1 << 20)
     record = CallRecord(CallRequest(CallAddress("r"), OPAQUE, "/", b"{}"), request, redactor, 1 << 20, held)
+    request.headers = [(b"authorization", b"Authorization", b"Bearer " + request.headers[0][2])]
     path = f"/v1/messages?of={AGENT_KEY}"
     record.sides = (Side(who="agent", dialect="messages", path=path, request_body=SAID, response_body=ECHOED),)
     record.set_own_answer(200, b"{}")

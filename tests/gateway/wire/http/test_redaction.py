@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from urllib.parse import quote
 from uuid import UUID
 
@@ -248,3 +249,15 @@ def test_the_time_grows_with_the_length(piece: str) -> None:
     value = (piece * 200_000)[:200_000].encode()
     assert Redactor().block([(b"x-long", b"@?" + value)])
     assert redaction.url("/v1?@" + value.decode())
+
+
+def test_a_line_that_is_long_only_as_it_came_is_not_kept() -> None:
+    """An upstream could fill the memory with them."""
+    redactor = Redactor()
+    tracemalloc.start()
+    for number in range(100):
+        padded = b"X: %b%d" % (b" " * 100_000, number)
+        assert redactor.head_block(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % padded) == b"X: %d\r\n" % number
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
