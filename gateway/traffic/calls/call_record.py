@@ -203,9 +203,7 @@ class CallRecord:
         self._came = request.headers
         """The client's headers, before any change of the request."""
         self._size = 0
-        self._limit = limit
-        self._held = held
-        self._redactor = redactor
+        self._limit, self._held, self._redactor = limit, held, redactor
         self._secrets = NO_SECRETS
         self._entry: SpanEntry | None = None
         self._encodings: tuple[bytes, ...] = ()
