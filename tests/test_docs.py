@@ -193,6 +193,12 @@ def test_packages_name_modules_that_there_are() -> None:
         for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", ast.get_docstring(ast.parse(source.text)) or "")
         if name not in OTHER_WORDS and not any(module.endswith(f".{name}") for module in modules)
     ]
+    gone += [
+        f"{source.path}: there is no {name}"
+        for source in found
+        for name in re.findall(r"`((?:gateway|console|tui|sidecar|trainer|adapters)(?:\.[a-z_]+)+)[.`]", source.text)
+        if f".{name}" not in modules and not any(module.endswith(f".{name.rpartition('.')[0]}") for module in modules)
+    ]
     assert len(packages) > 40
     assert not gone, "\n".join(gone)
 

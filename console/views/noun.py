@@ -1,7 +1,7 @@
 """A noun for readers: how it is fetched, its columns, and what is shown of one row. Pure.
 
-`penstock NOUN`, its `--json`, its screen in the TUI and its tool for coding agents are all made from one `NounView`.
-The views are listed in `console.views.registry`.
+`penstock NOUN`, its `--json`, its screen in the TUI and, with `tool`, its tool for coding agents are made from one
+`NounView`. The views are listed in `console.views.registry`.
 """
 
 from __future__ import annotations

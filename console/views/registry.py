@@ -1,4 +1,5 @@
-"""The nouns that can be listed. Commands, screens of the TUI and tools for coding agents are made from this table.
+"""The nouns that can be listed. Commands, screens of the TUI and some tools for coding agents are made from this table
+(those of rollouts and spans, which they read differently, are in `mcp_server`).
 
 A new noun is a `NounView` in a module of this package and a row here; a command of one word is named in
 `commands.command_table` too. Importing this module loads no view, so that `penstock --help` is quick.

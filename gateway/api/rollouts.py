@@ -453,7 +453,7 @@ def _parts(tape: TapeSource, rollouts: Sequence[Rollout], kinds: Collection[str]
 
 
 # Changes of the queue. Each function is an operation (`gateway.api.operations`): it gets the checked ids of its path
-# and its checked body, hands them to the dispatcher (`gateway.work.queue.dispatcher`) and answers when the change is
+# and its checked body, hands them to the dispatcher (`gateway.work.dispatcher`) and answers when the change is
 # durable. If the tape refuses something, the guard makes an `ApiError` of it. An agent's own requests come through
 # `gateway.process.dispatch`, which has checked the rollout; they arrive below `/agent` with their scope in the path.
 

@@ -389,7 +389,7 @@ _log = logging.getLogger("penstock.mcp")
 
 
 class PolicyAudit:
-    """The gateway as policies need it (`policy_enforcement.Around`)."""
+    """The gateway as policies need it (`policy_enforcement.PolicyEnvironment`)."""
 
     def __init__(
         self, store: Store, recorder: Recorder, dispatcher: Dispatcher, releases: Driver, now_ns: Callable[[], int]

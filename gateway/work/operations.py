@@ -1,6 +1,6 @@
 """Operations on the queue and its rollouts, inside a write transaction.
 
-Each is one method of `QueueOperations` and decides by the tables of `gateway.model.lifecycle`. It checks everything
+Each is one method of `QueueOperations` and decides by the tables of `gateway.model.rollout`. It checks everything
 that can be refused before it writes anything, so a refusal changes nothing and the other operations of the transaction
 stand.
 

@@ -1,8 +1,8 @@
 """The local engine: a policy on one machine and the AdamW that trains it.
 
-    engine = Engine(config)
-    batches = engine.prepared(micro_batches(examples, ...))
-    report = engine.step(batches, engine.policy())          # one update over all micro-batches
+    engine = TrainingEngine(config)
+    batches = engine.prepare(micro_batches(examples, ...))
+    report = engine.step(batches, engine.policy_objective())          # one update over all micro-batches
     engine.save_adapter(directory)
 
 `step` adds up the gradients of its micro-batches; their weights add up to 1 over the step, so nothing is divided.

@@ -1,4 +1,5 @@
-"""Losses, as pure functions of the N trained tokens of a micro-batch.
+"""Losses, as pure functions of the N trained tokens of a micro-batch. GRPO is the advantage `grpo`
+(`mathematics.advantage`), the mean `rollout-mean` (`mathematics.batch`) and `ppo` of this file.
 
 Three policies give a token a probability: the inference engine's that sampled it (mu, `behaviour`), the trainer's when
 the step began (`old`), and the trainer's now (pi). With r = pi / old, advantage A, and u = old / mu:

@@ -125,7 +125,7 @@ class IndexTables:
 
     def put_hits(self, found: Sequence[Any]) -> None:
         """Makes the hits of a search tables that a question can join with: arrays of cursors, in the order of
-        `sql.HITS`."""
+        `filters.HITS`."""
         for at, cursors in enumerate(found):
             self._duck.register(HITS.format(at), pa.table({"cursor": pa.array(cursors, pa.int64())}))
 

@@ -479,7 +479,7 @@ _SESSIONS = {
     "gen_ai.conversation.id": ("session", "thread"),
 }
 """Attributes that name a session (Claude Code and others; Codex; the GenAI conventions), with the kinds of the headers
-by which calls may name the same session (`calls.address.SESSION_HEADERS`)."""
+by which calls may name the same session (`calls.call_request.SESSION_HEADERS`)."""
 _AGENTS = {"claude": ("claude_code.", "claude-code", "com.anthropic.claude_code"), "session": ("codex",)}
 """Beginnings of the names in telemetry of agents that are known to send such a header with their calls."""
 

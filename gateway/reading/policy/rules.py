@@ -141,7 +141,7 @@ def check_names(rules: list[PolicyRule]) -> None:
         raise ValueError(f"policy names must differ: {', '.join(twice)}")
 
 
-# -- the values at paths (`gateway.wire.json_paths`) in the arguments or the result of a call -------------------------
+# -- the values at paths (`gateway.wire.dialects.json_scan`) in the arguments or the result of a call -----------------
 #
 # A key that is written in another case than the path's makes a value uncertain: some servers read it as the same key.
 

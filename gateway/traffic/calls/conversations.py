@@ -2,7 +2,7 @@
 
 Agents resend the whole conversation with every call. A request whose first items are all items of an earlier request,
 followed by the answer to it, continues that one. Items are compared by their content, not by how their JSON is written.
-Every beginning of a conversation has a number (`fingerprints.ConversationFingerprint`), so the longest known one is
+Every beginning of a conversation has a number (`ConversationFingerprint`), so the longest known one is
 found at once.
 
 Answers distinguish equal beginnings. An answer is read only if two must be distinguished, and not on the event loop. If

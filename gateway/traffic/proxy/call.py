@@ -1,4 +1,5 @@
-"""The life of one call, from its plan to its record. Read `HttpCall` from top to bottom, beside the moves in `state`.
+"""The life of one call, from its plan to its record. Read `HttpCall` from top to bottom, beside
+`call_lifecycle.MOVES`.
 
 No coroutine runs per call: callbacks move it on. `run` plans where it goes and writes it upstream; `on_answer` and
 `on_data` pass on the answer in the same read that brought it; `_complete` hands the call to the recorder. A client that

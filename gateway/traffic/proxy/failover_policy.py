@@ -1,4 +1,4 @@
-"""Decides when another upstream is asked instead of one that has begun to answer. Pure.
+"""The rules by which a call (`proxy.call`) asks another upstream instead of one that has begun to answer. Pure.
 
 Until a call's client has a byte of its answer, another upstream of its route can still serve it. So an answer that says
 that this upstream cannot serve the call now is not passed on while another upstream is left, and neither is the

@@ -1,7 +1,7 @@
 """The stage *replayed*: recorded calls are sent again to the candidate and to the incumbent, and compared.
 
 Both legs get the recorded request, with their version in it, at the same time. The policy's judge scores each answer
-against the recorded one, and `gateway.releases.canary.pass_test` decides. A leg that failed (an HTTP error, no answer
+against the recorded one, and `releases.canary.evidence.PassTest` decides. A leg that failed (an HTTP error, no answer
 in time) scores 0. A call is left out if both legs failed or the judge could not judge it. If that happens to more than
 half of the calls, there is no result and the candidate does not pass. Without recorded calls it does not pass either:
 the policy must skip the stage, and the audit shows that.
