@@ -24,9 +24,10 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 from cyclopts import Group as Section
+from cyclopts.argument import ArgumentCollection, Token
 
 from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS, SECTIONS, CommandEntry, CommandGroup
-from penstock.gateway.client.console import CommandError
+from penstock.gateway.client.console import CONFIG_FILE, CommandError, configured_gateway
 from penstock.gateway.model.foreign_text import terminal_safe
 
 EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
@@ -49,6 +50,7 @@ def _application(sections: Mapping[str, Sequence[str]], epilogue: str = "") -> A
         name="penstock",
         help=HELP,
         help_epilogue=epilogue,
+        config=_follow_file,
         version=version,
         result_action="return_value",
         print_error=False,
@@ -74,6 +76,16 @@ def _part(name: str, group: CommandGroup, section: Section | None, order: int) -
         else:
             made.command(command.path, name=action, help=command.help, sort_key=place)
     return made
+
+
+def _follow_file(command: App, words: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take the gateway of ./penstock.toml where neither the command line nor the environment names one. Agents, which
+    the sidecar and the trainer give the address to, open no socket."""
+    for argument in arguments:
+        if argument.name == "--gateway" and not argument.tokens:
+            by_socket = not command.default_command.__module__.startswith(("penstock.sidecar", "penstock.trainer"))
+            if (url := configured_gateway(by_socket)) is not None:
+                argument.append(Token(keyword=argument.name, value=url, source=str(CONFIG_FILE)))
 
 
 app = _application(SECTIONS)

@@ -254,6 +254,34 @@ async def test_errors_are_one_line(
         assert (err.startswith("penstock: "), err.count("\n")) == (True, 1), arguments
 
 
+@pytest.mark.parametrize(
+    ("toml", "command", "message"),
+    [
+        ("port = 1", "rollouts", "cannot reach the gateway at http://127.0.0.1:1: "),
+        ("port = 1", "--gateway http://127.0.0.1:2 rollouts", "cannot reach the gateway at http://127.0.0.1:2: "),
+        ("port = 1\nhost = '::'\ntape = 3", "stats", "cannot reach the gateway at http://[::1]:1: "),
+        ("port = 1\nsocket = 's'", "stats", "cannot reach the gateway at http://127.0.0.1:1: "),
+        ("port = 0\nsocket = 's'", "stats", "cannot reach the gateway at unix:{here}/s: "),
+        ("socket = 's'\n[tls]\ncertificate = 'c'", "stats", "cannot reach the gateway at unix:{here}/s: "),
+        ("names = ['a.invalid']\n[tls]\ncertificate = 'c'", "stats", "at https://a.invalid:4747: there is no host"),
+        ("port = 1\nsocket = 's'\n[tls]\ncertificate = 'c'", "run -- true", "the gateway at https://127.0.0.1:1: "),
+        ("port = 0", "rollouts", "penstock.toml: port = 0 is any free one: name the gateway, as --gateway http://"),
+        ("port = 'x'", "rollouts", "penstock.toml: port: 'x' is not a whole number; correct it, or name the gateway"),
+        ("port = ", "rollouts", "penstock.toml cannot be read as TOML: Invalid value"),
+    ],
+)
+def test_commands_follow_the_file_of_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    toml: str, command: str, message: str,
+) -> None:  # fmt: skip
+    _ = (tmp_path / "penstock.toml").write_text(toml)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_GATEWAY", raising=False)
+    with pytest.raises(SystemExit):
+        main(command.split())
+    assert message.format(here=tmp_path) in capsys.readouterr().err
+
+
 @pytest.mark.slow
 async def test_a_full_disk_is_said_in_a_line(shell: Shell) -> None:
     for command in ("rollouts", "rollouts --json", "export", "show r1/a1#1 --raw response"):
