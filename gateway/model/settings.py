@@ -160,7 +160,7 @@ EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class AddressSettings(Section):
-    """Where a gateway listens, which is also how commands find it."""
+    """The address of a gateway: it listens there, and commands find it by that."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
