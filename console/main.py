@@ -12,7 +12,7 @@ import errno
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from cyclopts import (
@@ -24,15 +24,18 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 from cyclopts import Group as Section
+from cyclopts.argument import ArgumentCollection, Token
 
-from penstock.console.commands.command_table import COMMANDS, GROUPS, SECTIONS, CommandEntry, CommandGroup
-from penstock.gateway.client.console import CommandError
+from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS, SECTIONS, CommandEntry, CommandGroup
+from penstock.gateway.client.console import CONFIG_FILE, CommandError, configured_gateway
 from penstock.gateway.model.foreign_text import terminal_safe
 
 EXPECTED_TYPES: Final[dict[type | None, str]] = {int: "a whole number", float: "a number"}
 """What a value should be, by the type that it becomes."""
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+HELP_OPTIONS: Final = frozenset(("-h", "--help", "--version"))
 HELP = "A transparent gateway that records every model call of unmodified agents on a durable tape."
+REST = "`penstock --help` lists all commands, `penstock COMMAND --help` the options of one."
 
 
 def version() -> str:
@@ -42,16 +45,18 @@ def version() -> str:
     return f"penstock {metadata.version('penstock-gateway')}"
 
 
-def _application() -> App:
+def _application(sections: Mapping[str, Sequence[str]], epilogue: str = "") -> App:
     made = App(
         name="penstock",
         help=HELP,
+        help_epilogue=epilogue,
+        config=_follow_file,
         version=version,
         result_action="return_value",
         print_error=False,
         exit_on_error=False,
     )
-    for number, (title, names) in enumerate(SECTIONS.items()):
+    for number, (title, names) in enumerate(sections.items()):
         section = Section(title, sort_key=number)
         for order, name in enumerate(names):
             if name in COMMANDS:
@@ -59,7 +64,7 @@ def _application() -> App:
                 made.command(command.path, name=name, help=command.help, group=section, sort_key=order)
             else:
                 made.command(_part(name, GROUPS[name], section, order))
-    made["--help"].group = made["--version"].group = Section("Options", sort_key=len(SECTIONS))
+    made["--help"].group = made["--version"].group = Section("Options", sort_key=len(sections))
     return made
 
 
@@ -73,7 +78,17 @@ def _part(name: str, group: CommandGroup, section: Section | None, order: int) -
     return made
 
 
-app = _application()
+def _follow_file(command: App, words: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take the gateway of ./penstock.toml where neither the command line nor the environment names one. Agents, which
+    the sidecar and the trainer give the address to, open no socket."""
+    for argument in arguments:
+        if argument.name == "--gateway" and not argument.tokens:
+            by_socket = not command.default_command.__module__.startswith(("penstock.sidecar", "penstock.trainer"))
+            if (url := configured_gateway(by_socket)) is not None:
+                argument.append(Token(keyword=argument.name, value=url, source=str(CONFIG_FILE)))
+
+
+app = _application(SECTIONS)
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
@@ -99,7 +114,10 @@ def main(arguments: list[str] | None = None) -> None:
         # Who speaks a protocol there refuses to (`commands.mcp`).
         _open_closed()
     try:
-        app(with_default_command(words))
+        if not words:
+            _application({"To begin with": FIRST}, REST).help_print([])
+        else:
+            app(in_order(words))
         sys.stdout.flush()
     except CommandError as e:
         _end(str(e), e.code)
@@ -137,23 +155,42 @@ def _collect_rarely() -> None:
     atexit.register(gc.freeze)
 
 
-def with_default_command(arguments: list[str]) -> list[str]:
-    """The arguments, with the usual command of their group where none is named."""
-    commands: Mapping[str, CommandEntry | CommandGroup] = GROUPS
+def in_order(arguments: list[str]) -> list[str]:
+    """The arguments with the command first: options that stand before it go behind it, and the usual command of a group
+    stands where none is named. Raises `CommandError` for options without a command."""
+    words, options, rest = list[str](), list[str](), arguments
+    group: CommandEntry | CommandGroup | None = CommandGroup(HELP, {**COMMANDS, **GROUPS})
+    while isinstance(group, CommandGroup):
+        if group.usual is not None and not (rest and _names(group, rest[0])):
+            words.append(group.usual)
+            break
+        at = 0 if group.usual is not None else _command_place(group, rest)
+        if at is None:
+            if rest and HELP_OPTIONS.isdisjoint(rest):
+                said = " ".join(["penstock", *words])
+                raise CommandError(f"{rest[0]} goes behind a command: {said} COMMAND {rest[0]}. See {said} --help.", 2)
+            break
+        words, options, rest = [*words, rest[at]], [*options, *rest[:at]], rest[at + 1 :]
+        group = group.commands.get(words[-1])
+    return [*words, *options, *rest]
+
+
+def _command_place(group: CommandGroup, arguments: list[str]) -> int | None:
+    """The place of the word that names a command, or should; None without one. The word behind an option may be its
+    value."""
+    value = False
     for at, word in enumerate(arguments):
-        group = commands.get(word)
-        if not isinstance(group, CommandGroup):
-            return arguments
-        named = arguments[at + 1 : at + 2]
-        if group.usual is not None and not (named and _names(group, named[0])):
-            return [*arguments[: at + 1], group.usual, *arguments[at + 1 :]]
-        commands = group.commands
-    return arguments
+        if word in group.commands or not (word.startswith("-") or value):
+            return at
+        if word == "--":
+            return None
+        value = word.startswith("-") and "=" not in word
+    return None
 
 
 def _names(group: CommandGroup, word: str) -> bool:
     """True if the word behind a group is, or should be, one of its commands, or asks for help."""
-    if word in group.commands or word in ("-h", "--help"):
+    if word in group.commands or word in HELP_OPTIONS:
         return True
     return not word.startswith("-") and not group.words
 
@@ -161,7 +198,10 @@ def _names(group: CommandGroup, word: str) -> bool:
 def _wrong(error: CycloptsError) -> str:
     """Says how a command was called wrongly."""
     if isinstance(error, UnusedCliTokensError) and not isinstance(error, UnknownOptionError):
-        return f"Nothing is done with {' '.join(map(repr, error.unused_tokens or ()))}."
+        group, words = GROUPS.get((error.command_chain or ("",))[0]), error.unused_tokens or ()
+        if group is not None and words and words[0] in group.commands:
+            return f"{words[0]!r} goes before the options."
+        return f"Nothing is done with {' '.join(map(repr, words))}."
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         # cyclopts says the same of an option that is not there and of one without its value.

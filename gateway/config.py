@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.gateway.model.base import LONGEST_S, Mode
 from penstock.gateway.model.settings import (
     ADMIN_KEY,
     AUDIT_KEY,
-    NO_TLS,
     READ_KEY,
+    AddressSettings,
     LocalNames,
     LogSettings,
     McpSettings,
-    TlsSettings,
     Webhook,
     environment_key,
     http_url,
@@ -282,18 +281,9 @@ class RouteSettings(Section):
         return fnmatchcase(model, self.model)
 
 
-class GatewayConfig(Section):
+class GatewayConfig(AddressSettings):
     """The whole file; everything has a default."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on."""
-    names: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]] = Field(default=[])
-    """Names of this gateway, beside `localhost`, by which it is asked and whose web pages may ask it while no key is
-    needed."""
-    port: int = Field(default=4747, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one."""
-    socket: Path | None = Field(default=None, strict=False)
-    """Path of a Unix socket to listen on as well, for this user only (mode 0600)."""
     data: Path = Field(default=Path("penstock-data"), strict=False)
     """Directory of the tape."""
     require_token: bool | None = None
@@ -306,7 +296,6 @@ class GatewayConfig(Section):
     """File with the prices of models (`penstock prices`); a list of its own where it is not given."""
     reload_on_change: bool = False
     """Whether a change of this file reloads the settings, as SIGHUP does."""
-    tls: TlsSettings = NO_TLS
     limits: LimitSettings = LimitSettings()
     log: LogSettings = LogSettings()
     tape: TapeSettings = TapeSettings()
@@ -321,14 +310,6 @@ class GatewayConfig(Section):
     retention: list[RetentionRule] = Field(default=[])
     budget: list[Budget] = Field(default=[])
     masking: list[MaskingRule] = Field(default=[])
-
-    @field_validator("data", "socket", "prices", mode="before")
-    @classmethod
-    def _names_something(cls, value: Any) -> Any:
-        # An empty path is the current directory.
-        if value == "":
-            raise ValueError("it names nothing: give a path, or leave it out")
-        return value
 
     @field_validator("webhook")
     @classmethod

@@ -26,7 +26,7 @@ from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
 
 from penstock.gateway.client.client import Client, ClientError
-from penstock.gateway.client.console import LOCAL, CommandError
+from penstock.gateway.client.console import CONFIG_FILE, LOCAL, CommandError
 from penstock.gateway.model.answers import Digest, FilterField
 from penstock.gateway.model.base import ActionRequest
 from penstock.tui.keys import KeyBinding, KeyMap
@@ -376,9 +376,10 @@ class PenstockApp(App[None], inherit_bindings=False):
         self.main.say(f"Copied: {text}")
 
     def copy_command(self, command: str) -> None:
-        """Copy a command; name the gateway in it unless `penstock` asks that gateway by default."""
+        """Copy a command; name the gateway in it unless `penstock` asks that gateway by default, in any folder."""
         gateway = self.options.contexts[self.context].gateway.rstrip("/")
-        if gateway != os.environ.get("PENSTOCK_GATEWAY", LOCAL).rstrip("/"):
+        usual = "" if os.path.exists(CONFIG_FILE) else LOCAL
+        if gateway != os.environ.get("PENSTOCK_GATEWAY", usual).rstrip("/"):
             named = f" --gateway {shlex.quote(gateway)}"
             command = "; ".join(
                 f"penstock {one}{named}" for one in command.removeprefix("penstock ").split("; penstock ")

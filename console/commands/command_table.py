@@ -400,6 +400,8 @@ GROUPS: Final[dict[str, CommandGroup]] = {
         },
     ),
 }
+FIRST: Final = ("serve", "run", "rollouts", "show", "tui", "enqueue", "reward", "release")
+"""The commands to begin with, which bare `penstock` shows."""
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Serve and look": (
         "serve",

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from penstock.gateway.client.console import PORT_OR_ANY, CommandError, note, seconds
+from penstock.gateway.client.console import CONFIG_FILE, PORT_OR_ANY, CommandError, note, seconds
 
 if TYPE_CHECKING:
     from penstock.gateway.followers.lake.lake import ChunkResult, Lake
     from penstock.gateway.model.known_secrets import Secrets
 
-DEFAULT_CONFIG = Path("penstock.toml")
 Bodies = Annotated[bool, Parameter(negative="")]
 _NEEDS = ("deltalake", "pyarrow")
 _Config = Annotated[Path, Parameter(help="TOML with `[[masking]]` rules: penstock.toml, or a file of its own.")]
@@ -168,7 +167,7 @@ def _failures() -> Generator[None]:
 def config_file(given: Path | None) -> Path | None:
     """The configuration file: a named one must exist, the default need not; None without one."""
     # Not Path.exists, which raises if this directory may not be read.
-    return given or (DEFAULT_CONFIG if os.path.exists(DEFAULT_CONFIG) else None)
+    return given or (CONFIG_FILE if os.path.exists(CONFIG_FILE) else None)
 
 
 # -- `penstock lake` ----
@@ -272,7 +271,7 @@ def _lake_line(found: ChunkResult) -> str:
 # -- the configuration: masking rules and keys ----
 
 
-def try_masking(file: str, /, *, config: _Config = DEFAULT_CONFIG, content_type: _Type = "") -> None:
+def try_masking(file: str, /, *, config: _Config = CONFIG_FILE, content_type: _Type = "") -> None:
     """Show a body as masking rules would keep it.
 
     The body goes to stdout; what each rule has found to stderr. The exit code is 1 if a rule cannot be applied to the

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -46,6 +46,8 @@ OPTIONS = {
 """Names of options and arguments that differ from the names of the fields made from them."""
 NO_MATCH = "No rollout matches."
 LOCAL = "http://127.0.0.1:4747"
+CONFIG_FILE: Final = Path("penstock.toml")
+"""The configuration that `penstock serve` reads, and by which commands find its gateway, in the current directory."""
 
 Terms = Annotated[str, Parameter(allow_leading_hyphen=True, help="Terms such as status:failed model:qwen* latency>2s.")]
 RolloutTerms = Annotated[
@@ -69,8 +71,8 @@ Url = Annotated[
     Parameter(
         name="--gateway",
         env_var="PENSTOCK_GATEWAY",
-        help="URL of the gateway. Its key, if it has one, comes from the variable PENSTOCK_ADMIN_KEY, or from "
-        "PENSTOCK_READ_KEY, which opens what changes nothing.",
+        help="URL of the gateway; without it that of ./penstock.toml. Its key, if it has one, comes from the variable "
+        "PENSTOCK_ADMIN_KEY, or from PENSTOCK_READ_KEY, which opens what changes nothing.",
     ),
 ]
 Limit = Annotated[int, Parameter(validator=Number(gte=1), help="How many at most.")]
@@ -93,6 +95,27 @@ def control_key() -> str | None:
     """The key of the control API, from the gateway's own variables: the admin key, else the read key; None without
     either."""
     return os.environ.get("PENSTOCK_ADMIN_KEY") or os.environ.get("PENSTOCK_READ_KEY")
+
+
+def configured_gateway(by_socket: bool = True) -> str | None:
+    """The URL of the gateway that ./penstock.toml sets up; None without that file. `by_socket`: whether it may be that
+    of a socket. Raises `CommandError` where the file does not say where it is."""
+    # Not Path.exists, which raises if this directory may not be read.
+    if not os.path.exists(CONFIG_FILE):
+        return None
+    from penstock.gateway.model.settings import AddressSettings
+    from penstock.gateway.model.toml import ConfigError, read, validated
+
+    try:
+        tree = {key: value for key, value in read(CONFIG_FILE).items() if key in AddressSettings.model_fields}
+        url = validated(AddressSettings, tree, str(CONFIG_FILE)).url(by_socket)
+    except ConfigError as e:
+        raise CommandError(f"{e}; correct it, or name the gateway with --gateway", 2) from None
+    if url is None:
+        raise CommandError(
+            f"{CONFIG_FILE}: port = 0 is any free one: name the gateway, as --gateway http://HOST:PORT", 2
+        )
+    return url
 
 
 def joined_terms(words: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -153,6 +153,44 @@ class TlsSettings(Section):
 
 NO_TLS = TlsSettings.model_construct()
 """Plain HTTP, which is served without a `[tls]`. An empty `[tls]` is a mistake."""
+
+
+EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+"""Addresses that stand for all of this machine, each with one that can be reached."""
+
+
+class AddressSettings(Section):
+    """The address of a gateway: it listens there, and commands find it by that."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    names: list[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]] = Field(default=[])
+    """Names of this gateway, beside `localhost`, by which it is asked and whose web pages may ask it while no key is
+    needed."""
+    port: int = Field(default=4747, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    socket: Path | None = Field(default=None, strict=False)
+    """Path of a Unix socket to listen on as well, for this user only (mode 0600)."""
+    tls: TlsSettings = NO_TLS
+
+    @field_validator("data", "socket", "prices", mode="before", check_fields=False)
+    @classmethod
+    def _names_something(cls, value: Any) -> Any:
+        # An empty path is the current directory.
+        if value == "":
+            raise ValueError("it names nothing: give a path, or leave it out")
+        return value
+
+    def url(self, by_socket: bool) -> str | None:
+        """URL of the gateway for commands on its machine; None where the port is any free one. `by_socket`: whether it
+        may be that of the socket, which needs no certificate."""
+        https = self.tls.certificate is not None
+        if by_socket and self.socket is not None and (https or not self.port):
+            return f"unix:{self.socket.absolute()}"
+        if not self.port:
+            return None
+        host = self.names[0] if https and self.names else EVERYWHERE.get(self.host, self.host)
+        return f"http{'s' if https else ''}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 # Settings of the log: `[log]` of penstock.toml. `gateway.wire.http.log` writes it.

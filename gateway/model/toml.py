@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -169,8 +169,20 @@ def explained(root: type[BaseModel], tree: dict[str, Any], error: Any, whole: st
     if error["type"] != "extra_forbidden":
         return f"{place}: {sentence(error)}" if place else sentence(error)
     known = list(_section(root, location[:-1]).model_fields)
+    if 0 < len(tables := _tables(root, str(location[-1]))) <= 3 and len(location) == 1:
+        return f"{place}: unknown key; did you mean {' or '.join(tables)}?"
     near = difflib.get_close_matches(str(location[-1]), known, 1)
     return f"{place}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}")
+
+
+def _tables(root: type[BaseModel], key: str) -> list[str]:
+    """The tables that have this key, as a file writes them: `[tape] record`."""
+    forms = {list: "[[{}]] {}", dict: "[{}.NAME] {}"}
+    return [
+        forms.get(cast(Any, get_origin(field.annotation)), "[{}] {}").format(name, key)
+        for name, field in root.model_fields.items()
+        if (inner := _section(root, (name,))) is not root and key in inner.model_fields
+    ]
 
 
 def _place(root: type[BaseModel], tree: Any, location: tuple[Any, ...]) -> str:

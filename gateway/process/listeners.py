@@ -27,7 +27,7 @@ from penstock.gateway.client.child_process import socket_folder
 from penstock.gateway.config import GatewayConfig
 from penstock.gateway.model.answers import ErrorAnswer, Problem
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.settings import TlsSettings
+from penstock.gateway.model.settings import EVERYWHERE, TlsSettings
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.process.handover import ALONE, KEEP_SOCKET_FILE, HandoverGrant, ListenSockets
 from penstock.gateway.wire.http.certificates import file_of, load_authorities, load_pair, validity
@@ -35,8 +35,6 @@ from penstock.gateway.wire.http.certificates import file_of, load_authorities, l
 _BACKLOG: Final = 4096
 _HANDSHAKE_SECONDS: Final = 15.0
 _OWN: Final = "gateway.sock"
-_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
-"""Addresses that stand for all of this machine, each with one that can be reached."""
 
 
 class Listeners:
@@ -58,7 +56,7 @@ class Listeners:
         """URL of the gateway for servers that it starts itself."""
         if self.scheme == "https":
             return f"unix:{self._path}"
-        host, port = _EVERYWHERE.get(self.address[0], self.address[0]), self.address[1]
+        host, port = EVERYWHERE.get(self.address[0], self.address[0]), self.address[1]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def add_socket(

@@ -7,7 +7,7 @@ from itertools import takewhile
 from cyclopts import CycloptsError
 
 from penstock.console.commands.command_table import all_commands
-from penstock.console.main import app, with_default_command
+from penstock.console.main import app, in_order
 from penstock.gateway.client.console import CommandError
 
 EVERY = [words.split() for words in all_commands()]
@@ -21,7 +21,7 @@ def unparsed(words: list[str]) -> str:
     own = list(takewhile(lambda word: word not in (">", "|", "&&", ";"), words))
     agents = own[own.index("--") + 1 :] if "--" in own else []
     try:
-        _, bound, _ = app.parse_args(with_default_command(own), exit_on_error=False, print_error=False)
+        _, bound, _ = app.parse_args(in_order(own), exit_on_error=False, print_error=False)
     except (CycloptsError, CommandError) as problem:
         return f"it is not understood: {problem}"
     strange = [str(word) for word in bound.args if str(word).startswith("--") and word not in agents]

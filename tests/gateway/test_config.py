@@ -128,6 +128,9 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path) -> None:
         ('names = ["a", "b c"]\n', "names 2: 'b c' is not the name of a host"),
         ("[mcp.servers.files]\ncommand = ['a', 1]\n", "mcp.servers.files.command 2: 1 is not text"),
         ('[upstream]\nname = "a"\n', "upstream: there may be several, so write [[upstream]] or a list of tables"),
+        ('record = "strict"\n', "record: unknown key; did you mean [tape] record?"),
+        ('verdict = "deny"\nglobs = []\n', "verdict: unknown key; did you mean [[policy]] verdict?"),
+        ('base_url = "x"\nlevel = "x"\n', "base_url: unknown key; did you mean [[upstream]] base_url?; level: unkn"),
         ("[names]\na = 1\n", "names: an object is not a list"),
         ('[tape]\non_record_failure = { onlin = "pass" }\n', "tape.on_record_failure.onlin: 'onlin' is not 'train'"),
         (

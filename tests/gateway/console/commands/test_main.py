@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ from fakes.shell import Shell
 from fakes.web_site import everywhere, site
 
 from penstock.console.commands import check
-from penstock.console.commands.command_table import COMMANDS, GROUPS
+from penstock.console.commands.command_table import COMMANDS, FIRST, GROUPS
 from penstock.console.main import main
 from penstock.gateway.app import open_store
 from penstock.gateway.client.client import Client, ClientError
@@ -213,6 +214,14 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("export", "--format", "parquet"), 2, "Parquet goes to a file: say which, as --output FILE"),
     (("export", "-o", "no/such/folder/x"), 1, "no/such/folder/x: No such file or directory"),
     (("bogus",), 2, 'Unknown command "bogus". Available commands: serve, rollouts'),
+    (("--gateway", "http://127.0.0.1:1", "rollouts"), 1, "cannot reach the gateway at http://127.0.0.1:1: nothing"),
+    (("--json", "show", "none"), 1, "there is no rollout 'none'"),
+    (("--limit", "x", "rollouts"), 2, "--limit: 'x' is not a whole number. See penstock rollouts --help."),
+    (("release", "--gateway=http://127.0.0.1:1", "status", "x"), 1, "cannot reach the gateway at http://127.0.0.1:1"),
+    (("--gateway", "x", "rolouts"), 2, 'Unknown command "rolouts". Did you mean "rollouts"?'),
+    (("--gateway", "x"), 2, "--gateway goes behind a command: penstock COMMAND --gateway. See penstock --help."),
+    (("release", "--json"), 2, "--json goes behind a command: penstock release COMMAND --json."),
+    (("mcp", "--gateway", "x", "definitions"), 2, "'definitions' goes before the options. See penstock mcp serve"),
     (("workers", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock workers --help."),
     (("workers", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock workers --help."),
     (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
@@ -243,6 +252,34 @@ async def test_errors_are_one_line(
         assert (ended.value.code, out) == (code, ""), arguments
         assert message in err, arguments
         assert (err.startswith("penstock: "), err.count("\n")) == (True, 1), arguments
+
+
+@pytest.mark.parametrize(
+    ("toml", "command", "message"),
+    [
+        ("port = 1", "rollouts", "cannot reach the gateway at http://127.0.0.1:1: "),
+        ("port = 1", "--gateway http://127.0.0.1:2 rollouts", "cannot reach the gateway at http://127.0.0.1:2: "),
+        ("port = 1\nhost = '::'\ntape = 3", "stats", "cannot reach the gateway at http://[::1]:1: "),
+        ("port = 1\nsocket = 's'", "stats", "cannot reach the gateway at http://127.0.0.1:1: "),
+        ("port = 0\nsocket = 's'", "stats", "cannot reach the gateway at unix:{here}/s: "),
+        ("socket = 's'\n[tls]\ncertificate = 'c'", "stats", "cannot reach the gateway at unix:{here}/s: "),
+        ("names = ['a.invalid']\n[tls]\ncertificate = 'c'", "stats", "at https://a.invalid:4747: there is no host"),
+        ("port = 1\nsocket = 's'\n[tls]\ncertificate = 'c'", "run -- true", "the gateway at https://127.0.0.1:1: "),
+        ("port = 0", "rollouts", "penstock.toml: port = 0 is any free one: name the gateway, as --gateway http://"),
+        ("port = 'x'", "rollouts", "penstock.toml: port: 'x' is not a whole number; correct it, or name the gateway"),
+        ("port = ", "rollouts", "penstock.toml cannot be read as TOML: Invalid value"),
+    ],
+)
+def test_commands_follow_the_file_of_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    toml: str, command: str, message: str,
+) -> None:  # fmt: skip
+    _ = (tmp_path / "penstock.toml").write_text(toml)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_GATEWAY", raising=False)
+    with pytest.raises(SystemExit):
+        main(command.split())
+    assert message.format(here=tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -307,7 +344,7 @@ def test_check_reports_what_is_wrong(monkeypatch: pytest.MonkeyPatch, capsys: py
 LAZY = """
 import os, sys
 from penstock.console.main import main
-for arguments in ("--help", "show --help", "--version", "release --help", "release start --help"):
+for arguments in ("", "--help", "show --help", "--version", "release --help", "release start --help"):
     try:
         main(arguments.split())
     except SystemExit:
@@ -336,6 +373,9 @@ async def test_help_names_every_command_and_looks_as_it_did(shell: Shell) -> Non
     )
     check_golden("help", "\n".join(page.text for page in pages))
     assert [name for name in COMMANDS if f"│ {name} " not in pages[0].text] == []
+    first = await shell.run()
+    assert re.findall("^│ ([a-z]+) ", first.text, re.MULTILINE) == list(FIRST)
+    assert "penstock --help lists all commands" in first.text
     groups = await asyncio.gather(
         *(shell.run(*it, "--help", COLUMNS="100") for it in (*([name] for name in GROUPS), ["resource", "add"]))
     )
