@@ -376,7 +376,10 @@ _BOTH: dict[str, Field] = {
     "rollout": Field("its rollout", TEXT, _rollout_id, pattern, "both"),
     "mode": _about_rollout("what the rollout is for", CHOICE, lambda r: r.mode, WordMatcherFactory(*get_args(Mode))),
     "origin": _about_rollout(
-        "how the rollout came to be", CHOICE, lambda r: r.origin, WordMatcherFactory(*get_args(Origin))
+        "how the rollout came to be: queued, header (an address in a request) or implicit",
+        CHOICE,
+        lambda r: r.origin,
+        WordMatcherFactory(*get_args(Origin)),
     ),
     "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, pattern),
     "priority": _about_rollout("the rollout's priority in the queue", NUMBER, lambda r: r.priority, whole),
