@@ -161,7 +161,9 @@ def _names(group: CommandGroup, word: str) -> bool:
 def _wrong(error: CycloptsError) -> str:
     """Says how a command was called wrongly."""
     if isinstance(error, UnusedCliTokensError) and not isinstance(error, UnknownOptionError):
-        return f"Nothing is done with {' '.join(map(repr, error.unused_tokens or ()))}."
+        unused = error.unused_tokens or []
+        named = f"; a tape goes behind --data: --data {unused[0]}" if error.command_chain == ("check",) else ""
+        return f"Nothing is done with {' '.join(map(repr, unused))}{named}."
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         # cyclopts says the same of an option that is not there and of one without its value.
