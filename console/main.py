@@ -201,7 +201,8 @@ def _wrong(error: CycloptsError) -> str:
         group, words = GROUPS.get((error.command_chain or ("",))[0]), error.unused_tokens or ()
         if group is not None and words and words[0] in group.commands:
             return f"{words[0]!r} goes before the options."
-        return f"Nothing is done with {' '.join(map(repr, words))}."
+        named = f"; a tape goes behind --data: --data {words[0]}" if words and error.command_chain == ("check",) else ""
+        return f"Nothing is done with {' '.join(map(repr, words))}{named}."
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         # cyclopts says the same of an option that is not there and of one without its value.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,3 +68,14 @@ def test_the_example_configuration_is_valid() -> None:
         "chatgpt",
         "gemini",
     ]
+
+
+def test_the_quickstarts_model_says_what_to_do_where_its_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, str(EXAMPLES / "quickstart/model.py"), "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
+        f"port {port} of 127.0.0.1 cannot be opened (Address already in use):\nchoose another"
+    )

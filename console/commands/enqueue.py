@@ -46,6 +46,17 @@ T = TypeVar("T")
 LONGEST_ID = 120
 """Maximum length of a task's id, which leaves room for the repetition."""
 LONGEST_GROUP = 256
+SHOWN = 60
+"""Characters of a line that is not JSON which its flaw shows."""
+NO_VALUE = "no value, or a text without double quotes"
+JSON_FLAWS = {
+    "expected ident": NO_VALUE,
+    "expected value": NO_VALUE,
+    "key must be a string": "a name without double quotes",
+    "EOF while parsing": "the line ends too early (each task is one line)",
+    "trailing characters": "more stands behind the task (each task is one line)",
+}
+"""What the parser says at the beginning of its message -> the same in plain words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,11 @@ def _json(line: bytes) -> Any:
     try:
         value = from_json(line, allow_inf_nan=False)
     except ValueError as e:
-        raise _TaskLineError(f"is not JSON: {str(e).replace(' at line 1 column', ' at column')}") from None
+        said, _, column = str(e).partition(" at line 1 column ")
+        plain = next((plain for found, plain in JSON_FLAWS.items() if said.startswith(found)), said)
+        text = line.decode(errors="replace").strip()
+        begins = text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+        raise _TaskLineError(f"is not JSON at column {column}: {plain}: {begins}") from None
     try:
         return finite(value)
     except ValueError as e:

@@ -197,7 +197,7 @@ async def watch_release(client: Client, name: str, html: Path | None, json: bool
     def tell(found: ReleaseSnapshot, before: ReleaseSnapshot | None) -> None:
         """Prints each new entry once, for output that is no terminal."""
         for entry in found.history.audit[0 if before is None else len(before.history.audit) :]:
-            screen.print(releases.entry(entry), soft_wrap=True)
+            screen.print(releases.entry(entry, found.view.release), soft_wrap=True)
 
     last = await show(written(), screen, _view if json else None, _picture, tell)
     if last is not None and not screen.is_terminal and not json:

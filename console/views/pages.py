@@ -20,6 +20,7 @@ from penstock.console.views.releases import (
     StageStatus,
     arms,
     audience,
+    canary_share,
     coverage_lines,
     decision_thresholds,
     difference,
@@ -125,7 +126,7 @@ def release_page(view: ReleaseView, history: History, now_ns: int) -> str:
     for place, chart in enumerate(release_charts(view, history, points, now_ns)):
         body.append(figure(chart, f"chart{place}"))
     body += _evidence(view, points)
-    body += _chain(history.audit)
+    body += _chain(history.audit, release)
     return document(f"{release.id}: {stage_name(release.stage)}", body)
 
 
@@ -179,16 +180,20 @@ def _evidence(view: ReleaseView, points: Sequence[EvidencePoint]) -> Iterator[st
         yield "<h2>Limits</h2>" + table("e-values against their limits", ("", "e-value", "limit", "", "then"), rows)
 
 
-def _chain(entries: Sequence[AuditTrailEntry]) -> Iterator[str]:
+def _chain(entries: Sequence[AuditTrailEntry], release: Release) -> Iterator[str]:
     yield '<h2>What was done, and why</h2><ol class="chain">'
     for before, entry in zip([None, *entries], entries, strict=False):
-        yield _link(entry, "" if before is None else f", {duration(entry.at_ns - before.at_ns)} later")
+        yield _link(entry, release, "" if before is None else f", {duration(entry.at_ns - before.at_ns)} later")
     yield "</ol>"
 
 
-def _link(entry: AuditTrailEntry, since: str) -> str:
+def _link(entry: AuditTrailEntry, release: Release, since: str) -> str:
     who = "by the rules" if entry.who == GATEWAY else f"by {asked_by(entry.who, entry.key)}"
-    what = f"<strong>{text(stage_name(entry.after))}</strong>: {text(entry.action.replace('_', ' '))} {text(who)}"
+    where = f"<strong>{text(stage_name(entry.after))}</strong>"
+    what = (
+        f"{where} {text(canary_share(entry, release))}".rstrip()
+        + f": {text(entry.action.replace('_', ' '))} {text(who)}"
+    )
     at = moment(entry.at_ns)[:19]
     when = f'<time datetime="{at.replace(" ", "T")}Z">{at}</time><span class="dim">{text(since)}</span>'
     return f"<li>{what}, {when}. {text(entry.why)}{_found(entry)}</li>"

@@ -51,6 +51,8 @@ GOOD = {
 }
 """The meaning of a guard's goodness for the rollouts of an arm, in words. Missing rewards are shown as a number
 instead."""
+SHARES = ("split", "share", "before", "agreement", "candidate", "incumbent", "candidate_errors", "live_errors")
+"""Figures of the audit trail that are shares of 1."""
 BAR = 20
 """Characters of a full bar, which stands for the limit."""
 LAST = 5
@@ -94,7 +96,7 @@ RELEASES = NounView[ReleaseSelection, Release](
         Column("stage"): lambda one, _: _stage(one),
         Column("from", 6): lambda one, _: plain(versions(one, "stable")),
         Column("to"): lambda one, _: plain(versions(one, "candidate")),
-        figure("split", 4): lambda one, _: f"{share(one.stage, one.split):.0%}",
+        figure("split", 4): lambda one, _: percent(share(one.stage, one.split)),
         figure("assigned", 2): lambda one, _: f"{one.assigned:,}",
         figure("counted", 1): lambda one, _: f"{one.counted:,}",
         figure("age", 3): lambda one, now_ns: age(one.created_ns, now_ns),
@@ -120,12 +122,12 @@ def status(
     reach = [line for name, one in view.coverage.items() for line in coverage_lines(name, one, now_ns)]
     pieces += [Text(), *(joined("coverage", line) for line in reach)]
     pieces += [joined("waits for", clean(one)) for one in wait_conditions(view)]
-    return Group(*pieces, *(entry(one) for one in audit[-last:]))
+    return Group(*pieces, *(entry(one, release) for one in audit[-last:]))
 
 
 def _head(release: Release, now_ns: int) -> Text:
     only = audience(release.only)
-    split = f"{release.split:.0%} of new {release.policy.observation_noun}" if release.stage == "canary" else ""
+    split = f"{percent(release.split)} of new {release.policy.observation_noun}" if release.stage == "canary" else ""
     change = f"{version_changes(release)}{f' for {only}' if only else ''}"
     since = f"for {age(release.changed_ns, now_ns)}"
     return joined(Text(clean(release.id), style="bold"), _stage(release), split, change, since)
@@ -184,27 +186,43 @@ def bar(value: float, limit: float, size: int = BAR) -> str:
     return "█" * full + "·" * (size - full)
 
 
-def entry(one: AuditTrailEntry) -> Text:
+def entry(one: AuditTrailEntry, release: Release) -> Text:
     """An entry of the chain on a line."""
     who = "by the rules" if one.who == GATEWAY else f"by {clean(asked_by(one.who, one.key))}"
     what = f"{one.action.replace('_', ' ')} → {stage_name(one.after)}"
-    split = f"{one.split:.0%}" if one.after == "canary" else ""
-    return joined(Text(moment(one.at_ns)[:19], style="dim"), clean(what), split, who, clean(one.why))
+    at = Text(moment(one.at_ns)[:19], style="dim")
+    return joined(at, clean(what), canary_share(one, release), who, clean(one.why))
 
 
 def history(release: Release, entries: Sequence[AuditTrailEntry]) -> Group:
     """The whole chain with its evidence."""
     lines: list[RenderableType] = [joined(Text(clean(release.id), style="bold"), _stage(release))]
     for one in entries:
-        lines.append(Text(f"{one.number:>3}  ").append_text(entry(one)))
+        lines.append(Text(f"{one.number:>3}  ").append_text(entry(one, release)))
         if one.evidence:
-            figures = "  ".join(f"{clean(name)} {clean(_figure(value))}" for name, value in one.evidence.items())
+            figures = "  ".join(clean(_figure(name, value)) for name, value in one.evidence.items())
             lines.append(Padding.indent(Text(figures, style="dim"), 5))
     return Group(*lines)
 
 
-def _figure(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def canary_share(one: AuditTrailEntry, release: Release) -> str:
+    """The share that gets the candidate after an entry that leads to the canary; else empty."""
+    return f"{percent(one.split)} of new {release.policy.observation_noun}" if one.after == "canary" else ""
+
+
+def _figure(name: str, value: object) -> str:
+    """A figure of the evidence; a share as a percentage, an arm's goodness (`stable.error`) in the words of `GOOD`."""
+    before, _, last = name.rpartition(".")
+    if name in SHARES and isinstance(value, int | float):
+        return f"{name} {percent(value)}"
+    if last in GOOD and last != "cost" and before.split(".")[-1] in ARMS and isinstance(value, int | float):
+        return f"{before} {GOOD[last]} {percent(value)}"
+    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def percent(share: float) -> str:
+    """A share of 1 in percent, with up to three digits: 2.5%."""
+    return f"{share * 100:.3g}%"
 
 
 def started(release: Release, expected: Forecast | None = None) -> Text:

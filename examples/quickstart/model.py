@@ -6,6 +6,7 @@ It speaks OpenAI's chat completions, without streams, at http://127.0.0.1:8000/v
 import argparse
 import json
 import re
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -41,7 +42,13 @@ class Model(BaseHTTPRequestHandler):
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--port", type=int, default=8000)
-    with ThreadingHTTPServer(("127.0.0.1", options.parse_args().port), Model) as server:
+    port = options.parse_args().port
+    try:
+        opened = ThreadingHTTPServer(("127.0.0.1", port), Model)
+    except (OSError, OverflowError) as error:
+        other = "choose another with --port, and name it in base_url of penstock.toml: http://127.0.0.1:PORT/v1"
+        sys.exit(f"port {port} of 127.0.0.1 cannot be opened ({getattr(error, 'strerror', error)}):\n{other}")
+    with opened as server:
         print(f"a model at http://127.0.0.1:{server.server_address[1]}/v1", flush=True)
         try:
             server.serve_forever()

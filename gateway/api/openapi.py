@@ -137,7 +137,8 @@ def _introduction() -> str:
         "Reads the tape of a Penstock gateway. Lists are paged: hand a page's `next` back as `cursor`; a page may be "
         "short, even empty, and still have a `next`, because a selective filter stops after a bounded number of spans."
         '\n\nA `filter` is a list of terms such as `status:failed model:qwen* latency>2s text~"timeout"`, all of which '
-        "must hold. `:` compares with `*` and `?` as wildcards, `=` and `!=` exactly, `~` asks for a part of the text, "
+        "must hold. `:` compares with `*` and `?` as wildcards (anywhere in `text`, `raw` and `input`), `=` "
+        "and `!=` exactly, `~` asks for a part of the text, "
         "`>`, `>=`, `<` and `<=` compare numbers, latencies (us ms s m h d) and times. A leading `-` or `not` negates, "
         f"commas list alternatives. Fields: {fields}, `metadata.KEY` (a key of the rollout's metadata)."
     )

@@ -52,6 +52,10 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
 }
 
 
+LONGEST_WILD: Final = 64
+"""Characters of a pattern for long texts with `?` in it: each may be compared at each place of a text."""
+
+
 class TermError(ValueError):
     """An unusable field, operator or value. The term is not known here; `parse` adds it."""
 
@@ -83,15 +87,60 @@ class WordMatcher:
 
 
 @dataclass(frozen=True, slots=True)
-class SubstringMatcher:
-    """Matches texts that contain one of these casefolded parts. `folded`: the text is casefolded already."""
+class Wildcards:
+    """A casefolded pattern with `*` or `?` that may match anywhere in a casefolded text."""
 
-    parts: tuple[str, ...]
+    pattern: str
+
+    def is_in(self, text: str) -> bool:
+        """True if the pattern matches a part of the text: its runs between `*` one after the other. The first place of
+        each is the right one, so a text is read once."""
+        at = 0
+        for run in self.pattern.split("*"):
+            if "?" in run:
+                found = re.compile(_expression(run), re.DOTALL).search(text, at)
+                begin = -1 if found is None else found.start()
+            else:
+                begin = text.find(run, at)
+            if begin < 0:
+                return False
+            at = begin + len(run)
+        return True
+
+    @property
+    def pieces(self) -> list[str]:
+        """Parts of every text that it matches."""
+        return re.findall(r"[^*?]+", self.pattern)
+
+    @property
+    def expression(self) -> str:
+        """The same as a regular expression, in Python and in RE2, to be searched for."""
+        return _expression(self.pattern)
+
+
+def _expression(pattern: str) -> str:
+    return "".join({"*": ".*?", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
+
+
+TextPart = str | Wildcards
+"""What is looked for in a casefolded text."""
+
+
+def is_in(part: TextPart, text: str) -> bool:
+    """True if a casefolded text has the part."""
+    return part in text if isinstance(part, str) else part.is_in(text)
+
+
+@dataclass(frozen=True, slots=True)
+class SubstringMatcher:
+    """Matches texts that have one of these parts. `folded`: the text is casefolded already."""
+
+    parts: tuple[TextPart, ...]
     folded: bool
 
     def __call__(self, value: str) -> bool:
         text = value if self.folded else value.casefold()
-        return any(part in text for part in self.parts)
+        return any(is_in(part, text) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +163,12 @@ def pattern(operator: str, value: str, now_ns: int) -> Matcher:
 
 
 def part(operator: str, value: str, now_ns: int) -> Matcher:
-    """A matcher of a part of a casefolded text, which may be JSON."""
-    return SubstringMatcher(forms(value), folded=True)
+    """A matcher of a part of a casefolded text, which may be JSON: `~` exactly, `:` with `*` and `?`."""
+    found = forms(value)
+    wild = operator == ":" and re.search(r"[*?]", value)
+    if wild and "?" in value and len(value) > LONGEST_WILD:
+        raise TermError(f"with a `?` it has at most {LONGEST_WILD} characters; `*` may stand for any number")
+    return SubstringMatcher(tuple(map(Wildcards, found)) if wild else found, folded=True)
 
 
 def forms(text: str) -> tuple[str, ...]:
@@ -201,6 +254,8 @@ ValueReader = Callable[[Rollout | None, Span | None], Sequence[Any]]
 FAILED = (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
 ORDER = (">", ">=", "<", "<=")
 TEXT, NUMBER, CHOICE = (":", "=", "!=", "~"), (":", "=", "!=", *ORDER), (":", "=", "!=")
+PART = (":", "~")
+"""Of long texts: `=` would want all of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,12 +431,15 @@ _BOTH: dict[str, Field] = {
     "rollout": Field("its rollout", TEXT, _rollout_id, pattern, "both"),
     "mode": _about_rollout("what the rollout is for", CHOICE, lambda r: r.mode, WordMatcherFactory(*get_args(Mode))),
     "origin": _about_rollout(
-        "how the rollout came to be", CHOICE, lambda r: r.origin, WordMatcherFactory(*get_args(Origin))
+        "how the rollout came to be: queued, header (an address in a request) or implicit",
+        CHOICE,
+        lambda r: r.origin,
+        WordMatcherFactory(*get_args(Origin)),
     ),
     "group": _about_rollout("the task that the rollout repeats", TEXT, lambda r: r.group, pattern),
     "priority": _about_rollout("the rollout's priority in the queue", NUMBER, lambda r: r.priority, whole),
     "tries": _about_rollout("attempts that the queue has handed out", NUMBER, lambda r: r.tries, count),
-    "input": _about_rollout("part of the task", ("~",), _task, part),
+    "input": _about_rollout("part of the task", PART, _task, part),
     "reward": _about_attempts(
         "a reward's own value; of other spans the reward of their attempt; of a rollout its own",
         NUMBER,
@@ -414,14 +472,14 @@ _BOTH: dict[str, Field] = {
     **{fact.filter.name or fact.name: _about_span(fact) for fact in SPAN_FACTS if fact.filter is not None},
     "text": Field(
         "part of what it adds: new messages, the answer, tool calls and results, errors",
-        ("~",),
+        PART,
         _nothing,
         part,
         "texts",
     ),
     "raw": Field(
         "part of the request or response body as it is; reads each, so it is slow",
-        ("~",),
+        PART,
         _nothing,
         part,
         "bodies",

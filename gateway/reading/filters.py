@@ -3,7 +3,8 @@
 A filter is a list of terms, all of which must hold. A term is `field operator value`, negated by a leading `-` or
 `not`; a value may list alternatives with commas (`status:error,cancelled`) and is quoted when it holds spaces, commas
 or quotes. `:` compares text as a pattern (`*` any run, `?` any character, case ignored), `=` compares exactly, `~` asks
-for a part of the text. A field that a span does not have matches nothing, so its negation matches.
+for a part of the text. In long texts (`text`, `raw`, `input`) a pattern may match anywhere, and `=` is not known. A
+field that a span does not have matches nothing, so its negation matches.
 
 The same text is parsed for one of two targets. For `spans` a term is about the span, its attempt or its rollout. For
 `rollouts` the terms that can be about the rollout (status, mode, group, reward, worker ...) are about it and its
@@ -36,6 +37,7 @@ from penstock.gateway.reading.filter_fields import (
     SubstringMatcher,
     Target,
     TermError,
+    TextPart,
     WordMatcher,
     WordMatcherFactory,
     forms,
@@ -414,12 +416,12 @@ def where(query: Query, target: Target, words: Words) -> WhereClause:
     return WhereClause(_all(own), _all(of_spans) if of_spans else None)
 
 
-def needles(query: Query) -> list[tuple[str, ...]]:
+def needles(query: Query) -> list[tuple[TextPart, ...]]:
     """For each condition on texts its parts, casefolded; a text must contain one of them."""
     return [_flat_parts(one) for one in _on_texts(query)]
 
 
-def _flat_parts(one: Predicate) -> tuple[str, ...]:
+def _flat_parts(one: Predicate) -> tuple[TextPart, ...]:
     return tuple(_flat(matcher.parts for matcher in one.matchers if isinstance(matcher, SubstringMatcher)))
 
 
@@ -445,7 +447,7 @@ def _asked(one: Predicate, matcher: Matcher, words: Words, row: str) -> SqlFragm
     """SQL that holds if some value of the field satisfies the matcher."""
     if one.name == "input":
         assert isinstance(matcher, SubstringMatcher)
-        parts = _any(SqlFragment("contains(i.folded, ?)", (part,)) for part in matcher.parts)
+        parts = _any(_part_of_input(part) for part in matcher.parts)
         return _wrap(f"{row}.number in (select i.number from inputs i where {{}})", parts)
     if one.name == "reward" and row == "s":
         given = _compared("s", "s.reward", matcher, words)
@@ -454,6 +456,12 @@ def _asked(one: Predicate, matcher: Matcher, words: Words, row: str) -> SqlFragm
     owner, expressions = _SPAN[one.name] if row == "s" and one.name in _SPAN else _of_others(one.name)
     found = _any(_compared(owner, expression, matcher, words) for expression in expressions)
     return _wrap(_OWNED[row, owner], found)
+
+
+def _part_of_input(part: TextPart) -> SqlFragment:
+    if isinstance(part, str):
+        return SqlFragment("contains(i.folded, ?)", (part,))
+    return SqlFragment("regexp_matches(i.folded, ?, 's')", (part.expression,))
 
 
 def _of_others(name: str) -> FieldColumns:

@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from penstock.console.views import queue, rollouts
-from penstock.console.views.releases import bar, decision_thresholds, stage_name
+from penstock.console.views.releases import bar, decision_thresholds, percent, stage_name
 from penstock.console.views.runs import sparkline
 from penstock.console.views.table import age, clean, compact, duration, joined, number, plain, size
 from penstock.gateway.client.connection import map_concurrently
@@ -207,7 +207,7 @@ def _asks(data: OverviewData) -> Iterator[Text]:
 def _releases(found: Sequence[ReleaseView]) -> Iterator[Text]:
     for view in found:
         release = view.release
-        head = f"{clean(release.id)} {stage_name(release.stage)} {release.split:.0%}"
+        head = f"{clean(release.id)} {stage_name(release.stage)} {percent(release.split)}"
         if not release.assigned:
             yield Text(head)
             continue

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.gateway.followers.index.segments import SegmentDirectory, SegmentFile
 from penstock.gateway.model.turn import Passage
+from penstock.gateway.reading.filter_fields import TextPart, is_in
 from penstock.gateway.reading.filters import MOST_TEXTS
 
 np: Final[Any] = import_module("numpy")
@@ -57,7 +58,7 @@ KNOWN: Final = 2 * MOST_TEXTS
 """Needles whose hits are remembered. For a common needle that is 8 MB for a million spans."""
 _SLICE: Final = 1 << 20
 """Bytes of text whose runs are computed together: each run takes some words of memory."""
-Needle = tuple[str, ...]
+Needle = tuple[TextPart, ...]
 """Casefolded texts, at least one of which must be in a passage."""
 
 
@@ -313,7 +314,8 @@ def _candidates(blocks: Sequence[PassageBlock], needle: Needle) -> Any:
     """An array with True for each block that may have one of the needle's texts."""
     found = np.zeros(len(blocks), np.bool_)
     for text in needle:
-        places = np.unique(_hashes(text.encode()))
+        pieces = [text] if isinstance(text, str) else text.pieces
+        places = np.unique(np.concatenate([np.empty(0, np.uint64), *(_hashes(piece.encode()) for piece in pieces)]))
         may = np.ones(len(blocks), np.bool_)
         for at, block in enumerate(blocks):
             may[at] = bool(np.all(block.grams[places >> 3] >> (places & 7) & 1))
@@ -350,10 +352,15 @@ def hits_in(cursors: Any, texts: Any, needles: Sequence[Needle]) -> Iterator[Any
     odd = [(at, text.casefold()) for at, text in raw.non_ascii()]
     of = cursors.to_numpy()
     for needle in needles:
-        found = {at for at, text in odd if any(part in text for part in needle)}
+        found = {at for at, text in odd if any(is_in(part, text) for part in needle)}
         for part in needle:
-            if part.isascii():
-                found.update(_places(lowered, offsets, part.encode()))
+            if isinstance(part, str):
+                if part.isascii():
+                    found.update(_places(lowered, offsets, part.encode()))
+            elif part.pattern.isascii():
+                places = _places(lowered, offsets, max(part.pieces, key=len, default="").encode())
+                plain = ((at, lowered[offsets[at] : offsets[at + 1]]) for at in places)
+                found.update(at for at, text in plain if text.isascii() and part.is_in(text.decode()))
         yield np.unique(of[sorted(found)]) if found else np.empty(0, np.int64)
 
 

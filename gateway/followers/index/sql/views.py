@@ -67,7 +67,9 @@ VIEWS: Final[dict[str, ViewDefinition]] = {
         "One task given to one agent, as it stands now.", "rollouts", "true",
         {
             "rollout": ViewColumn("varchar", "rollout", "its name"),
-            "origin": ViewColumn("varchar", "origin", "how it came to be: header, url, implicit, queued ..."),
+            "origin": ViewColumn(
+                "varchar", "origin", "how it came to be: queued, header (an address in a request) or implicit"
+            ),
             "mode": ViewColumn("varchar", "mode", "train, val, test or online"),
             "status": ViewColumn("varchar", "status", "where it stands"),
             "task": ViewColumn("varchar", '"group"', "the task that it repeats: `group` in filters"),

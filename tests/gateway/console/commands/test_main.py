@@ -223,6 +223,7 @@ ERRORS: list[tuple[tuple[str, ...], int, str]] = [
     (("release", "--json"), 2, "--json goes behind a command: penstock release COMMAND --json."),
     (("mcp", "--gateway", "x", "definitions"), 2, "'definitions' goes before the options. See penstock mcp serve"),
     (("workers", "extra", "more"), 2, "Nothing is done with 'extra' 'more'. See penstock workers --help."),
+    (("check", "/tmp"), 2, "Nothing is done with '/tmp'; a tape goes behind --data: --data /tmp. See penstock check"),
     (("workers", "--jsn"), 2, "Unknown option: --jsn. Did you mean --json? See penstock workers --help."),
     (("stats", "--gateway", "http://["), 1, "'http://[' is not the URL of a gateway: Invalid IPv6 URL"),
     (("stats", "--gateway", "http://"), 1, "'http:' is not the URL of a gateway: it names no host"),

@@ -30,14 +30,21 @@ def test_ids_come_from_the_id_or_the_content() -> None:
 @pytest.mark.parametrize(
     ("line", "flaw"),
     [
-        (b"{oops}", "line 2: is not JSON: key must be a string at column 2"),
+        (b"{oops}", "line 2: is not JSON at column 2: a name without double quotes: {oops}"),
+        (b"nope", "line 2: is not JSON at column 2: no value, or a text without double quotes: nope"),
         (b"", None),
-        (b'{"id": "q2", "g": "x"', "line 2: is not JSON: EOF while parsing an object at column 21"),
-        (b'{"id": "q2", "g": NaN}', "line 2: is not JSON: expected value at column 19"),
-        (b'{"id": "\xff", "g": "x"}', "line 2: is not JSON: invalid unicode code point at column 9"),
-        (b'{"id": "q2"} {"id": "q3"}', "line 2: is not JSON: trailing characters at column 14"),
+        (
+            b'{"id": "q2", "g": "x"',
+            "line 2: is not JSON at column 21: the line ends too early (each task is one line): ",
+        ),
+        (b'{"id": "q2", "g": NaN}', "line 2: is not JSON at column 19: no value, or a text without double quotes: "),
+        (b'{"id": "\xff", "g": "x"}', "line 2: is not JSON at column 9: invalid unicode code point: "),
+        (
+            b'{"id": "q2"} {"id": "q3"}',
+            "line 2: is not JSON at column 14: more stands behind the task (each task is one line): ",
+        ),
         (b'{"id": "q2", "g": [1e999]}', "line 2: a number in it is larger than 1.8e308, or is none"),
-        (b"[" * 300 + b"]" * 300, "line 2: is not JSON: recursion limit exceeded"),
+        (b"[" * 300 + b"]" * 300, "line 2: is not JSON at column 202: recursion limit exceeded: " + "[" * 60 + " ..."),
         (b'{"id": "q1", "g": "x"}', "line 2: its id 'q1' is that of line 1 already; --repeat"),
         (b'{"id": "a b", "g": "x"}', "line 2: id: 'a b' is not an id: up to 120 letters, digits and . _ - only"),
         (b'{"id": "' + b"x" * 121 + b'", "g": "x"}', "line 2: id: 'xxx"),

@@ -178,6 +178,7 @@ def test_the_page_says_what_the_release_is_and_why() -> None:
     assert "prompt planner: v12 → v13." in said
     assert "replayed (skipped)" in said
     assert "50 % of new rollouts get v13" in said
+    assert "canary 20% of new rollouts: prepare by the rules" in said
     assert "Waits for 10 outcomes, each for 1 h" in said
     assert "harm rolls back at 50" in said
     assert "no loss of 0.07 promotes at 20" in said

@@ -287,7 +287,11 @@ VALUES = {
     "reward": ["0", "0.3", "-1.5", "1"],
     "priority": ["-1", "0", "2"],
     "rollout": ["r1", "r*", "R?", "q*", "h*", "none"],
-    "text": ["yes", "no such", "paris", "strasse", "SMALL", "k", "istanbul", "日本", '"no"', "i̇", "rome", "Sell(", "r"],
+    "text": [
+        *("yes", "no such", "paris", "strasse", "SMALL", "k", "istanbul", "日本", '"no"', "i̇", "rome", "Sell(", "r"),
+        *("*", "P?ris", "stra*small", "i*PARIS", '*"no*"', "s?*e", "日*r", "??", "a*a*a*z"),
+    ],
+    "input": ["flight", "my*?", "STRA*", "?", "é*1", "[*]"],
     "raw": ["yes", "no such", '"role"', "Paris"],
     "tool": ["search", "s*", "none"],
     "unread": ["*", "choices*", "x.usage", "none"],
