@@ -35,8 +35,7 @@ from penstock.console.views.releases import (
     versions,
     wait_conditions,
 )
-from penstock.console.views.runs import candidates_chart as candidates_chart
-from penstock.console.views.runs import needed_e_value, ordered_candidates
+from penstock.console.views.runs import candidates_chart, needed_e_value, ordered_candidates
 from penstock.console.views.svg import HEIGHT, LEFT, STYLES, WIDTH, Chart, LineSeries, legend, svg, text
 from penstock.console.views.table import asked_by, duration, moment, number
 from penstock.gateway.model.base import GATEWAY

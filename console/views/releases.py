@@ -127,7 +127,7 @@ def status(
 
 def _head(release: Release, now_ns: int) -> Text:
     only = audience(release.only)
-    split = f"{percent(release.split)} of new {release.policy.observation_noun}" if release.stage == "canary" else ""
+    split = of_new(release.split, release) if release.stage == "canary" else ""
     change = f"{version_changes(release)}{f' for {only}' if only else ''}"
     since = f"for {age(release.changed_ns, now_ns)}"
     return joined(Text(clean(release.id), style="bold"), _stage(release), split, change, since)
@@ -207,7 +207,7 @@ def history(release: Release, entries: Sequence[AuditTrailEntry]) -> Group:
 
 def canary_share(one: AuditTrailEntry, release: Release) -> str:
     """The share that gets the candidate after an entry that leads to the canary; else empty."""
-    return f"{percent(one.split)} of new {release.policy.observation_noun}" if one.after == "canary" else ""
+    return of_new(one.split, release) if one.after == "canary" else ""
 
 
 def _figure(name: str, value: object) -> str:
@@ -218,6 +218,11 @@ def _figure(name: str, value: object) -> str:
     if last in GOOD and last != "cost" and before.split(".")[-1] in ARMS and isinstance(value, int | float):
         return f"{before} {GOOD[last]} {percent(value)}"
     return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def of_new(share: float, release: Release) -> str:
+    """A share of a release's new rollouts, or units: `20% of new rollouts`."""
+    return f"{percent(share)} of new {release.policy.observation_noun}"
 
 
 def percent(share: float) -> str:

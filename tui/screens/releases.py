@@ -23,7 +23,6 @@ from penstock.console.views.releases import (
     audience,
     decision_thresholds,
     left_out,
-    percent,
     share,
     stage_name,
     units,
@@ -71,7 +70,7 @@ def _act(
         assert one is not None
         only = audience(one.only)
         whom = f"calls of {only}" if only else "all calls"
-        now = f"{percent(share(one.stage, one.split))} of new {one.policy.observation_noun}"
+        now = releases.of_new(share(one.stage, one.split), one)
         return (
             f"{one.id}: {one.resource} {version_changes(one)}, for {whom}. It is {stage_name(one.stage)}; "
             f"{now} get {one.candidate}, {one.assigned:,} were assigned so far. {does(one)}"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.gateway.model import span
@@ -56,6 +57,7 @@ from penstock.gateway.wire.http.redaction import url as redact_url
 from penstock.gateway.wire.http.request import HttpRequest
 
 _log = logging.getLogger("penstock.recorder")
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _OVERHEAD = 1024
 _MANY = 64
 """Most chunks of one read that are kept as they are; more are joined: chunks of a byte each would take ten times the
@@ -67,16 +69,6 @@ ALWAYS_KEPT = 1 << 20
 """Bytes of an answer that are always kept, whatever other calls hold."""
 PROMPTS = "penstock.prompts.sha256"
 """Attribute of a call: the hashes of its prompts as the agent sent them, by resource."""
-
-
-class _NoMembers(dict[str, Any]):
-    """An empty mapping that nobody changes. It can be hashed, as the default of a field of a dataclass must."""
-
-    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return 0
-
-
-NOTHING: Final[Mapping[str, Any]] = _NoMembers()
 
 
 def decoded_body(pieces: list[bytes], encoding: bytes | None) -> bytes:
@@ -105,7 +97,6 @@ class CallRecord:
     """The record of one call while it runs: the bytes and the facts that its span is made of."""
 
     __slots__ = (
-        "_came",
         "_encodings",
         "_entry",
         "_held",
@@ -117,6 +108,7 @@ class CallRecord:
         "attributes",
         "body",
         "call",
+        "came",
         "captured",
         "convert",
         "correct",
@@ -154,6 +146,8 @@ class CallRecord:
         """`limit`: most bytes of the response that are kept. `held`: counter of all running calls."""
         self.call = call
         self.request = request
+        self.came = request.headers
+        """The client's headers, before any change of the request."""
         self.body = call.body
         """The request's body that goes upstream."""
         self.pool: ConnectionPool | None = None
@@ -200,8 +194,6 @@ class CallRecord:
         """Like `settle`, also for an open span: writes pins of its rollout that the tape does not have yet."""
         self.follows = False
         """True if it concerns answers that are fetched by another call; set when it is recorded."""
-        self._came = request.headers
-        """The client's headers, before any change of the request."""
         self._size = 0
         self._limit, self._held, self._redactor = limit, held, redactor
         self._secrets = NO_SECRETS
@@ -328,7 +320,7 @@ class CallRecord:
         call, request = self.call, self.request
         address = call.address
         decided = call.decision
-        self._secrets = self._redactor.secrets(self._came, request.target.decode("latin-1"))
+        self._secrets = self._redactor.secrets(self.came, request.target.decode("latin-1"))
         entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode)
         entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
         entry.method, entry.request_bytes = request.method, len(self.body)
@@ -501,13 +493,13 @@ _LONGEST: Final = 200
 _MOST_KEYS: Final = 100
 """Most paths of keys that are counted separately; all others are counted together."""
 OTHER: Final = "other"
-_log_log = logging.getLogger(LOGGER)
+_calls_log = logging.getLogger(LOGGER)
 
 
 def call_logger(log: LogSettings, metrics: Metrics) -> Callable[[SpanEntry, bool], None]:
     """The function that is called with each recorded call. Lines of calls do not depend on the level of the log."""
     if log.calls:
-        _log_log.setLevel(logging.INFO)
+        _calls_log.setLevel(logging.INFO)
 
     def told(entry: SpanEntry, recorded: bool) -> None:
         if entry.attributes and entry.status != "open" and (keys := entry.attributes.get(UNREAD)):
@@ -531,7 +523,7 @@ def count_unread(metrics: Metrics, dialect: str, keys: Iterable[str]) -> None:
 def log_call(entry: SpanEntry, recorded: bool) -> None:
     """Write the line of a call that has ended; nothing for other spans or open calls. `recorded`: the tape has it."""
     if entry.status != "open" and entry.kind in CALLS:
-        _log_log.info("call %s", entry.status, extra={"fields": fields(entry, recorded)})
+        _calls_log.info("call %s", entry.status, extra={"fields": fields(entry, recorded)})
 
 
 def fields(entry: SpanEntry, recorded: bool) -> dict[str, Any]:

@@ -55,7 +55,7 @@ from penstock.gateway.wire.rewriting import Framing
 class HttpCall(RecordedCall):
     """One call. It is in `ProxyContext.running` from `run` until it is handed to the recorder."""
 
-    __slots__ = ("_came", "_plan", "_pools", "_sent", "_sent_at", "_tries", "_watch")
+    __slots__ = ("_plan", "_pools", "_sent", "_sent_at", "_tries", "_watch")
 
     def __init__(
         self, shared: ProxyContext, client: ClientConnection, request: HttpRequest, admitted: CallRequest
@@ -71,8 +71,6 @@ class HttpCall(RecordedCall):
         """Its requests to upstreams that have not served it; None while there are none."""
         self._watch: AnswerWatch | None = None
         """The watch on the answer's beginning; None if nothing depends on it."""
-        self._came = request.headers
-        """The request's headers before any change."""
         self._sent: tuple[bytes, bytes] = (b"", b"")
         self._sent_at = 0.0
         """When the request was written; monotonic seconds."""
@@ -129,7 +127,7 @@ class HttpCall(RecordedCall):
 
     def _plan_given(self, found: ResourceUse, error: BaseException | None = None) -> None:
         # The request may have been changed for a version that the rollout does not get after all.
-        self.request.headers = self._came
+        self.request.headers = self.record.came
         self._carry_out(plan_pinned(self._shared, self._admitted, self.request, found, error))
 
     # 2. Forward -----------------------------------------------------------------------------------------------------
@@ -144,7 +142,7 @@ class HttpCall(RecordedCall):
         if admitted.encoded_body is not None:
             self._pack(admitted.encoded_body)
         length = len(record.body) if record.body is not admitted.body and record.changed else None
-        as_it_came = request.head is not None and request.headers is self._came and record.call is admitted
+        as_it_came = request.head is not None and request.headers is record.came and record.call is admitted
         decided = admitted.decision if as_it_came else None
         known = None if decided is None else decided.upstream_heads.get(pool)
         if known is not None:

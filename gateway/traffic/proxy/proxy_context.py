@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from penstock.gateway.config import GatewayConfig, RouteSettings
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.metrics import Metrics
@@ -87,8 +89,7 @@ class CallFilter:
         """Called when the recorder has the record of a call whose answer was complete or whose upstream failed."""
 
 
-@dataclass(slots=True)
-class CallPlan:
+class CallPlan(msgspec.Struct):
     """The destination of a call, and the request in its final form. Made by the plan, changed by features."""
 
     pools: list[ConnectionPool]

@@ -224,14 +224,14 @@ class KnownUpstreamHead:
 
     def __init__(self, head: bytes, left: list[bytes], request: HttpRequest) -> None:
         """`head`, `left`: as `RequestHeads.compose` made them for the request."""
-        begin, _, lines = head.partition(b"\r\n")
+        begin = head[: head.index(b"\r\n")]
         self._left, self._length = left, -1
         self._places: list[int] = []
         """Indices of the headers in the request whose values may differ, in the order of the head."""
         places = () if request.head is None else request.head.places
         differing = {name: (at, low) for at, low, name in places}
         form = [begin.replace(b"%", b"%%"), b"\r\n"]
-        for name, value in _FIELD.findall(lines):
+        for name, value in header_fields(head):
             if name in differing:
                 at, low = differing[name]
                 if low == b"content-length":

@@ -44,7 +44,6 @@ _BODY_FIELDS: Final = _FRAMING | {b"content-type", b"content-encoding"}
 _WATCHED: Final = HOP | _LISTS | _BODY_FIELDS
 _WATCHED_FIELD: Final = re.compile(rb"\n(" + b"|".join(sorted(_WATCHED)) + rb"):[ \t]*+([^\r]*+)")
 _NO_HOPS: Final[frozenset[bytes]] = frozenset()
-_NOTHING: Final = ()
 _NOT_YET: Final = (b"", b"")
 
 
@@ -173,7 +172,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.status = 0
         self.head = b""
         """From the status line to the empty line."""
-        self.trailers: Sequence[tuple[bytes, bytes]] = _NOTHING
+        self.trailers: Sequence[tuple[bytes, bytes]] = ()
         self.hops = _NO_HOPS
         """Names of headers that concern this connection only; empty when there are none."""
         self.pieces: list[bytes] = []
@@ -270,12 +269,12 @@ class UpstreamConnection(asyncio.Protocol):
                 self._break("upstream_protocol")
             return _NOT_YET
         fields = _WATCHED_FIELD.findall(head.lower())
-        found = dict[bytes, bytes](fields)
+        found: dict[bytes, bytes] = dict(fields)
         if len(found) < len(fields):
             for name in found.keys() & _LISTS:
                 found[name] = b",".join([value for other, value in fields if other == name])
         length, coding = found.get(b"content-length"), found.get(b"transfer-encoding")
-        codings: Sequence[bytes] = _ELEMENT.findall(coding) if coding else _NOTHING
+        codings: Sequence[bytes] = _ELEMENT.findall(coding) if coding else ()
         if (
             read is None
             or (length is not None and (coding is not None or _LENGTH.fullmatch(length) is None))
@@ -285,7 +284,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._break("upstream_protocol")
             return _NOT_YET
         self._headed, self._buffer, self._interim, self._framing = True, b"", 0, 0
-        self.status, self.head, self.trailers, self.pieces, self.cut = int(read[2]), head, _NOTHING, [], False
+        self.status, self.head, self.trailers, self.pieces, self.cut = int(read[2]), head, (), [], False
         self.content_type, self.encoding = found.get(b"content-type", b""), found.get(b"content-encoding")
         self.hops = options = _NO_HOPS
         if not found.keys() <= _BODY_FIELDS:
