@@ -70,6 +70,7 @@ def test_the_example_configuration_is_valid() -> None:
     ]
 
 
+@pytest.mark.smoke
 def test_the_quickstarts_model_says_what_to_do_where_its_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -219,7 +219,7 @@ DEEPEST: Final = 12
 LONGEST: Final = 120
 """Most characters of a path."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
-_NAME = re.compile(r"[A-Za-z_$][\w.$-]{0,47}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_$](?:[\w.$-]{0,46}[\w$-])?", re.ASCII)
 _WORD = re.compile(r"[\w.:/-]{1,32}")
 _BINARY = re.compile(r"[A-Za-z0-9+/=_-]{40,}")
 _SILENT = re.compile(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import formats, vllm_wire
 from fakes.event_stream import event
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from examples.demo import model
@@ -177,6 +177,7 @@ def test_ids_and_log_probabilities_that_cannot_be_are_told() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=60), st.text(max_size=5) | st.integers() | st.lists(st.text()), max_size=4))
+@example({"A.": 1})
 def test_users_words_are_in_no_path_and_nothing_raises(novel: Json) -> None:
     plain = json.dumps({"choices": [novel]}).encode()
     for body, stream in ((sse(chunk({"content": novel}), END), True), (plain, False)):
