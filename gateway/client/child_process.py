@@ -61,8 +61,11 @@ class ChildProcess:
                 return await self.process.communicate()
         finally:
             self.kill()
-            # A process that it has started may hold the pipes for long, and asyncio would wait for their ends.
-            cast(Any, self.process)._transport.close()
+            # A process that it has started may hold the pipes for long, and asyncio would wait for their ends. The
+            # transport itself is not closed: it would take the exit code away from who waits for it, who gets 255.
+            for pipe in map(cast(Any, self.process)._transport.get_pipe_transport, range(3)):
+                if pipe is not None:
+                    pipe.close()
             _ = await self.process.wait()
 
     def kill(self) -> None:

@@ -65,6 +65,25 @@ async def test_nobody_who_waits_for_its_output_leaves_it_behind(cancelled: bool)
     assert process.returncode == -signal.SIGKILL
 
 
+async def test_the_exit_code_of_one_that_is_killed_goes_to_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio reports 255 for a process whose exit code another one has taken."""
+    if sys.version_info < (3, 12):  # newer ones have it so by themselves
+        watcher = asyncio.PidfdChildWatcher()
+        watcher.attach_loop(asyncio.get_running_loop())
+        monkeypatch.setattr(asyncio.get_event_loop_policy(), "_watcher", watcher)  # pyright: ignore[reportDeprecated]
+    process = await asyncio.create_subprocess_exec("sleep", "300", stdout=asyncio.subprocess.PIPE)
+    child = ChildProcess(process)
+
+    def kill() -> None:
+        process.kill()
+        _ = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    monkeypatch.setattr(child, "kill", kill)
+    with pytest.raises(TimeoutError):
+        _ = await child.output(0.01)
+    assert process.returncode == -signal.SIGKILL
+
+
 async def test_the_limit_holds_where_what_it_has_started_holds_its_output() -> None:
     process = await asyncio.create_subprocess_exec("sh", "-c", BOTH, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
