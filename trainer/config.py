@@ -1,8 +1,8 @@
 """`train.toml`: one strict tree. An unknown key is an error that names its path and the nearest right key.
 
 Free of torch and numpy, so that a wrong configuration is refused in a moment. Every field's docstring is its
-documentation, and a test compares docs/training.md with this file. The defaults have learnt on rollouts of real agents:
-groups centred and not scaled, clip-higher, truncated importance sampling at 2.
+documentation, and a test compares docs/training-settings.md with this file. The defaults have learnt on rollouts of
+real agents: groups centred and not scaled, clip-higher, truncated importance sampling at 2.
 """
 
 from __future__ import annotations

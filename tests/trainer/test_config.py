@@ -22,7 +22,7 @@ from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import SuiteSettings, TrainConfig
 
-DOCS = ROOT / "docs" / "training.md"
+DOCS = ROOT / "docs" / "training-settings.md"
 MODEL = '[model]\npath = "model"\n'
 
 
