@@ -66,13 +66,12 @@ class Table(NamedTuple):
 
 
 TABLES = (
-    Table("reading.md", "## The control API", r"\| `([^`]+)` \|.*", [f"{one.method} {one.path}" for one in ROUTES]),
     Table("reading.md", "## Filters", r"\| `([^`]+)` \|.*", list(FIELDS["spans"])),
     Table("runs.md", "# Training runs", r"\| `penstock runs (\w+)` \|.*", list(GROUPS["runs"].commands)),
     Table("lake.md", "## The tables", r"### (\w+)", list(TABLE_DEFINITIONS)),
     Table("tape.md", "## Databases", r"\| `(\w+)`.*", list(DATABASES)),
     Table(
-        "reading.md",
+        "api.md",
         "## Metrics",
         r"(\| `\w+` \| .*?\.)( .*)? \|",
         [f"| `{name}` | {one.kind} | {', '.join(one.labels)} | {one.help}" for name, one in METRICS.items()],
@@ -94,6 +93,9 @@ def test_tables_are_those_of_the_code() -> None:
     wanted = sorted([*COMMANDS, *GROUPS])
     rows = re.findall(r"^\| `penstock ([a-z-]+)", section(read("reading.md"), "## Commands"), re.MULTILINE)
     faults += compared(Table("reading.md", "## Commands", "", wanted), sorted(rows))
+    wanted = sorted(f"{one.method} {one.path}" for one in ROUTES)
+    shown = re.findall(r"`((?:GET|POST) /[^`]+)`", section(read("api.md"), "## Requests"))
+    faults += compared(Table("api.md", "## Requests", "", wanted), sorted(shown))
     told = ("resource", "prompts", "release")
     wanted = sorted(f"{group} {name}" for group in told for name in GROUPS[group].commands)
     named = {" ".join(found) for found in re.findall(rf"penstock ({'|'.join(told)}) ([a-z]+)", read("releases.md"))}
