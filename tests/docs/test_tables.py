@@ -53,6 +53,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 LETTERS = {*ascii_letters, *digits}
 MOVES = {"Rollout": rollout.ROLLOUT_MOVES, "Attempt": rollout.ATTEMPT_MOVES}
+OPERATORS = {": = != ~": "text", ": = !=": "choice", ": ~": "part", "> >= < <=": "time", ":": "time"}
+OPERATORS[": = != > >= < <="] = "number"
+"""What the page calls a field with these operators."""
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 
@@ -67,7 +70,12 @@ class Table(NamedTuple):
 
 
 TABLES = (
-    Table("reading.md", "## Filters", r"\| `([^`]+)` \|.*", list(FIELDS["spans"])),
+    Table(
+        "reading.md",
+        "## Filters",
+        r"(\| `\w+` \| \w+ \|).*",
+        [f"| `{name}` | {OPERATORS[' '.join(one.operators)]} |" for name, one in FIELDS["spans"].items()],
+    ),
     Table("runs.md", "# Training runs", r"\| `penstock runs (\w+)` \|.*", list(GROUPS["runs"].commands)),
     Table("tape.md", "## Databases", r"\| `(\w+)`.*", list(DATABASES)),
     Table(
