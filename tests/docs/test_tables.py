@@ -21,7 +21,8 @@ from pydantic.fields import FieldInfo
 from penstock.console.commands.command_table import COMMANDS, GROUPS
 from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.routes import ROUTES
-from penstock.gateway.followers.lake.rows import TABLE_DEFINITIONS
+from penstock.gateway.followers.index.sql.views import VIEWS
+from penstock.gateway.followers.lake.rows import TABLE_DEFINITIONS, LakeColumn
 from penstock.gateway.model import rollout, run
 from penstock.gateway.model.metrics import METRICS
 from penstock.gateway.model.release_policy import (
@@ -52,6 +53,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 LETTERS = {*ascii_letters, *digits}
 MOVES = {"Rollout": rollout.ROLLOUT_MOVES, "Attempt": rollout.ATTEMPT_MOVES}
+OPERATORS = {": = != ~": "text", ": = !=": "choice", ": ~": "part", "> >= < <=": "time", ":": "time"}
+OPERATORS[": = != > >= < <="] = "number"
+"""What the page calls a field with these operators."""
 KINDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 
@@ -66,25 +70,19 @@ class Table(NamedTuple):
 
 
 TABLES = (
-    Table("reading.md", "## The control API", r"\| `([^`]+)` \|.*", [f"{one.method} {one.path}" for one in ROUTES]),
-    Table("reading.md", "## Filters", r"\| `([^`]+)` \|.*", list(FIELDS["spans"])),
-    Table("runs.md", "# Training runs", r"\| `penstock runs (\w+)` \|.*", list(GROUPS["runs"].commands)),
-    Table("lake.md", "## The tables", r"### (\w+)", list(TABLE_DEFINITIONS)),
-    Table("tape.md", "## Databases", r"\| `(\w+)`.*", list(DATABASES)),
     Table(
         "reading.md",
+        "## Filters",
+        r"(\| `\w+` \| \w+ \|).*",
+        [f"| `{name}` | {OPERATORS[' '.join(one.operators)]} |" for name, one in FIELDS["spans"].items()],
+    ),
+    Table("runs.md", "# Training runs", r"\| `penstock runs (\w+)` \|.*", list(GROUPS["runs"].commands)),
+    Table("tape.md", "## Databases", r"\| `(\w+)`.*", list(DATABASES)),
+    Table(
+        "api.md",
         "## Metrics",
         r"(\| `\w+` \| .*?\.)( .*)? \|",
         [f"| `{name}` | {one.kind} | {', '.join(one.labels)} | {one.help}" for name, one in METRICS.items()],
-    ),
-    *(
-        Table(
-            "lake.md",
-            f"### {name}",
-            r"(\| `\w+` \|.*)",
-            [f"| `{column}` | `{one.type}` | {one.help} |" for column, one in shape.columns.items()],
-        )
-        for name, shape in TABLE_DEFINITIONS.items()
     ),
 )
 
@@ -94,6 +92,10 @@ def test_tables_are_those_of_the_code() -> None:
     wanted = sorted([*COMMANDS, *GROUPS])
     rows = re.findall(r"^\| `penstock ([a-z-]+)", section(read("reading.md"), "## Commands"), re.MULTILINE)
     faults += compared(Table("reading.md", "## Commands", "", wanted), sorted(rows))
+    faults += compared(Table("lake.md", "## The tables", r"(\| `\w+` \| .* \|)", lake_rows()))
+    wanted = sorted(f"{one.method} {one.path}" for one in ROUTES)
+    shown = re.findall(r"`((?:GET|POST) /[^`]+)`", section(read("api.md"), "## Requests"))
+    faults += compared(Table("api.md", "## Requests", "", wanted), sorted(shown))
     told = ("resource", "prompts", "release")
     wanted = sorted(f"{group} {name}" for group in told for name in GROUPS[group].commands)
     named = {" ".join(found) for found in re.findall(rf"penstock ({'|'.join(told)}) ([a-z]+)", read("releases.md"))}
@@ -101,6 +103,21 @@ def test_tables_are_those_of_the_code() -> None:
     wanted = re.findall(r"^\| `(\w+)`", keys.__doc__ or "", re.MULTILINE)
     faults += compared(Table("gateway/tape/store/keys.py", "docstring", "", list(DATABASES)), wanted)
     assert not faults, "\n".join(faults)
+
+
+def lake_rows() -> list[str]:
+    """The tables of a lake, then the columns that its views of `penstock sql` lack, or have otherwise."""
+    own: dict[tuple[str, LakeColumn], list[str]] = {}
+    for name, table in TABLE_DEFINITIONS.items():
+        known = VIEWS[name if name in VIEWS else "spans"].columns
+        for column, one in table.columns.items():
+            if column not in known or (known[column].type, known[column].help) != one:
+                own.setdefault((column, one), []).append(name)
+    rows = [f"| `{name}` | {table.help} |" for name, table in TABLE_DEFINITIONS.items()]
+    for (column, one), names in own.items():
+        where = "all" if len(names) == len(TABLE_DEFINITIONS) else ", ".join(names)
+        rows.append(f"| `{column}` | {where} | `{one.type}` | {one.help} |")
+    return rows
 
 
 def compared(table: Table, shown: Sequence[str] | None = None) -> Iterator[str]:
@@ -156,7 +173,6 @@ def test_diagrams_and_figures_are_those_of_the_code() -> None:
         ("tape.md", tape, f"have {FOLD} rows they become one"),
         ("tape.md", tape, f"format `{FORMAT.decode()}`"),
         ("tape.md", tape, f"at most {codec.DEPTH}"),
-        *(("lake.md", read("lake.md"), f"### {name}\n\n{shape.help}\n") for name, shape in TABLE_DEFINITIONS.items()),
     ]
     # What a page says may be wrapped.
     faults = [f"{page}: it does not say: {it}" for page, text, it in wanted if it not in text + " ".join(text.split())]
