@@ -23,7 +23,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl measure bench chaos histories soak locks sbom clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs quick test-of test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl measure bench chaos histories soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -174,6 +174,12 @@ test: $(VENV)/.core ## Run the tests of what is ours, in five minutes on two cor
 
 test-more: install ## Run the tests that make test leaves out and .venv can hold: processes of their own, every extra
 	CI=$(CI) $(PYTEST) -m 'slow and not smoke'
+
+quick: install ## Check what has changed, in 90 seconds: format, lint, types of these files, the nearest fast tests
+	@CI=$(CI) $(BIN)/python .ci/quick.py $(PYTEST) -m 'not slow or smoke'
+
+test-of: install ## Run all tests of a package: make test-of P=gateway/tape
+	@CI=$(CI) $(BIN)/python .ci/quick.py --of '$(P)' $(PYTEST)
 
 RUNS ?= 10
 stress: install ## Run the tests of make test and make test-more RUNS=10 times on busy cores, with pauses: what fails waits for a time
