@@ -60,7 +60,7 @@ def serve(
     take_over
         Go on in the place of the gateway that writes this tape, if one does: no connection is refused meanwhile.
     quiet
-        On a terminal, too, print nothing but the address.
+        Print only the address: no lines to paste on a terminal, and none for calls.
     """
     from penstock.gateway.process import parent
 
