@@ -246,14 +246,14 @@ class NoHistoryError(Exception):
 def read_history() -> tuple[int, set[str]]:
     """The number of commits, and what those of the last day have changed. The last day is that before the last commit:
     who runs CI for a commit once more gets the same plan."""
-    if _git("rev-parse", "--is-shallow-repository") != "false\n":
+    if git("rev-parse", "--is-shallow-repository") != "false\n":
         raise NoHistoryError("the history is cut off: it is a shallow clone")
-    dated = [line.split() for line in _git("log", "--format=%H %ct").splitlines()]
+    dated = [line.split() for line in git("log", "--format=%H %ct").splitlines()]
     since = int(dated[0][1]) - DAY_S
     young = [commit for commit, seconds in dated if int(seconds) > since]
     before = next((commit for commit, seconds in dated if int(seconds) <= since), None)
     names = ("diff-tree", "--stdin", "--root", "-r", "-c", "--name-only", "--no-commit-id")
-    changed = set(_git(*names, told="".join(f"{commit}\n" for commit in young)).splitlines())
+    changed = set(git(*names, told="".join(f"{commit}\n" for commit in young)).splitlines())
     if before:
         now, then = _project("HEAD"), _project(before)
         if now == then:
@@ -269,7 +269,7 @@ IMPORT = re.compile(r"^[^:]+:([^:]+):\s*(?:from (\w+)[\w.]* import |import (\w+)
 
 def _imports(commit: str) -> set[tuple[str, str]]:
     """(folder, package from outside that it imports)."""
-    looked = _git("grep", "-IE", r"^ *(from|import) |import_module\(", commit, "--", *PRODUCT)
+    looked = git("grep", "-IE", r"^ *(from|import) |import_module\(", commit, "--", *PRODUCT)
     found = [match for line in looked.splitlines() if (match := IMPORT.match(line))]
     named = {("/".join(each[1].split("/")[:2]), each[2] or each[3] or each[4]) for each in found}
     return {(folder, name) for folder, name in named if name not in sys.stdlib_module_names and name != "penstock"}
@@ -283,11 +283,11 @@ def _is_of(package: str, requirements: list[str]) -> bool:
 
 def _project(commit: str) -> dict[str, Any]:
     """pyproject.toml without the settings of development tools."""
-    told = tomllib.loads(_git("show", f"{commit}:pyproject.toml"))
+    told = tomllib.loads(git("show", f"{commit}:pyproject.toml"))
     return {"project": told["project"], "build-system": told["build-system"], "hatch": told["tool"]["hatch"]}
 
 
-def _git(*words: str, told: str = "") -> str:
+def git(*words: str, told: str = "") -> str:
     try:
         done = subprocess.run(
             ("git", "-c", "core.quotePath=off", *words),

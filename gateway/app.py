@@ -92,6 +92,7 @@ from penstock.gateway.work.runs import RunService
 
 if TYPE_CHECKING:
     from penstock.gateway.followers.otlp.exporter import Exporter
+    from penstock.gateway.process.terminal import CallLines
 
 _log = logging.getLogger("penstock.app")
 CLIENT_S = 120.0
@@ -107,9 +108,11 @@ _CONTROL_SECONDS = 1.0
 class Gateway:
     """A running gateway. `start`, then `stop`."""
 
-    def __init__(self, config: GatewayConfig, taken: HandoverGrant | None = None) -> None:
+    def __init__(
+        self, config: GatewayConfig, taken: HandoverGrant | None = None, lines: CallLines | None = None
+    ) -> None:
         """Opens the tape; raises `TapeError` or `ConfigError` if it cannot start. `taken`: the handover from another
-        process."""
+        process; `lines`: shows calls on the terminal."""
         config.refuse_open_door()
         self.config, self._prices = config, prices_of(config)
         self._translator = make_translator(config)
@@ -130,7 +133,8 @@ class Gateway:
         self.store = open_store(config.data, secrets=self._redactor.tape, lock=lock)
         self.feed = ChangeFeed(self.store.cursor())
         self.auth = make_auth(self.store, config)
-        tell = call_record.call_logger(config.log, self.metrics)
+        self._lines = lines
+        tell = call_record.call_logger(config.log, self.metrics, None if lines is None else lines.add)
         self.recorder = Recorder(self.store, config.tape, self.metrics, self._committed, tell, self._work.flush_peers)
         self.state = ProcessHealth(self.recorder)
         # Monotonic times are added to this, so that the tape's clock never runs backwards while the process lives.
@@ -444,6 +448,8 @@ class Gateway:
         })  # fmt: skip
         # This releases answers that wait for the tape.
         await self.recorder.close()
+        if self._lines is not None:
+            self._lines.close()
         await self.operations.drain(_CONTROL_SECONDS)
         if self._ticker is not None:
             self._ticker.cancel()

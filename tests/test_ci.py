@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -23,16 +24,17 @@ TARGETS = re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE)
 PATIENCE_S = 100
 
 
-def loaded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ci_plan", ROOT / ".ci" / "plan.py")
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-plan: Final[Any] = loaded()
+plan: Final[Any] = loaded("plan")
+quick: Final[Any] = loaded("quick")
 NAMES: Final[list[str]] = [suite.name for suite in plan.SUITES]
 
 GRAPH: Mapping[str, frozenset[str]] = {
@@ -147,7 +149,7 @@ def test_turns_take_about_the_same_time() -> None:
 def test_no_suite_is_forgotten() -> None:
     own = {target.removeprefix("test-") for target in TARGETS if target.startswith("test-")}
     # What always runs, and all of them; what only CI has.
-    assert own - {"more", "all"} == set(NAMES) - {"agents", "newest", "bench"}
+    assert own - {"more", "all", "of"} == set(NAMES) - {"agents", "newest", "bench"}
     assert len(set(NAMES)) == len(NAMES)
     always = set(re.findall(r"part make ([a-z-]+)", RUN.read_text(encoding="utf-8")))
     assert {target for target in TARGETS if re.match(r"(demo|check|test)$|check-", target)} <= always
@@ -474,3 +476,71 @@ def gone(pid: int) -> None:
 @pytest.mark.parametrize("script", ["run", "ordinary"])
 def test_bash_reads_the_script(script: str) -> None:
     subprocess.run(("bash", "-n", ROOT / ".ci" / script), check=True, capture_output=True)
+
+
+# -- `make quick`
+
+
+@pytest.mark.parametrize(
+    ("package", "folder"),
+    [
+        ("gateway/tape", "tests/gateway/tape"),
+        ("gateway/tape/store/records.py", "tests/gateway/tape/store"),
+        ("tests/gateway/tape", "tests/gateway/tape"),
+        ("console/commands", "tests/gateway/console/commands"),
+        ("adapters", "tests/adapters"),
+        ("gateway/followers/lake/nothing", "tests/gateway/followers/lake"),
+        ("nothing", None),
+    ],
+)
+def test_the_tests_of_a_package(package: str, folder: str | None) -> None:
+    assert quick.folder_of(package) == folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "files"),
+    [
+        # Itself, those that import it, those of its folder, those that import an importer.
+        ({"gateway/below.py"}, ["tests/gateway/test_tape.py", "tests/clients/test_same_client.py"]),
+        ({"tests/fakes/odd.py"}, ["tests/clients/test_same_client.py", "tests/providers/test_agents.py"]),
+        ({"tests/verl/test_engine.py"}, ["tests/verl/test_engine.py"]),
+        ({"trainer/ranks.py"}, ["tests/verl/test_engine.py", "tests/trainer/test_credit.py"]),
+        ({"docs/tape.md"}, ["tests/test_docs.py"]),
+        ({"tests/providers/golden.json"}, ["tests/providers/test_agents.py"]),
+        ({"gateway/nobody.md"}, []),
+    ],
+)
+def test_the_nearest_tests_of_a_change_come_first(changed: set[str], files: list[str]) -> None:
+    tests = [f"{name.replace('.', '/')}.py" for name in GRAPH if name.rpartition(".")[2].startswith("test_")]
+    found = quick.choose(changed, GRAPH, [*tests, "tests/test_docs.py"], {}, 1000)
+    assert (found.taken[: len(files)], found.left) == (files, [])
+    assert bool(found.taken) == bool(files)
+
+
+def test_only_as_many_are_taken_as_fit_and_the_nearest_always() -> None:
+    tests = [f"tests/t/test_{number}.py" for number in range(4)]
+    graph = {plan.module(path): {"penstock.gateway.x"} for path in tests} | {"penstock.gateway.x": set[str]()}
+    seconds = {tests[0]: 5.0, tests[1]: 3.0, tests[2]: 3.0}
+    assert quick.choose({"gateway/x.py"}, graph, tests, seconds, 9) == (tests[:2], tests[2:])
+    assert quick.choose({"gateway/x.py"}, graph, tests, seconds, 1) == (tests[:1], tests[1:])
+
+
+def test_types_are_checked_of_what_make_check_checks() -> None:
+    files = (
+        "gateway/app.py",
+        "tests/test_ci.py",
+        "tests/verl/nothing.py",
+        "trainer/runs/grpo.py",
+        "docs/tape.md",
+        "gone.py",
+    )
+    assert quick.typed(files) == ["penstock/gateway/app.py", "tests/test_ci.py"]
+
+
+@pytest.mark.slow
+def test_tests_that_have_not_begun_in_time_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, command = tmp_path / "test_it.py", (sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider")
+    monkeypatch.setattr(quick, "REPORT", tmp_path / "quick.xml")
+    for body, until, result in (("pass", math.inf, (0, True)), ("1/0", math.inf, (1, True)), ("1/0", 0, (0, False))):
+        file.write_text(f"def test_one(): {body}\n")
+        assert quick.run_tests(command, [str(file)], until) == result

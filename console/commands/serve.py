@@ -38,9 +38,11 @@ def serve(
     port: Annotated[int | None, Parameter(validator=PORT_OR_ANY)] = None,
     workers: Annotated[int, Parameter(validator=Number(gte=1, lte=64))] = 1,
     take_over: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run the gateway.
 
+    On a terminal it prints what to paste for an agent, then a line for each call.
     SIGTERM stops it when running calls have ended. SIGHUP has it read its configuration anew.
 
     Parameters
@@ -57,6 +59,8 @@ def serve(
         Processes that serve the port together: one for each core that calls may use.
     take_over
         Go on in the place of the gateway that writes this tape, if one does: no connection is refused meanwhile.
+    quiet
+        Print only the address: no lines to paste on a terminal, and none for calls.
     """
     from penstock.gateway.process import parent
 
@@ -64,7 +68,7 @@ def serve(
     from penstock.gateway.process.main import ServeOptions, run
 
     file = config_file(config)
-    asked = ServeOptions(file and str(file), data and str(data), host, port, workers)
+    asked = ServeOptions(file and str(file), data and str(data), host, port, workers, quiet)
     run(asked, take_over=take_over)
 
 

@@ -56,7 +56,8 @@ def environment_key(whose: str, variable: str | None, setting: str = "key_env") 
         return None
     value = os.environ.get(variable)
     if not value:
-        raise ConfigError(f"{whose}: {setting} names {variable}, which is not set in the environment")
+        missing = f"{setting} names {variable}, which is not set in the environment"
+        raise ConfigError(f"{whose}: {missing}: export {variable}=...")
     return value
 
 
@@ -113,7 +114,8 @@ class McpServer(Section):
         missing."""
         missing = [key for key in self.env_keys if key not in os.environ]
         if missing:
-            raise ConfigError(f"mcp.servers.{name}: env_keys names {missing[0]}, which is not set in the environment")
+            unset = f"env_keys names {missing[0]}, which is not set in the environment: export {missing[0]}=..."
+            raise ConfigError(f"mcp.servers.{name}: {unset}")
         return {key: os.environ[key] for key in self.env_keys}
 
     def key(self, name: str) -> str | None:

@@ -108,6 +108,8 @@ def _shown(value: object) -> str:
 
 
 Tree = TypeVar("Tree", bound=BaseModel)
+_UNQUOTED: Final = ("int_type", "float_type", "bool_type")
+"""pydantic's names for values of the wrong type where TOML wants no quotes."""
 
 
 class ConfigError(Exception):
@@ -133,7 +135,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist") from None
+        raise ConfigError(f"{path} does not exist: name another file") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -166,6 +168,8 @@ def explained(root: type[BaseModel], tree: dict[str, Any], error: Any, whole: st
     place = _place(root, tree, location) or whole
     if error["type"] == "list_type" and isinstance(error["input"], dict) and _section(root, location) is not root:
         return f"{place}: there may be several, so write [[{location[-1]}]] or a list of tables"
+    if error["type"] in _UNQUOTED and re.fullmatch(r"[+-]?[\d.]+|true|false", str(error["input"])):
+        return f"{place or whole}: {sentence(error)}: write it without quotes"
     if error["type"] != "extra_forbidden":
         return f"{place}: {sentence(error)}" if place else sentence(error)
     known = list(_section(root, location[:-1]).model_fields)

@@ -33,7 +33,7 @@ from penstock.gateway.app import Gateway
 from penstock.gateway.config import ConfigError, GatewayConfig, load
 from penstock.gateway.model.known_secrets import own_secrets
 from penstock.gateway.model.settings import LogSettings
-from penstock.gateway.process import parent
+from penstock.gateway.process import parent, terminal
 from penstock.gateway.process.handover import HandoverGrant, receive_grant, request_handover
 from penstock.gateway.process.services import wait_for_any
 from penstock.gateway.process.workers import ParentChannel, WorkerSupervisor, end_with_parent
@@ -117,8 +117,8 @@ class GatewayProcess:
         if self.children:
             self._again(self._look, _LOOK_SECONDS)
 
-    async def run(self, gateway: Gateway | WorkerSupervisor, scheme: str) -> None:
-        """Run a gateway from its start to its end."""
+    async def run(self, gateway: Gateway | WorkerSupervisor, config: GatewayConfig, greets: bool = False) -> None:
+        """Run a gateway from its start to its end. `greets`: print what leads agents to it."""
         host, port = await gateway.start()
         _collect_rarely()
         self._taken = gateway.offer.taken
@@ -128,7 +128,9 @@ class GatewayProcess:
         # A program that reads this address may send a signal at once, so the handlers are installed before.
         shown = f"[{host}]" if ":" in host else host
         if self._command is not None:
-            _say(f"penstock listening on {scheme}://{shown}:{port}")
+            _say(f"penstock listening on {_scheme(config)}://{shown}:{port}")
+        if greets:
+            _say(terminal.welcome(config, terminal.gateway_url(config, host, port)))
         await wait_for_any((self.stopping, self._taken))
         if self._taken.is_set() and self._command is not None:
             _log.info("another process has taken over: this one ends when its clients have gone or were served")
@@ -157,6 +159,7 @@ class ServeOptions(msgspec.Struct):
     host: str | None = None
     port: int | None = None
     workers: int = 1
+    quiet: bool = False
 
     def load(self) -> GatewayConfig:
         """Read the settings; raises `ConfigError`."""
@@ -176,7 +179,8 @@ class ServeOptions(msgspec.Struct):
         if self.workers > 1:
             given["--workers"] = self.workers
         words = [str(word) for name, value in given.items() if value is not None for word in (name, value)]
-        return [sys.executable, "-P", "-m", "penstock", "serve", "--take-over", *words]
+        flags = ["--take-over", "--quiet"] if self.quiet else ["--take-over"]
+        return [sys.executable, "-P", "-m", "penstock", "serve", *flags, *words]
 
 
 def run(asked: ServeOptions, *, take_over: bool = False) -> None:
@@ -194,7 +198,8 @@ def main(asked: str, channel: int) -> None:
     os.set_inheritable(channel, False)
     threading.Thread(target=end_with_parent, args=(os.dup(channel),), daemon=True).start()
     taken = receive_grant(socket.socket(fileno=channel))
-    _ = _run(msgspec.json.decode(asked, type=ServeOptions), lambda config: _worker(config, taken))
+    options = msgspec.json.decode(asked, type=ServeOptions)
+    _ = _run(options, lambda config: _worker(config, taken, options.quiet))
 
 
 def _run(asked: ServeOptions, serve: Callable[[GatewayConfig], Coroutine[Any, Any, GatewayProcess]]) -> GatewayProcess:
@@ -211,6 +216,7 @@ def _run(asked: ServeOptions, serve: Callable[[GatewayConfig], Coroutine[Any, An
 
 
 async def _alone_or_parent(asked: ServeOptions, config: GatewayConfig, take_over: bool) -> GatewayProcess:
+    shown, reloaded = terminal.is_shown(config, asked.quiet), parent.TAPE in os.environ
     process = GatewayProcess(asked.command, asked.file if config.reload_on_change else None, _tape(config))
     taken = request_handover(config.data) if take_over else None
     if take_over and taken is None:
@@ -219,15 +225,20 @@ async def _alone_or_parent(asked: ServeOptions, config: GatewayConfig, take_over
         words = [sys.executable, "-P", "-m", __spec__.name, msgspec.json.encode(asked).decode()]
         served: Gateway | WorkerSupervisor = WorkerSupervisor(config, asked.workers, words, taken)
     else:
-        served = Gateway(config, taken)
-    await process.run(served, _scheme(config))
+        served = Gateway(config, taken, _call_lines(shown, config))
+    await process.run(served, config, greets=shown and not reloaded)
     return process
 
 
-async def _worker(config: GatewayConfig, taken: HandoverGrant) -> GatewayProcess:
-    process = GatewayProcess(None, None)
-    await process.run(Gateway(config, taken), _scheme(config))
+async def _worker(config: GatewayConfig, taken: HandoverGrant, quiet: bool) -> GatewayProcess:
+    process, place = GatewayProcess(None, None), taken.place
+    lines = _call_lines(terminal.is_shown(config, quiet), config, place.share(terminal.LINES_A_SECOND))
+    await process.run(Gateway(config, taken, lines), config)
     return process
+
+
+def _call_lines(shown: bool, config: GatewayConfig, most: int = terminal.LINES_A_SECOND) -> terminal.CallLines | None:
+    return terminal.CallLines(config, most) if shown else None
 
 
 def _tape(config: GatewayConfig) -> str:

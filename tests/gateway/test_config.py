@@ -123,6 +123,7 @@ def test_a_misspelt_key_names_its_path_and_the_nearest(tmp_path: Path) -> None:
             "[mcp.servers.files]\nurl = 'http://x:99999/mcp'\n",
             "mcp.servers.files.url: its port must be a number from 1 to 65535 (found 'http://x:99999/mcp')",
         ),
+        ('port = "4747"\n', "port: '4747' is not a whole number: write it without quotes"),
         ("[[budget]]\nmodel = 'm'\n", "budget 1: name: it is missing"),
         ("[[budget]]\n[[budget]]\nname = 'team'\nlimit = 0\n", "budget 'team': limit: 0 is not more than 0"),
         ('names = ["a", "b c"]\n', "names 2: 'b c' is not the name of a host"),

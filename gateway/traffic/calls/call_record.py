@@ -496,8 +496,11 @@ OTHER: Final = "other"
 _calls_log = logging.getLogger(LOGGER)
 
 
-def call_logger(log: LogSettings, metrics: Metrics) -> Callable[[SpanEntry, bool], None]:
-    """The function that is called with each recorded call. Lines of calls do not depend on the level of the log."""
+def call_logger(
+    log: LogSettings, metrics: Metrics, show: Callable[[SpanEntry], None] | None
+) -> Callable[[SpanEntry, bool], None]:
+    """The function that is called with each recorded call. Lines of calls do not depend on the level of the log.
+    `show`: shows a call on the terminal."""
     if log.calls:
         _calls_log.setLevel(logging.INFO)
 
@@ -506,6 +509,8 @@ def call_logger(log: LogSettings, metrics: Metrics) -> Callable[[SpanEntry, bool
             count_unread(metrics, entry.dialect, keys)
         if log.calls:
             log_call(entry, recorded)
+        if show is not None:
+            show(entry)
 
     return told
 
