@@ -90,7 +90,7 @@ async def test_without_the_sdks_it_says_what_to_install(
 
     monkeypatch.setattr(demo, "find_spec", nothing)
     assert await asyncio.to_thread(demo.main) == 1
-    assert "pip install 'penstock-gateway[demo]'" in capsys.readouterr().err
+    assert "pip install '.[demo]'" in capsys.readouterr().err
 
 
 @pytest.mark.smoke
