@@ -57,7 +57,7 @@ def of_lines(page: Path) -> Iterator[str]:
     """Fenced blocks and rows of tables may be wide."""
     lines = page.read_text(encoding="utf-8").splitlines()
     for number, (line, said) in enumerate(zip(lines, prose(page).splitlines(), strict=True), 1):
-        place = f"{page.name}:{number}"
+        place = f"{page.relative_to(ROOT)}:{number}"
         if len(said) > 120 and not said.lstrip().startswith("|"):
             yield f"{place}: {len(said)} columns: wrap it at 120"
         if INDENTED.match(said):
@@ -70,7 +70,8 @@ def of_lines(page: Path) -> Iterator[str]:
     text = "\n".join(lines)
     for found in re.finditer(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         if not (page.parent / found[1]).exists():
-            yield f"{page.name}:{text.count(chr(10), 0, found.start()) + 1}: there is no {found[1]}"
+            number = text.count("\n", 0, found.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{number}: there is no {found[1]}"
 
 
 def of_marks(page: Path) -> Iterator[str]:
