@@ -243,8 +243,9 @@ check-train: install install-train ## Types of what needs torch
 check-verl: install install-verl ## Types of what needs verl
 	$(BIN)/pyright -p pyright-verl.json
 
+# With --quiet it would not count its warnings, and pass.
 docs: install-docs ## Make the documentation a site in .build/site, with search; a broken link or anchor fails
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 measure: install ## Print how much there is to read, and how many function calls the paths through the gateway cost
 	@$(BIN)/python -m bench.structure
