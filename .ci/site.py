@@ -1,5 +1,5 @@
-"""What the site of the documentation (`mkdocs.yml`) has otherwise than GitHub: links to files outside docs/, and
-diagrams, which would need a script from elsewhere."""
+"""What the site of the documentation (`mkdocs.yml`) has otherwise than GitHub: links to files outside docs/; diagrams,
+which would need a script from elsewhere; and what is in an item of a numbered list, which wants another indentation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
 LINK = re.compile(r"(?<=\]\()\.\./[^)#\s]+")
+ITEM = re.compile(r"^```.*?^```$|^   (?=[^ ])", re.MULTILINE | re.DOTALL)
+"""A fenced block, or the indentation of a line."""
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOVE = re.compile(r"^ *(\S+) --> (\w+)(?:: (.+))?$", re.MULTILINE)
 # Warnings of these loggers fail a strict build.
@@ -31,7 +33,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             log.warning("%s: there is no file %s", place, path)
         return f"{REPOSITORY}/blob/main/{path}"
 
-    return DIAGRAM.sub(lambda found: moves(found[1]), LINK.sub(outside, markdown))
+    linked = DIAGRAM.sub(lambda found: moves(found[1]), LINK.sub(outside, markdown))
+    return ITEM.sub(lambda found: "    " if found[0].isspace() else found[0], linked)
 
 
 def moves(diagram: str) -> str:
