@@ -12,6 +12,7 @@ SCHEMATHESIS := .venv-schemathesis
 CLIENTS := .venv-clients
 MITMPROXY := .venv-mitmproxy
 BROWSER := .venv-browser
+DOCS := .venv-docs
 LOCKING := .venv-locking
 # mitmproxy needs a newer Python than Penstock does.
 NEWER ?= $(shell for P in python3.14 python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3; do $$P -c 'import venv' 2>&- && echo $$P && break; done)
@@ -23,7 +24,7 @@ export PIP_COMPILE := 0
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-locking demo demo-sidecar demo-apo demo-rl demo-pairs quick test-of test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl measure bench chaos histories soak locks sbom clean
+.PHONY: help install install-vllm install-train install-verl install-providers install-mcp install-schemathesis install-clients install-mitmproxy install-browser install-docs install-locking demo demo-sidecar demo-apo demo-rl demo-pairs quick test-of test test-more stress test-vllm test-train test-learns test-verl test-providers test-mcp test-api test-clients test-mitmproxy test-extras test-deploy test-web test-all check check-train check-verl docs measure bench chaos histories soak locks sbom clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +140,14 @@ $(BROWSER)/.installed: tests/tui/browser/package.json tests/tui/browser/package-
 
 install-browser: $(BROWSER)/.installed ## Install a browser without a screen into .venv-browser (100 MB; needs Node.js 20 and npm)
 
+# MkDocs 2 will read neither this theme nor its configuration.
+$(DOCS)/.installed: Makefile
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.8.2,<10' 'mkdocs>=1.6.1,<2'
+	@touch $@
+
+install-docs: $(DOCS)/.installed ## Install what makes the documentation a site into .venv-docs (110 MB)
+
 install-mitmproxy: $(MITMPROXY)/.installed ## Install mitmproxy, the sidecar's other engine, into .venv-mitmproxy (120 MB; Python 3.12 or newer)
 
 demo: $(VENV)/.demo ## See it work: unmodified agents, a local model, the recorded tape (no key; a small install at first)
@@ -241,6 +250,10 @@ check-train: install install-train ## Types of what needs torch
 check-verl: install install-verl ## Types of what needs verl
 	$(BIN)/pyright -p pyright-verl.json
 
+# With --quiet it would not count its warnings, and pass.
+docs: install-docs ## Make the documentation a site in .build/site, with search; a broken link or anchor fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+
 measure: install ## Print how much there is to read, and how many function calls the paths through the gateway cost
 	@$(BIN)/python -m bench.structure
 	@$(BIN)/python -m bench.paths
@@ -277,4 +290,4 @@ sbom: install-locking ## List what the locks install, as CycloneDX, into .build/
 	cat deploy/locks/gateway.txt deploy/locks/torch.txt deploy/locks/trainer.txt | $(LOCKING)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file .build/sbom/trainer.cdx.json -
 
 clean: ## Remove everything that was made
-	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(SCHEMATHESIS) $(MITMPROXY) $(BROWSER) $(LOCKING) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAIN) $(VERL) $(PROVIDERS) $(MCP) $(MCP1) $(SCHEMATHESIS) $(MITMPROXY) $(BROWSER) $(DOCS) $(LOCKING) bench/out .build bench/.build bench/node_modules .pytest_cache .ruff_cache .hypothesis

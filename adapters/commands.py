@@ -24,6 +24,7 @@ from penstock.gateway.client.console import (
     whole_file,
     with_client,
 )
+from penstock.gateway.model.codes import Extra, install_hint
 
 if TYPE_CHECKING:
     from penstock.adapters.export import Form, Format
@@ -136,10 +137,10 @@ def _check_extras(form: Form, format: Format) -> None:
     from penstock.adapters.export import TOKENS
 
     if form in TOKENS and find_spec("numpy") is None:
-        extras = "samples,parquet" if format == "parquet" and find_spec("pyarrow") is None else "samples"
-        raise CommandError(
-            f"--form {form} needs numpy: pip install 'penstock-gateway[{extras}]'; chat and preferences do without"
-        )
+        extras: tuple[Extra, ...] = ("samples",)
+        if format == "parquet" and find_spec("pyarrow") is None:
+            extras = ("samples", "parquet")
+        raise CommandError(f"--form {form} needs numpy: {install_hint(*extras)}; chat and preferences do without")
 
 
 def _weights(words: Sequence[str] | None) -> dict[str, float] | None:

@@ -396,7 +396,7 @@ def ran(said: str) -> set[str]:
 def test_runs_what_always_runs_and_what_was_chosen(run: Run) -> None:
     status, said, calls = run(does=f"fails: {NEWER}; fails: python -m bench --quick")
     assert status == 0, said
-    always = ["make demo", "make install", "make check", "make test", "make test-more"]
+    always = ["make demo", "make install", "make check", "make docs", "make test", "make test-more"]
     chosen = ["make install-clients", "make install-train", "make check-train", "make test-train", "make test-deploy"]
     beside = [NEWER, "python -m pytest -n 0 tests/clients/test_same_client.py", "python -m bench --quick"]
     assert sorted(call for call in calls if not call.startswith("python3.13")) == sorted(always + chosen + beside)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from fakes.pages import FENCE, MARK, PAGES, Block, blocks, prose
@@ -22,6 +23,7 @@ from fakes.process import ROOT
 
 from bench import structure
 from penstock.gateway import config
+from penstock.gateway.model.codes import Extra
 from penstock.gateway.model.release_policy import ReleasePolicy
 from penstock.gateway.reading import filters
 from penstock.trainer import config as trainer_config
@@ -55,7 +57,7 @@ def of_lines(page: Path) -> Iterator[str]:
     """Fenced blocks and rows of tables may be wide."""
     lines = page.read_text(encoding="utf-8").splitlines()
     for number, (line, said) in enumerate(zip(lines, prose(page).splitlines(), strict=True), 1):
-        place = f"{page.name}:{number}"
+        place = f"{page.relative_to(ROOT)}:{number}"
         if len(said) > 120 and not said.lstrip().startswith("|"):
             yield f"{place}: {len(said)} columns: wrap it at 120"
         if INDENTED.match(said):
@@ -68,7 +70,8 @@ def of_lines(page: Path) -> Iterator[str]:
     text = "\n".join(lines)
     for found in re.finditer(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         if not (page.parent / found[1]).exists():
-            yield f"{page.name}:{text.count(chr(10), 0, found.start()) + 1}: there is no {found[1]}"
+            number = text.count("\n", 0, found.start()) + 1
+            yield f"{page.relative_to(ROOT)}:{number}: there is no {found[1]}"
 
 
 def of_marks(page: Path) -> Iterator[str]:
@@ -209,16 +212,19 @@ def pairs(ones: list[str], others: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_distribution_is_called_by_its_name() -> None:
-    """`penstock` on the index is a stranger's."""
+def test_what_is_installed_is_named_by_the_checkout() -> None:
+    """`penstock` on the index is a stranger's, and `penstock-gateway` is on none."""
     files = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
     read = [name for name in files if name.endswith((".py", ".md", ".toml", ".sh")) or name == "Makefile"]
     assert len(read) > 500
-    old = re.compile(r"penstock" + r"\[|pip install '?penstock(?!-gateway)")
-    faults = [
-        f"{name}:{number}: call it penstock-gateway: {line.strip()}"
-        for name in read
-        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
-        if "penstock" in line and old.search(line)
-    ]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert extras.keys() >= {*get_args(Extra)}
+    old = re.compile(r"penstock" + r"\[|pip install[^`#]* '?penstock")
+    faults: list[str] = []
+    for name in read:
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1):
+            if old.search(line):
+                faults.append(f"{name}:{number}: no index has it: name the checkout: {line.strip()}")
+            named = {extra for found in re.findall(r"'\.\[([a-z,]+)\]'", line) for extra in found.split(",")}
+            faults += [f"{name}:{number}: there is no extra {extra}" for extra in sorted(named - extras.keys())]
     assert not faults, "\n".join(faults)

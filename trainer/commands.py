@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, control_key
+from penstock.gateway.model.codes import Extra, install_hint
 from penstock.trainer.apo import MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -321,10 +322,10 @@ def _ends(wrong: int = 1) -> Generator[None]:
         raise CommandError(str(error)) from None
 
 
-def _check_extra(extra: str, *packages: str) -> None:
+def _check_extra(extra: Extra, *packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        raise CommandError(f"{', '.join(missing)} must be installed for this: pip install 'penstock-gateway[{extra}]'")
+        raise CommandError(f"{', '.join(missing)} must be installed for this: {install_hint(extra)}")
 
 
 def _print(page: RenderableType) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from penstock.gateway.client.console import FLAT, LOCAL, PORT, CommandError, Url, note
+from penstock.gateway.model.codes import install_hint
 
 if TYPE_CHECKING:
     from penstock.gateway.client.client import Client
@@ -98,7 +99,7 @@ def tui(
         Print the screen once as text; all screens with a key when none is named.
     """
     if find_spec("textual") is None:
-        raise CommandError("the TUI needs textual: pip install 'penstock-gateway[tui]'")
+        raise CommandError(f"the TUI needs textual: {install_hint('tui')}")
     from penstock.tui import settings
     from penstock.tui.session_recording import RecordingError
 

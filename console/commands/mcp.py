@@ -28,6 +28,7 @@ from penstock.gateway.client.console import (
     validated_model,
     with_client,
 )
+from penstock.gateway.model.codes import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,7 @@ def serve(*, write: Annotated[bool, Parameter(negative="")] = False, gateway: Ur
         # The SDK installs anyio.
         if (e.name or "").partition(".")[0] not in ("anyio", "mcp", "mcp_types"):
             raise
-        raise CommandError("an MCP server needs mcp: pip install 'penstock-gateway[mcp]'") from None
+        raise CommandError(f"an MCP server needs mcp: {install_hint('mcp')}") from None
 
     async def ask(client: Client) -> None:
         if sys.stdin.isatty():

@@ -25,6 +25,7 @@ from cyclopts import Parameter
 
 from penstock.console.commands.terminal import show
 from penstock.gateway.client.console import LOCAL, CommandError, Json, Url, with_client
+from penstock.gateway.model.codes import Extra, install_hint
 
 if TYPE_CHECKING:
     from penstock.console.views.svg import Chart
@@ -178,12 +179,12 @@ BATCH = 1000
 """Maximum number of metrics in one request to MLflow; of settings it takes a tenth."""
 
 
-def extra(module: str, what: str, name: str = "plots") -> Any:
+def extra(module: str, what: str, name: Extra = "plots") -> Any:
     """A module that comes with the extra `name`. Raises `CommandError` when it is not installed."""
     try:
         return import_module(module)
     except ImportError:
-        raise CommandError(f"{what} needs {module.partition('.')[0]}: pip install 'penstock-gateway[{name}]'") from None
+        raise CommandError(f"{what} needs {module.partition('.')[0]}: {install_hint(name)}") from None
 
 
 def png(charts: Sequence[Chart]) -> bytes:

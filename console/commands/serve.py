@@ -18,6 +18,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from penstock.gateway.client.console import CONFIG_FILE, PORT_OR_ANY, CommandError, note, seconds
+from penstock.gateway.model.codes import install_hint
 
 if TYPE_CHECKING:
     from penstock.gateway.followers.lake.lake import ChunkResult, Lake
@@ -197,7 +198,7 @@ def lake(*, to: str, every: str | None = None, bodies: Bodies = False, data: Pat
     if pause is not None and pause < 1:
         raise CommandError(f"--every: {every!r} is less than 1s, which is the least", 2)
     if missing := [name for name in _NEEDS if find_spec(name) is None]:
-        raise CommandError(f"a lake needs {', '.join(missing)}: pip install 'penstock-gateway[lake]'")
+        raise CommandError(f"a lake needs {', '.join(missing)}: {install_hint('lake')}")
     _run(to, pause, bodies, data)
 
 

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from examples.demo import tools
 from examples.demo.model import DemoAnswer, Json, chat, chat_events, decide, message, message_events
+from penstock.gateway.model.codes import install_hint
 
 PACE = 0.01
 """Seconds between the model's events, so that there are timings to see."""
@@ -66,7 +67,7 @@ def example_scripts() -> dict[str, Path]:
     """The scripts of the agents, by name; raises `DemoError` when they or their SDKs are missing."""
     missing = [name for name in AGENTS if find_spec(name) is None]
     if missing:
-        raise DemoError(f"the demo's agents need {' and '.join(missing)}: pip install 'penstock-gateway[demo]'")
+        raise DemoError(f"the demo's agents need {' and '.join(missing)}: {install_hint('demo')}")
     folder = Path(__file__).resolve().parents[2] / "examples"
     if folder.is_dir():
         return {name: folder / f"{name}_agent.py" for name in SCRIPTS}

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from penstock.gateway.model.codes import install_hint
 from penstock.gateway.model.foreign_text import terminal_safe
 
 if TYPE_CHECKING:
@@ -290,4 +291,4 @@ def check_format(format: Format, output: Path | None) -> None:
     if format == "parquet" and output is None:
         raise CommandError("Parquet goes to a file: say which, as --output FILE", 2)
     if format == "parquet" and find_spec("pyarrow") is None:
-        raise CommandError("Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'")
+        raise CommandError(f"Parquet needs pyarrow: {install_hint('parquet')}")

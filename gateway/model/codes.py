@@ -52,3 +52,15 @@ BreakdownDimension = Literal[
     "mode", "group", "origin",
 ]  # fmt: skip
 """The values by which figures of calls are grouped."""
+
+
+Extra = Literal[
+    "apo", "demo", "index", "kubernetes", "lake", "masking", "mcp", "mlflow", "parquet", "plots", "providers", "ray",
+    "samples", "train", "tui", "verl",
+]  # fmt: skip
+"""Extras that commands and settings ask for."""
+
+
+def install_hint(*extras: Extra) -> str:
+    """The command that installs what is missing. It names the checkout: no package index has Penstock yet."""
+    return f"pip install '.[{','.join(extras)}]' in Penstock's checkout"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 from cyclopts import Parameter
 
 from penstock.gateway.client.console import FLAT, LOCAL, CommandError, Url, control_key
+from penstock.gateway.model.codes import install_hint
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -270,7 +271,7 @@ def _check_shared(agents: AgentSettings, on: str) -> None:
         )
 
 
-def _try(settings: RunnerSettings, on: str, tasks: Path) -> None:
+def _try(settings: RunnerSettings, on: Literal["here", "ray", "kubernetes"], tasks: Path) -> None:
     """Check what can be checked without an attempt, and print what is doubtful."""
     import asyncio
 
@@ -307,13 +308,13 @@ def _run(settings: RunnerSettings, options: RunOptions) -> AttemptTally:
     return asyncio.run(run_locally(settings, LocalEngine(settings)))
 
 
-def _check_extra(on: str) -> None:
+def _check_extra(on: Literal["here", "ray", "kubernetes"]) -> None:
     from importlib.util import find_spec
 
     from penstock.sidecar.run.settings import UsageError
 
     if on != "here" and find_spec(on) is None:
-        raise UsageError(f"--on {on} needs more packages: pip install 'penstock-gateway[{on}]'")
+        raise UsageError(f"--on {on} needs more packages: {install_hint(on)}")
 
 
 async def run_locally(settings: RunnerSettings, made: AbstractAsyncContextManager[AgentEngine]) -> AttemptTally:

@@ -200,15 +200,16 @@ async def test_what_is_wrong_is_told_in_a_line(shell: Shell) -> None:
         assert len(done.err.splitlines()) == 1
 
 
-WITHOUT = "; chat and preferences do without"
+HERE = " in Penstock's checkout"
+WITHOUT = f"{HERE}; chat and preferences do without"
 MISSING: dict[tuple[str, ...], str] = {
-    ("samples",): "--form samples needs numpy: pip install 'penstock-gateway[samples]'" + WITHOUT,
-    ("samples", "--form", "triplets"): "--form triplets needs numpy: pip install 'penstock-gateway[samples]'" + WITHOUT,
+    ("samples",): "--form samples needs numpy: pip install '.[samples]'" + WITHOUT,
+    ("samples", "--form", "triplets"): "--form triplets needs numpy: pip install '.[samples]'" + WITHOUT,
     ("samples", "--format", "parquet", "-o", "x"): (
-        "--form samples needs numpy: pip install 'penstock-gateway[samples,parquet]'" + WITHOUT
+        "--form samples needs numpy: pip install '.[samples,parquet]'" + WITHOUT
     ),
     ("samples", "--form", "chat", "--format", "parquet", "-o", "x"): (
-        "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'"
+        "Parquet needs pyarrow: pip install '.[parquet]'" + HERE
     ),
 }
 

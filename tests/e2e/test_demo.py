@@ -58,9 +58,9 @@ async def test_the_demo_of_the_sidecar_shows_the_same_bytes(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == []
 
 
-def test_the_readme_shows_what_the_demo_prints() -> None:
+def test_the_start_page_shows_what_the_demo_prints() -> None:
     """Its commands and the shape of the tree; times, ports and counts differ."""
-    picture = (ROOT / "README.md").read_text().partition("What `make demo` prints:")[2].partition("## Read on")[0]
+    picture = (ROOT / "docs" / "index.md").read_text().partition("## What `make demo` prints\n")[2].partition("## ")[0]
     for line in ("$ penstock rollouts", "$ penstock show demo-tools", "tools/call multiply", *demo.SCRIPTS):
         assert line in picture
 
@@ -90,7 +90,7 @@ async def test_without_the_sdks_it_says_what_to_install(
 
     monkeypatch.setattr(demo, "find_spec", nothing)
     assert await asyncio.to_thread(demo.main) == 1
-    assert "pip install 'penstock-gateway[demo]'" in capsys.readouterr().err
+    assert "pip install '.[demo]'" in capsys.readouterr().err
 
 
 @pytest.mark.smoke

@@ -120,32 +120,32 @@ async def run_tasks(folder: Path, gateway: Gateway, base: Clean) -> str:
     return done.text
 
 
-TRAIN = "torch, transformers, peft must be installed for this: pip install 'penstock-gateway[train]'"
-APO = "must be installed for this: pip install 'penstock-gateway[apo]'"
-BOARD = "TensorBoard's files needs tensorboardX: pip install 'penstock-gateway[plots]'"
-RULES = "masking rules with a pattern need google-re2: pip install 'penstock-gateway[masking]'"
+TRAIN = "torch, transformers, peft must be installed for this: pip install '.[train]'"
+APO = "must be installed for this: pip install '.[apo]'"
+BOARD = "TensorBoard's files needs tensorboardX: pip install '.[plots]'"
+RULES = "masking rules with a pattern need google-re2: pip install '.[masking]'"
 ASKS = {
-    "sql SELECT": "SQL needs the index: pip install 'penstock-gateway[index]', then restart the gateway; until then "
-    "filters scan the tape",
-    "export --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
-    "lake --to lake": "a lake needs deltalake, pyarrow: pip install 'penstock-gateway[lake]'",
-    "mcp": "an MCP server needs mcp: pip install 'penstock-gateway[mcp]'",
-    "samples": "--form samples needs numpy: pip install 'penstock-gateway[samples]'; chat and preferences do without",
-    "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install 'penstock-gateway[parquet]'",
-    "tui": "the TUI needs textual: pip install 'penstock-gateway[tui]'",
-    "tui --plain": "the TUI needs textual: pip install 'penstock-gateway[tui]'",
-    "run --on ray -- true": "--on ray needs more packages: pip install 'penstock-gateway[ray]'",
-    "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: "
-    "pip install 'penstock-gateway[kubernetes]'",
-    "runs plot run --out run.png": "PNG needs matplotlib: pip install 'penstock-gateway[plots]'",
+    "sql SELECT": "SQL needs the index: pip install '.[index]' in Penstock's checkout, then restart the gateway; "
+    "until then filters scan the tape",
+    "export --format parquet -o x": "Parquet needs pyarrow: pip install '.[parquet]'",
+    "lake --to lake": "a lake needs deltalake, pyarrow: pip install '.[lake]'",
+    "mcp": "an MCP server needs mcp: pip install '.[mcp]'",
+    "samples": "--form samples needs numpy: pip install '.[samples]' in Penstock's checkout; chat and preferences do "
+    "without",
+    "samples --form chat --format parquet -o x": "Parquet needs pyarrow: pip install '.[parquet]'",
+    "tui": "the TUI needs textual: pip install '.[tui]'",
+    "tui --plain": "the TUI needs textual: pip install '.[tui]'",
+    "run --on ray -- true": "--on ray needs more packages: pip install '.[ray]'",
+    "run --on kubernetes --image x -- true": "--on kubernetes needs more packages: pip install '.[kubernetes]'",
+    "runs plot run --out run.png": "PNG needs matplotlib: pip install '.[plots]'",
     "runs export run --to tensorboard -o board": BOARD,
-    "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: pip install 'penstock-gateway[mlflow]'",
+    "runs export run --to mlflow -o flow": "MLflow's database needs mlflow: pip install '.[mlflow]'",
     "train apo apo.toml": f"gepa, numpy {APO}",
     "train custom json:loads": f"gepa, numpy {APO}",
     **{f"train {kind} train.toml": TRAIN for kind in ("grpo", "sft", "dpo")},
     "serve --config masking.toml --port 0": RULES,
     "masking try body --config masking.toml": RULES,
-    "serve --config translating.toml --port 0": "litellm is not installed: pip install 'penstock-gateway[providers]'",
+    "serve --config translating.toml --port 0": "litellm is not installed: pip install '.[providers]'",
 }
 
 
@@ -177,4 +177,4 @@ async def test_what_needs_an_extra_says_which(base: Clean, reported: Gateway, tm
 def test_the_demo_asks_for_its_own(base: Clean) -> None:
     done = subprocess.run([base.python, "-m", "examples.demo.demo"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert tells(done.stderr, "need openai and anthropic", "pip install 'penstock-gateway[demo]'")
+    assert tells(done.stderr, "need openai and anthropic", "pip install '.[demo]'")

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from fakes.process import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 MARK = re.compile(r"<!-- (run|output|not run|config|json|filter|file|tested)(?:: (.+?))? -->")
 FENCE = re.compile(r"( *)```(\S*)\s*")
 

@@ -354,7 +354,5 @@ def test_where_verl_is_not_installed_it_says_so(path: Path, monkeypatch: pytest.
         return found("no-such-thing" if name == "verl" else name)
 
     monkeypatch.setattr(remote, "distribution", without)
-    with pytest.raises(
-        ConfigError, match=r"engine.kind: \"verl\" needs verl here: pip install 'penstock-gateway\[verl\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"engine.kind: \"verl\" needs verl here: pip install '\.\[verl\]'"):
         make_engine(settings(path, 2))

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.gateway.model.codes import install_hint
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.engines import policy
@@ -42,7 +43,7 @@ def make_engine(config: TrainConfig, reference: bool = False, updates: int | Non
     missing = ", ".join(name for name in ("verl", "ray", "tensordict") if not _installed(name))
     if missing:
         raise ConfigError(
-            f"engine.kind: \"verl\" needs {missing} here: pip install 'penstock-gateway[verl]' into an environment "
+            f'engine.kind: "verl" needs {missing} here: {install_hint("verl")}, into an environment '
             'of its own (docs/scale-out.md), or set it to "local"'
         )
     if reference and config.model.weights == "full":

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from penstock.gateway.followers.index.segments import NEAR, SEALED, clear
-from penstock.gateway.model.codes import BreakdownDimension
+from penstock.gateway.model.codes import BreakdownDimension, install_hint
 from penstock.gateway.model.prices import BUILTIN
 from penstock.gateway.model.settings import LogSettings
 from penstock.gateway.model.state import IndexStatus, IndexView
@@ -187,7 +187,7 @@ _REASONS: Final[dict[IndexStatus, str]] = {
     "busy": "it still works on an earlier question; filters scan meanwhile",
     "small": f'the tape has fewer than {LARGE:,} changes: a scan is as fast ([index] when = "always" makes one)',
     "off": 'it is turned off ([index] when = "never"): filters scan the tape',
-    "missing": "pip install 'penstock-gateway[index]', then restart the gateway; until then filters scan the tape",
+    "missing": f"{install_hint('index')}, then restart the gateway; until then filters scan the tape",
     "broken": "filters scan, and it is made anew in a moment",
 }
 _log = logging.getLogger("penstock.index")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
 
+from penstock.gateway.model.codes import install_hint
 from penstock.gateway.model.toml import ConfigError
 from penstock.gateway.wire.dialects.json_scan import ESCAPE, unescaped
 
@@ -150,7 +151,7 @@ _SHORT: Final = 256
 """Bytes of a text up to which the clock is not read, which would take longer than the search."""
 _SAMPLES: Final = (b"", b"a", b"1", b" ", b"a b", b"-1 a.", b"\n")
 _EDGES: Final = re.compile(r"\^|\$|\\[AzZ]")
-EXTRA: Final = "masking rules with a pattern need google-re2: pip install 'penstock-gateway[masking]'"
+EXTRA: Final = f"masking rules with a pattern need google-re2: {install_hint('masking')}"
 
 
 class PatternTimeout(Exception):

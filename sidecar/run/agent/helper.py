@@ -1,5 +1,5 @@
 """For agents that you may change: report rewards, events and spans. It needs the standard library only; an image
-without Penstock can install it with `pip install --no-deps penstock-gateway`.
+without Penstock can install it with `pip install --no-deps .` in Penstock's checkout.
 
     import penstock
 

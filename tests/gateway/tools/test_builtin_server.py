@@ -83,7 +83,7 @@ async def test_without_the_extra_the_answer_names_it(
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError('', name='mcp')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     async with inside(tmp_path, http) as made, http.post(f"{made.base.url}/mcp/penstock", json=INITIALIZE) as response:
-        assert "pip install 'penstock-gateway[mcp]'" in (await response.json())["error"]["message"]
+        assert "pip install '.[mcp]'" in (await response.json())["error"]["message"]
 
 
 @pytest.mark.slow

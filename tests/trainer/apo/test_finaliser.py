@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openai", reason="the agent is one on the SDK of OpenAI: pip install 'penstock-gateway[demo]'")
+pytest.importorskip("openai", reason="the agent is one on the SDK of OpenAI: pip install '.[demo]'")
 
 from conftest import StartGateway
 from fakes.engines import LEAK

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
+from penstock.gateway.model.codes import install_hint
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.apo.protocol import PromptEngine
 
@@ -31,7 +32,7 @@ def make_engine(name: str) -> PromptEngine:
     except ModuleNotFoundError as error:
         if name != "gepa" or error.name != "gepa":
             raise
-        raise ConfigError("engine: gepa must be installed for it: pip install 'penstock-gateway[apo]'") from None
+        raise ConfigError(f"engine: gepa must be installed for it: {install_hint('apo')}") from None
     if isinstance(found, type):
         try:
             _ = inspect.signature(found).bind()

@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from penstock.gateway.model.codes import install_hint
 from penstock.gateway.model.toml import ConfigError
 
 VERSION: Final = "1.106.2"
@@ -48,9 +49,9 @@ def missing() -> str | None:
     try:
         found = version("litellm")
     except PackageNotFoundError:
-        return "litellm is not installed: pip install 'penstock-gateway[providers]'"
+        return f"litellm is not installed: {install_hint('providers')}"
     if found != VERSION:
-        return f"litellm {found} is installed and {VERSION} is needed: pip install 'penstock-gateway[providers]'"
+        return f"litellm {found} is installed and {VERSION} is needed: {install_hint('providers')}"
     return None
 
 

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 import orjson
 
 from penstock.gateway.config import GatewayConfig, RouteSettings
+from penstock.gateway.model.codes import install_hint
 from penstock.gateway.model.known_secrets import Secrets
 from penstock.gateway.model.turn import Side
 from penstock.gateway.traffic.calls.call_record import CallRecord
@@ -185,7 +186,7 @@ def unavailable(model: str) -> ClientFault:
     """The error for a call that needs translation when the extra is missing."""
     message = (
         f"model {model!r} is trained, which needs chat completions: translate with "
-        "pip install 'penstock-gateway[providers]' where the gateway runs, or set translate = false on its route"
+        f"{install_hint('providers')} where the gateway runs, or set translate = false on its route"
     )
     return ClientFault(400, KIND, message)
 

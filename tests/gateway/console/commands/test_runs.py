@@ -288,7 +288,7 @@ async def test_what_is_wrong_is_one_line(
             patched.setitem(sys.modules, module, None)  # as if it were not installed
             found, err = await said(capsys, words)
         assert (found, err.count("\n")) == (1, 1), err
-        assert f"needs {module}: pip install 'penstock-gateway[{extra}]'" in err
+        assert f"needs {module}: pip install '.[{extra}]'" in err
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------------

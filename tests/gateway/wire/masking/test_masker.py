@@ -221,7 +221,7 @@ def test_a_rule_has_a_pattern_or_paths_that_can_be_read() -> None:
 
 def test_without_the_engine_patterns_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "re2", None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock-gateway\[masking\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[masking\]'"):
         _ = CompiledRules([CARDS])
     assert CompiledRules([PEOPLE]).all.patterns == []
 

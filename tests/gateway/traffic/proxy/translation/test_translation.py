@@ -32,9 +32,7 @@ RESPONSES = "/v1/responses"
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """No litellm, also where there is one."""
-    monkeypatch.setattr(
-        litellm, "missing", lambda: "litellm is not installed: pip install 'penstock-gateway[providers]'"
-    )
+    monkeypatch.setattr(litellm, "missing", lambda: "litellm is not installed: pip install '.[providers]'")
 
 
 def configured(home: Path, **route: Any) -> GatewayConfig:
@@ -54,7 +52,7 @@ async def rig(nowhere: None, within: Within) -> AsyncGenerator[Inside]:
 
 
 def test_a_gateway_that_must_translate_and_cannot_does_not_start(nowhere: None, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'penstock-gateway\[providers\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[providers\]'"):
         Gateway(configured(tmp_path, translate=True))
 
 
@@ -73,7 +71,7 @@ async def test_a_call_that_would_be_translated_is_refused_in_its_own_shape(rig: 
         client.send(rig.call(ASK, below=below))
         told = loads(body_of(await client.message()))
     assert told["error"]["type"] == "invalid_request_error"
-    assert "pip install 'penstock-gateway[providers]'" in told["error"]["message"]
+    assert "pip install '.[providers]'" in told["error"]["message"]
     span = await rig.span()
     assert (span.dialect, span.error, span.http_status) == (below.rpartition("/")[2], "translation", 400)
 
