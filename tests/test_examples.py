@@ -74,7 +74,8 @@ def test_the_example_configuration_is_valid() -> None:
 def test_the_quickstarts_model_says_what_to_do_where_its_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, str(EXAMPLES / "quickstart/model.py"), "--port", port]
+        # Without packages: it must run where Penstock is installed from a checkout that is not on the path.
+        command = [sys.executable, "-I", "-S", str(EXAMPLES / "quickstart/model.py"), "--port", port]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(

@@ -7,10 +7,9 @@ import argparse
 import json
 import re
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-from examples.demo.model import DemoAnswer, chat
 
 
 def say(asked: dict[str, Any]) -> str:
@@ -23,13 +22,32 @@ def say(asked: dict[str, Any]) -> str:
     return str(product) if "number alone" in system else f"{found[0]} is {product}."
 
 
+def completion(asked: dict[str, Any]) -> dict[str, Any]:
+    """The chat completion; a word is a token."""
+    text = say(asked)
+    read, written = len(json.dumps(asked).split()), len(text.split())
+    message = {"role": "assistant", "content": text}
+    return {
+        "id": f"chatcmpl-{time.time_ns()}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": asked["model"],
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
+    }
+
+
 class Model(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        body = json.dumps(chat(asked, DemoAnswer(say(asked)))).encode()
-        self.send_response(200)
+        streams = bool(asked.get("stream"))
+        refusal = {
+            "error": {"message": "this model does not stream: leave `stream` out", "type": "invalid_request_error"}
+        }
+        body = json.dumps(refusal if streams else completion(asked)).encode()
+        self.send_response(400 if streams else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
