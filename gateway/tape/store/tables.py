@@ -12,18 +12,18 @@ transactions that have made them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from penstock.gateway.model.rollout import AttemptStatus, Rollout
-from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.tape.store import codec, keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout, SharedBody, WriterCache
 from penstock.gateway.tape.store.codec import DeltaBase, StoredBody
 from penstock.gateway.tape.store.directory import DEFERRED, DamagedRecordError
 from penstock.gateway.tape.store.environment import ORDER, Txn
-from penstock.gateway.tape.store.records import SpanEntry, Style
+from penstock.gateway.tape.store.records import SpanEntry, Style, span_from
 from penstock.gateway.tape.store.view import BLOCK, TapeView, last_block
 
 _STYLES = 4096
@@ -33,7 +33,10 @@ _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
     records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
 )
 _OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
-DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
+DORMANT = (
+    AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.ENDED, AttemptStatus.FAILED,
+    AttemptStatus.SUCCEEDED,
+)  # fmt: skip
 """Statuses of attempts that a sign of life may wake."""
 BatchActivityHook: TypeAlias = "Callable[[WriteBatch, CachedAttempt, int], None]"
 """Called with the attempt and the time of the sign of life (ns): for the first call of an attempt that nobody has
@@ -302,6 +305,20 @@ class TapeTables:
         if key not in batch.index:
             batch.index[key] = keys.to_numbers(batch.view.get("index", key) or b"")
         return batch.index[key]
+
+    def newest_spans(self, batch: WriteBatch, live: CachedAttempt) -> Iterator[Span]:
+        """Yield the spans of an attempt that have ended, the newest first."""
+        for sequence in range(live.values[_SPANS], 0, -1):
+            number, at = divmod(sequence - 1, BLOCK)
+            key = live.record_key + keys.u32(number)
+            block = live.cursors if number == live.block else batch.index.get(key)
+            cursors = keys.to_numbers(batch.view.get("index", key) or b"") if block is None else block
+            cursor = cursors[at] if at < len(cursors) else 0
+            if cursor > batch.cursor:
+                head = b"s" + live.key + keys.u32(sequence)
+                yield span_from(head[1:], batch.log[cursor - batch.cursor - 1][len(head) :], batch.view.style)
+            elif cursor:
+                yield batch.view.summary(*live.name, sequence, cursor)
 
     def _style(self, batch: WriteBatch, style: Style) -> int | Style:
         """Return the number of a style; the style itself when it appears for the first time, or when the table is
