@@ -27,6 +27,8 @@ from penstock.gateway.tape.store.records import SpanEntry, Style, span_from
 from penstock.gateway.tape.store.view import BLOCK, TapeView, last_block
 
 _STYLES = 4096
+_FAILED = 64
+"""Requests of an attempt that are remembered because their calls failed."""
 _PIECE = 16
 """Records of attempts that are written as one piece of work."""
 _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
@@ -226,6 +228,8 @@ class TapeTables:
             return
         if entry.retried:
             _link_retry(live, entry)
+        if entry.status != SpanStatus.OK and entry.body is not None:
+            _note_failed(live, entry)
         number = None if entry.body is None else self._put_body(batch, live, entry, entry.body)
         usage = codec.usage_values(entry.usage)
         records.add_to_totals(live.values[_SUMS], entry, usage)
@@ -378,7 +382,8 @@ class TapeTables:
             made = entry.attempt not in known.attempts
             live = self._new_attempt(batch, entry, known, began) if made else self._recall_attempt(batch, entry, known)
             before = self._memory.drop(live.name)
-            live.base = before.base if before is not None and before.record_key == live.record_key else None
+            if before is not None and before.record_key == live.record_key:
+                live.base, live.failed = before.base, before.failed
             live.values[_SUMS] = list(live.values[_SUMS])
             self._memory.add(live)
         # Reading the base back costs a fraction of a millisecond: only for a body, and only where there is time for it.
@@ -472,6 +477,20 @@ def _rollout_of(change: bytes) -> str:
 
 
 def _link_retry(live: CachedAttempt, entry: SpanEntry) -> None:
-    """Link a repeated call to the first of its kind: a client that repeats itself sends the same body."""
-    if live.newest and live.base is not None and entry.body is not None and live.base.request == entry.body.request:
+    """Link a repeated call to the first of its kind: a client that repeats itself sends the same body. Of equal calls
+    that failed side by side, each is repeated once."""
+    if entry.body is None:
+        return
+    key = hash(entry.body.request)
+    if failed := live.failed.get(key):
+        entry.retry_of = failed.pop(0)
+    elif live.newest and live.base is not None and live.base.request == entry.body.request:
         entry.retry_of = live.newest
+
+
+def _note_failed(live: CachedAttempt, entry: SpanEntry) -> None:
+    assert entry.body is not None
+    key = hash(entry.body.request)
+    live.failed[key] = [*live.failed.pop(key, ())[-_FAILED:], entry.retry_of or entry.sequence]
+    if len(live.failed) > _FAILED:
+        del live.failed[next(iter(live.failed))]
