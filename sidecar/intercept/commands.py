@@ -114,8 +114,7 @@ def run(
     command
         The agent and its arguments, after `--`.
     rollout
-        The rollout of its calls. Without it PENSTOCK_ROLLOUT_ID says, or PENSTOCK_TOKEN; else the run is a new rollout,
-        whose name is printed first.
+        The rollout of its calls; else PENSTOCK_ROLLOUT_ID or PENSTOCK_TOKEN says, else it is new and printed first.
     attempt
         The attempt; else PENSTOCK_ATTEMPT_ID says.
     keys
