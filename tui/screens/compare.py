@@ -311,7 +311,7 @@ class CompareVersionsView(CompareView):
 
 def _outcomes(data: VersionComparison) -> RenderableType:
     """The outcomes of the newest rollouts of each version."""
-    made = Listing(Column("version"), figure("rollouts"), figure("succeeded"), figure("ended"), figure("failed"),
+    made = Listing(Column("version"), figure("rollouts"), figure("succeeded"), figure("ended", 1), figure("failed"),
                    figure("mean reward"), figure("with reward"), figure("mean tokens"))  # fmt: skip
     for version, rows in zip(data.versions, data.rollouts, strict=True):
         rewards = [row.reward for row in rows if row.reward is not None]
