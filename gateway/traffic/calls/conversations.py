@@ -448,13 +448,13 @@ class FailedCalls:
             possible = [it for it in calls if it.tries == tries - 1 and it.ended >= now - COUNTED_S]
         if not possible:
             return None
-        own = [it for it in possible if it.hints is hints]
-        chosen = min(own or possible, key=lambda it: it.hints.peer != hints.peer)
+        possible = [it for it in possible if it.hints is hints] or possible
+        # The newest: the client of an older one may have given up.
+        chosen = min(reversed(possible), key=lambda it: it.hints.peer != hints.peer)
         calls.remove(chosen)
         if not calls:
             del self._calls[request.key]
-        ambiguous = len({it.rollout for it in own or possible}) > 1
-        return ConversationMatch(chosen.rollout, ambiguous, retry=True)
+        return ConversationMatch(chosen.rollout, len({it.rollout for it in possible}) > 1, retry=True)
 
 
 class ConversationIndex:
