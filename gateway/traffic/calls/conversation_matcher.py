@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from penstock.gateway.reading.turns import decode_body
 from penstock.gateway.traffic.calls.call_request import RETRY_COUNT, CallAddress, CallRequest
 from penstock.gateway.traffic.calls.conversations import (
+    COUNTED_S,
     EMPTY,
     ConversationEnd,
     ConversationFingerprint,
@@ -35,6 +36,8 @@ from penstock.gateway.wire.http.headers import CREDENTIALS
 from penstock.gateway.wire.http.request import Headers
 
 _log = logging.getLogger("penstock.proxy")
+_DIGITS = 9
+"""Digits that a count of retries has fewer of."""
 T = TypeVar("T")
 
 
@@ -93,6 +96,7 @@ class ConversationMatcher:
         """The implicit rollout of a call that names none; a new one for now, if finding it takes longer."""
         call.anonymous, call.headers = True, headers
         if hints.failed or self.conversations.failed or self._remote is not None:
+            self.conversations.failed.forget(monotonic() - COUNTED_S)
             call.repeats = _repeated(call, hints)
         if call.encodings is not None:
             return CallAddress(new_rollout(), origin="implicit")
@@ -288,7 +292,8 @@ def _repeatable(call: CallRequest) -> RepeatableRequest | None:
     tries = said.pop(RETRY_COUNT, b"")
     # A longer body takes too long to hash: conversations differ at their end.
     told = body if len(body) <= LARGE else (len(body), body[: LARGE // 2], body[-LARGE // 2 :])
-    return RepeatableRequest(hash((call.path, told, *sorted(said.values()))), int(tries) if tries.isdigit() else None)
+    count = int(tries) if tries.isdigit() and len(tries) < _DIGITS else None
+    return RepeatableRequest(hash((call.path, told, *sorted(said.values()))), count)
 
 
 def _repeated(call: CallRequest, hints: ConnectionHints) -> RepeatableRequest | None:

@@ -437,10 +437,13 @@ class FailedCalls:
         if len(self._calls) > self._remembered:
             self._calls.popitem(last=False)
 
+    def forget(self, before: float) -> None:
+        """Forget the requests whose last call failed before this time; monotonic seconds."""
+        while self._calls and next(iter(self._calls.values()))[-1].ended < before:
+            self._calls.popitem(last=False)
+
     def find(self, request: RepeatableRequest, hints: ConnectionHints, now: float) -> ConversationMatch | None:
         """The rollout of the failed call that a request repeats; that call is forgotten. None if it repeats none."""
-        while self._calls and next(iter(self._calls.values()))[-1].ended < now - COUNTED_S:
-            self._calls.popitem(last=False)
         calls, tries = self._calls.get(request.key, []), request.tries
         if tries is None:
             possible = [it for it in calls if it.hints is hints and it.tries is None and it.ended >= now - UNCOUNTED_S]
