@@ -147,8 +147,9 @@ class ConversationMatcher:
                     call.conversation or EMPTY, call.previous, call.dialect.answers, hints, call.repeats
                 )
                 call.waits = False
-                call.address = _address(call.match)
-                hints.last = call.address.rollout
+                found = call.match
+                hints.last = rollout = found.rollout or new_rollout()
+                call.address = CallAddress(rollout, origin="implicit", ambiguous=found.ambiguous, retry=found.retry)
 
     async def on_thread(self, do: Callable[[], T]) -> T:
         """Run a slow function on the thread, after all earlier ones."""
@@ -177,9 +178,10 @@ class ConversationMatcher:
         if self._remote is not None and (story.items or call.previous is not None):
             call.waits = True
             return CallAddress(new_rollout(), origin="implicit")
-        call.match = self.find(story, call.previous, call.dialect.answers, hints, call.repeats)
-        call.waits = bool(call.match.unread)
-        return _address(call.match)
+        call.match = found = self.find(story, call.previous, call.dialect.answers, hints, call.repeats)
+        call.waits = bool(found.unread)
+        rollout = found.rollout or new_rollout()
+        return CallAddress(rollout, origin="implicit", ambiguous=found.ambiguous, retry=found.retry)
 
     def find(
         self,
@@ -276,11 +278,6 @@ class ConversationMatcher:
                 asyncio.get_running_loop().run_in_executor(self._thread, read_answers, ended)
         if response is not None:
             self.conversations.remember_response(response, rollout)
-
-
-def _address(found: ConversationMatch) -> CallAddress:
-    rollout = found.rollout or new_rollout()
-    return CallAddress(rollout, origin="implicit", ambiguous=found.ambiguous, retry=found.retry)
 
 
 def _repeatable(call: CallRequest) -> RepeatableRequest | None:
