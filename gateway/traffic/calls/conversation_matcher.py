@@ -95,7 +95,7 @@ class ConversationMatcher:
     def match(self, call: CallRequest, hints: ConnectionHints, headers: Headers | tuple[()] = ()) -> CallAddress:
         """The implicit rollout of a call that names none; a new one for now, if finding it takes longer."""
         call.anonymous, call.headers = True, headers
-        if hints.failed or self.conversations.failed or self._remote is not None:
+        if hints.failed or self.conversations.failed.calls or self._remote is not None:
             self.conversations.failed.forget(monotonic() - COUNTED_S)
             call.repeats = _repeated(call, hints)
         if call.encodings is not None:

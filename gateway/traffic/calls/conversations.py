@@ -423,28 +423,25 @@ class FailedCalls:
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
-        self._calls: OrderedDict[int, list[FailedCall]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
+        self.calls: OrderedDict[int, list[FailedCall]] = OrderedDict()
 
     def remember(self, request: RepeatableRequest, hints: ConnectionHints, rollout: str, now: float) -> None:
         """Remember a call that failed. `now`: monotonic seconds."""
-        calls = self._calls.setdefault(request.key, [])
+        calls = self.calls.setdefault(request.key, [])
         calls.append(FailedCall(rollout, request.tries, hints, now))
         del calls[:-_EQUAL]
-        self._calls.move_to_end(request.key)
-        if len(self._calls) > self._remembered:
-            self._calls.popitem(last=False)
+        self.calls.move_to_end(request.key)
+        if len(self.calls) > self._remembered:
+            self.calls.popitem(last=False)
 
     def forget(self, before: float) -> None:
         """Forget the requests whose last call failed before this time; monotonic seconds."""
-        while self._calls and next(iter(self._calls.values()))[-1].ended < before:
-            self._calls.popitem(last=False)
+        while self.calls and next(iter(self.calls.values()))[-1].ended < before:
+            self.calls.popitem(last=False)
 
     def find(self, request: RepeatableRequest, hints: ConnectionHints, now: float) -> ConversationMatch | None:
         """The rollout of the failed call that a request repeats; that call is forgotten. None if it repeats none."""
-        calls, tries = self._calls.get(request.key, []), request.tries
+        calls, tries = self.calls.get(request.key, []), request.tries
         if tries is None:
             possible = [it for it in calls if it.hints is hints and it.tries is None and it.ended >= now - UNCOUNTED_S]
         else:
@@ -456,7 +453,7 @@ class FailedCalls:
         chosen = min(reversed(possible), key=lambda it: it.hints.peer != hints.peer)
         calls.remove(chosen)
         if not calls:
-            del self._calls[request.key]
+            del self.calls[request.key]
         return ConversationMatch(chosen.rollout, len({it.rollout for it in possible}) > 1, retry=True)
 
 

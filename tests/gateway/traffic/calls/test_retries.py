@@ -195,14 +195,14 @@ def test_which_call_is_repeated() -> None:
     assert found(1, 2, far, 1) == ("r2", False)
     assert found(1, 1, there, 1) == ("r0", True), "the client's address is no proof"
     assert found(1, 1, there, 1) == ("r1", False)
-    assert not calls
+    assert not calls.calls
     calls.remember(RepeatableRequest(1, 0), here, "r4", 0.0)
     assert found(1, 1, here, COUNTED_S + 1) is None
     calls.forget(0.0)
-    assert calls
+    assert calls.calls
     calls.forget(1.0)
-    assert not calls
+    assert not calls.calls
     short = FailedCalls(remembered=2)
     for key in range(5):
         short.remember(RepeatableRequest(key, 0), here, "r", 0.0)
-    assert len(short._calls) == 2
+    assert len(short.calls) == 2
