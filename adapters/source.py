@@ -1,6 +1,6 @@
 """Episodes from a gateway, through its control API, with bounded memory.
 
-    async for episode in load(client, client.rollouts("mode:train group:q1 status:ended")): ...
+    async for episode in load(client, client.rollouts("mode:train group:q1 status:over")): ...
 
     ended, cursor = await changed(client, cursor, Query(mode="train"))     # what is new since the last time
     async for episode in load(client, ended): ...
@@ -22,7 +22,7 @@ from penstock.adapters.episode import Episode, read_episode
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.client.exchanges import WholeRollout
 from penstock.gateway.model.base import Mode, SpanKind
-from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
+from penstock.gateway.model.rollout import FINAL, RolloutStatus, RolloutSummary
 
 AT_ONCE: Final = 100
 """The most rollouts of one request."""
@@ -30,7 +30,6 @@ KINDS: Final[tuple[SpanKind, ...]] = ("llm", "tool", "reward")
 """Kinds of spans that episodes are made of."""
 PAGE: Final = 1000
 NOT_FOUND: Final = 404
-ENDED: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Query:
     """The mode of the rollouts."""
     group: str | None = None
     """The task that they repeat."""
-    status: frozenset[RolloutStatus] | None = ENDED
+    status: frozenset[RolloutStatus] | None = FINAL
     """Their states; None is any. Rollouts that never came from the queue end when they are quiet."""
 
     def wants(self, rollout: RolloutSummary) -> bool:

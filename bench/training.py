@@ -114,7 +114,7 @@ async def followed(client: Client, pid: int, steps: int) -> list[Moment]:
 async def calls_by_step(client: Client) -> dict[int, Counter[str]]:
     """Return the calls of each rollout, by step."""
     found: dict[int, Counter[str]] = {}
-    async for rollout in client.rollouts("mode:train status:ended"):
+    async for rollout in client.rollouts("mode:train status:over"):
         count = sum(attempt.totals.calls for attempt in rollout.attempts)
         found.setdefault(int((rollout.metadata or {})["penstock.step"]), Counter())[rollout.id] = count
     return found

@@ -237,7 +237,8 @@ class DataSettings(Section):
     """`[data]`: what `train sft` and `train dpo` learn from; read once, when the run begins."""
 
     rollouts: str | None = None
-    """Filter of rollouts of the tape. Default: `mode:train status:succeeded` (sft), `mode:train status:ended` (dpo)."""
+    """Filter of rollouts of the tape. Default: `mode:train status:succeeded,ended` (sft), `mode:train status:over`
+    (dpo)."""
     file: Path | None = Field(default=None, strict=False)
     """JSONL file of chats or preferences as `penstock samples` writes them, instead of the tape."""
     model: str | None = None

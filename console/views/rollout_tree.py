@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.segment import Segment
@@ -20,7 +20,7 @@ from penstock.console.views.rollouts import BRIEF, gaps, pluralized, span_line, 
 from penstock.console.views.table import abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
-from penstock.gateway.model.rollout import Attempt, Outcome, RolloutSummary
+from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, RolloutSummary
 from penstock.gateway.model.span import Span, span_tree
 from penstock.gateway.model.turn import Choice, Message, Part, Turn
 
@@ -352,10 +352,19 @@ def _shown(fact: Fact, value: Any) -> str | None:
     return ", ".join(map(str, cast("list[object]", value))) if isinstance(value, list) else str(value)
 
 
+QUIET: Final = {
+    AttemptStatus.ENDED: "went quiet, nobody said how it ended",
+    AttemptStatus.FAILED: "went quiet after a call that failed",
+}
+"""Ends that nobody has reported."""
+
+
 def _attempt_line(attempt: Attempt, only: bool) -> Text:
     """A line for an attempt; if it is the only one, the rollout's own line has the figures."""
     t, outcome = attempt.totals, attempt.outcome or Outcome()
     reason = clean(abbreviate(outcome.reason or "", BRIEF))
+    if attempt.outcome is None and attempt.status in QUIET:
+        reason = QUIET[attempt.status]
     code = f"exit code {outcome.exit_code}" if outcome.exit_code is not None else ""
     ended = (
         # A runner's reason already contains the code or the signal.

@@ -343,7 +343,9 @@ def span_line(span: Span) -> Text:
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
     facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "")
     asked = pluralized(span.tool_calls, "tool call") if span.tool_calls else ""
-    return joined(*label(span), status(span.status), span.error or "", missing_part(span), *facts, asked, _tried(span))
+    again = Text(f"retry of #{span.retry_of}", style="dim") if span.retry_of is not None else ""
+    ended = status(span.status), span.error or "", again, missing_part(span)
+    return joined(*label(span), *ended, *facts, asked, _tried(span))
 
 
 def missing_part(span: Span) -> Text:

@@ -49,7 +49,15 @@ from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import TOOL, UNREAD, is_release_call, version_labels
 from penstock.gateway.model.metrics import Metrics
 from penstock.gateway.model.prices import Prices, TokenCounts
-from penstock.gateway.model.rollout import Reward, RewardSource, Rollout, RolloutStatus, RolloutSummary, Totals
+from penstock.gateway.model.rollout import (
+    UNFAILED,
+    Reward,
+    RewardSource,
+    Rollout,
+    RolloutStatus,
+    RolloutSummary,
+    Totals,
+)
 from penstock.gateway.model.span import Span, SpanStatus, refused
 from penstock.gateway.model.tools import ToolStats
 from penstock.gateway.reading.filters import Query, parse
@@ -63,7 +71,7 @@ from penstock.gateway.wire.dialects.tokens import lacks_token_counts
 
 ToolName = tuple[str, str]
 """Server and tool."""
-ENDED = {RolloutStatus.FAILED: True, RolloutStatus.SUCCEEDED: False}
+ENDED = {RolloutStatus.FAILED: True, **dict.fromkeys(UNFAILED, False)}
 """True if a rollout with this status failed; other statuses are not conclusive."""
 
 

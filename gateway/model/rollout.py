@@ -26,13 +26,15 @@ class RolloutStatus(StrEnum):
     RUNNING = "running"
     """Its agent is at work."""
     SUCCEEDED = "succeeded"
-    """An attempt succeeded."""
+    """An attempt succeeded: its worker, or somebody else, has said so."""
     FAILED = "failed"
-    """Its last attempt did not succeed."""
+    """Its last attempt did not succeed, or went quiet after a call that failed."""
     CANCELLED = "cancelled"
     """Somebody did not want it any more."""
     REQUEUING = "requeuing"
     """Waits for another attempt."""
+    ENDED = "ended"
+    """Its agent went quiet and nobody said how it ended; its last call had not failed."""
 
 
 class AttemptStatus(StrEnum):
@@ -45,7 +47,7 @@ class AttemptStatus(StrEnum):
     SUCCEEDED = "succeeded"
     """The agent ended well."""
     FAILED = "failed"
-    """The agent ended badly."""
+    """The agent ended badly, or went quiet after a call that failed."""
     TIMEOUT = "timeout"
     """It took longer than `config.timeout_s`."""
     UNRESPONSIVE = "unresponsive"
@@ -54,6 +56,8 @@ class AttemptStatus(StrEnum):
     """Its rollout was cancelled."""
     ENVIRONMENT = "environment"
     """It was handed back: the agent could not work where it was run. It does not count as a try."""
+    ENDED = "ended"
+    """It went quiet and nobody said how it ended; its last call had not failed."""
 
 
 Retry = Literal["failed", "timeout", "unresponsive"]
@@ -334,8 +338,10 @@ def add_totals(a: Totals, b: Totals) -> Totals:
 # is handed back.
 #
 # An attempt that no worker has claimed (an agent that was given an address by hand, a client without an address) has
-# no worker that reports its end. It has succeeded when it was silent for a *quiet time*, and its rollout with the
-# last of its attempts. The next call or event makes both run again. A reported end stays.
+# no worker that reports its end. It ends when it was silent for a *quiet time*: `failed` if its last call failed, else
+# `ended`. Its rollout ends like the attempt that was heard of last. The next call or event makes both run again. A
+# reported end stays. Gateways before there was `ended` have called every quiet end `succeeded`: it stays so on their
+# tapes, until the next call.
 
 ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
     RolloutStatus.QUEUING: {RolloutStatus.PREPARING: "claim", RolloutStatus.CANCELLED: "cancel"},
@@ -347,8 +353,9 @@ ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
         RolloutStatus.CANCELLED: "cancel",
     },
     RolloutStatus.RUNNING: {
-        RolloutStatus.SUCCEEDED: "finish, quiet",
-        RolloutStatus.FAILED: "finish, timeout, lost",
+        RolloutStatus.SUCCEEDED: "finish",
+        RolloutStatus.FAILED: "finish, timeout, lost, quiet after a failed call",
+        RolloutStatus.ENDED: "quiet",
         RolloutStatus.REQUEUING: "finish, timeout, lost, hand back",
         RolloutStatus.CANCELLED: "cancel",
     },
@@ -357,8 +364,15 @@ ROLLOUT_MOVES: Final[dict[RolloutStatus, dict[RolloutStatus, str]]] = {
         RolloutStatus.RUNNING: "revive",
         RolloutStatus.CANCELLED: "cancel",
     },
-    RolloutStatus.SUCCEEDED: {RolloutStatus.REQUEUING: "requeue", RolloutStatus.RUNNING: "heard of after quiet"},
-    RolloutStatus.FAILED: {RolloutStatus.REQUEUING: "requeue, hand back"},
+    RolloutStatus.SUCCEEDED: {
+        RolloutStatus.REQUEUING: "requeue",
+        RolloutStatus.RUNNING: "heard of after quiet, old tapes",
+    },
+    RolloutStatus.FAILED: {
+        RolloutStatus.REQUEUING: "requeue, hand back",
+        RolloutStatus.RUNNING: "heard of after quiet",
+    },
+    RolloutStatus.ENDED: {RolloutStatus.RUNNING: "heard of after quiet"},
     RolloutStatus.CANCELLED: {RolloutStatus.REQUEUING: "requeue"},
 }
 """From -> to -> the event. Every change of a rollout's status is one of these."""
@@ -374,16 +388,21 @@ ATTEMPT_MOVES: Final[dict[AttemptStatus, dict[AttemptStatus, str]]] = {
         AttemptStatus.ENVIRONMENT: "hand back",
     },
     AttemptStatus.RUNNING: {
-        AttemptStatus.SUCCEEDED: "finish, quiet",
-        AttemptStatus.FAILED: "finish",
+        AttemptStatus.SUCCEEDED: "finish",
+        AttemptStatus.FAILED: "finish, quiet after a failed call",
+        AttemptStatus.ENDED: "quiet",
         AttemptStatus.TIMEOUT: "timeout",
         AttemptStatus.UNRESPONSIVE: "lost",
         AttemptStatus.CANCELLED: "cancel",
         AttemptStatus.ENVIRONMENT: "hand back",
     },
     AttemptStatus.UNRESPONSIVE: {AttemptStatus.RUNNING: "revive"},
-    AttemptStatus.SUCCEEDED: {AttemptStatus.RUNNING: "heard of after quiet"},
-    AttemptStatus.FAILED: {AttemptStatus.ENVIRONMENT: "hand back"},
+    AttemptStatus.SUCCEEDED: {AttemptStatus.RUNNING: "heard of after quiet, old tapes"},
+    AttemptStatus.FAILED: {
+        AttemptStatus.ENVIRONMENT: "hand back",
+        AttemptStatus.RUNNING: "heard of after quiet",
+    },
+    AttemptStatus.ENDED: {AttemptStatus.RUNNING: "heard of after quiet"},
     AttemptStatus.TIMEOUT: {},
     AttemptStatus.CANCELLED: {},
     AttemptStatus.ENVIRONMENT: {},
@@ -394,8 +413,10 @@ WAITING: Final = frozenset({RolloutStatus.QUEUING, RolloutStatus.REQUEUING})
 """States of a rollout in the queue."""
 ACTIVE: Final = frozenset({RolloutStatus.PREPARING, RolloutStatus.RUNNING})
 """States of a rollout that neither waits nor has ended. A rollout from the queue is then held by a worker."""
-FINAL: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED})
-"""States of a rollout that has ended."""
+UNFAILED: Final = frozenset({RolloutStatus.SUCCEEDED, RolloutStatus.ENDED})
+"""States of a rollout that is over and has not failed, as far as anybody knows."""
+FINAL: Final = UNFAILED | {RolloutStatus.FAILED, RolloutStatus.CANCELLED}
+"""States of a rollout that is over."""
 LIVE: Final = frozenset({AttemptStatus.PREPARING, AttemptStatus.RUNNING})
 """States of an attempt that has not ended."""
 
@@ -457,10 +478,9 @@ def is_claimed(origin: Origin, status: RolloutStatus) -> bool:
     return origin == "queued" and status in ACTIVE
 
 
-def quiet_deadline(seen_ns: int, quiet_s: float) -> tuple[int, AttemptStatus]:
-    """(time, state) of the end of an attempt that nobody has claimed, without a further sign of life; ns since the
-    epoch."""
-    return seen_ns + _ns(quiet_s), AttemptStatus.SUCCEEDED
+def quiet_deadline(seen_ns: int, quiet_s: float) -> int:
+    """The end of an attempt that nobody has claimed, without a further sign of life; ns since the epoch."""
+    return seen_ns + _ns(quiet_s)
 
 
 def _ns(seconds: float) -> int:

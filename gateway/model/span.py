@@ -132,7 +132,7 @@ class Span(Noun):
     truncated: bool = False
     """True when the body was too large to be kept whole; the stored part is a prefix."""
     retry_of: int | None = None
-    """Sequence of the call that this one repeats, when the client said it was a retry."""
+    """Sequence of the failed call that this one repeats."""
     versions: dict[str, str] | None = None
     """Versions of released resources that served it: name -> version."""
     arm: str | None = None

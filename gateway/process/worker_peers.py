@@ -41,6 +41,7 @@ from penstock.gateway.traffic.calls.conversations import (
     UNREAD_BYTES,
     ConversationFingerprint,
     ConversationMatch,
+    RepeatableRequest,
     UnreadAnswer,
 )
 from penstock.gateway.traffic.trials.adapter_keeper import AdapterKeeper
@@ -76,6 +77,7 @@ class ConversationQuery(msgspec.Struct):
     items: bytes
     previous: str | None
     answers: bool
+    repeats: RepeatableRequest | None = None
 
 
 class CallCompletion(msgspec.Struct):
@@ -89,6 +91,15 @@ class CallCompletion(msgspec.Struct):
     answer: int
     weight: int
     response: str | None
+
+
+class CallFailure(msgspec.Struct):
+    """The facts of a call that failed."""
+
+    request: RepeatableRequest
+    connection: int
+    peer: str
+    rollout: str
 
 
 @dataclass(slots=True)
@@ -150,7 +161,7 @@ class ConversationServer:
         """Return the handlers for requests of another worker by this link."""
         worker = _PeerState()
 
-        async def find(said: Any) -> tuple[str | None, bool, int]:
+        async def find(said: Any) -> tuple[str | None, bool, int, bool]:
             return await self._find(worker, msgspec.convert(said, ConversationQuery))
 
         def remember(said: Any) -> None:
@@ -161,14 +172,19 @@ class ConversationServer:
             if found is not None and key is not None:
                 self._joining.conversations.undo(found, key)
 
-        return {"find": find, "remember": remember, "undo": undo}
+        def failed(said: Any) -> None:
+            call = msgspec.convert(said, CallFailure)
+            hints = worker.of(call.connection, call.peer)
+            self._joining.conversations.failed.remember(call.request, hints, call.rollout, monotonic())
 
-    async def _find(self, worker: _PeerState, asked: ConversationQuery) -> tuple[str | None, bool, int]:
+        return {"find": find, "remember": remember, "undo": undo, "failed": failed}
+
+    async def _find(self, worker: _PeerState, asked: ConversationQuery) -> tuple[str | None, bool, int, bool]:
         hints = worker.of(asked.connection, asked.peer)
         hints.last = asked.last
         story = ConversationFingerprint(array(_NUMBERS, asked.items), array(_NUMBERS, asked.beginnings))
         while True:
-            found = self._joining.find(story, asked.previous, asked.answers, hints)
+            found = self._joining.find(story, asked.previous, asked.answers, hints, asked.repeats)
             if not found.unread:
                 break
             unread = found.unread
@@ -177,7 +193,7 @@ class ConversationServer:
         if asked.answers:
             number = next(self._numbers)
             worker.begin(number, found)
-        return found.rollout, found.ambiguous, number
+        return found.rollout, found.ambiguous, number, found.retry
 
     def _remember(self, worker: _PeerState, link: WorkerLink, said: CallCompletion) -> None:
         # An earlier first worker may have found it, and has died since.
@@ -197,18 +213,23 @@ class ConversationClient:
         self._weight = 0
 
     async def find(
-        self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
+        self,
+        story: ConversationFingerprint,
+        previous: str | None,
+        answers: bool,
+        hints: ConnectionHints,
+        repeats: RepeatableRequest | None,
     ) -> ConversationMatch:
         """Find the conversation of a call as `ConversationMatcher.find` does; without a rollout where the first worker
         does not answer."""
         beginnings, items = story.beginnings.tobytes(), story.items.tobytes()
         hints.number = hints.number or next(self._connections)
-        asked = ConversationQuery(hints.number, hints.peer, hints.last, beginnings, items, previous, answers)
+        asked = ConversationQuery(hints.number, hints.peer, hints.last, beginnings, items, previous, answers, repeats)
         found = await self._member.request("find", asked)
         if found is None:
             return ConversationMatch()
-        rollout, ambiguous, number = found
-        return ConversationMatch(rollout, ambiguous, number=number)
+        rollout, ambiguous, number, retry = found
+        return ConversationMatch(rollout, ambiguous, number=number, retry=retry)
 
     def remember(
         self,
@@ -232,6 +253,9 @@ class ConversationClient:
 
     def undo(self, found: ConversationMatch, key: int | None) -> None:
         self._member.notify("undo", found.number, key)
+
+    def remember_failed(self, request: RepeatableRequest, hints: ConnectionHints, rollout: str) -> None:
+        self._member.notify("failed", CallFailure(request, hints.number, hints.peer, rollout))
 
     async def said(self, number: int) -> bytes | None:
         """Return the content of an answer, for the first worker; None where it was dropped."""

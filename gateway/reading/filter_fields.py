@@ -498,10 +498,10 @@ FIELDS: dict[Target, dict[str, Field]] = {
     },
     "rollouts": {
         "status": Field(
-            "where the rollout stands; waiting and ended are several at once, claimed is in a worker's hands",
+            "where the rollout stands; waiting and over are several at once, claimed is in a worker's hands",
             CHOICE,
             _statuses,
-            WordMatcherFactory(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], ended=[*FINAL]),
+            WordMatcherFactory(*RolloutStatus, waiting=[*WAITING], claimed=["claimed"], over=[*FINAL]),
             "both",
         ),
         **_BOTH,

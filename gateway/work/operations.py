@@ -522,13 +522,14 @@ class DeadlineOperations(AttemptRecords):
         if self._calling(live):
             # An agent that waits for an answer is not silent.
             put(live, last_seen_ns=max(now, get(live, "last_seen_ns")))
-        unclaimed = get(live, "worker") is None
-        due = quiet_deadline(get(live, "last_seen_ns"), quiet_s) if unclaimed else deadline(rollout, live)
+        if get(live, "worker") is None:
+            quiet = quiet_deadline(get(live, "last_seen_ns"), quiet_s)
+            if quiet > now:
+                return DeadlineCheck(*name, quiet, unclaimed=True)
+            return DeadlineCheck(*name, None, ended=self._end_quietly(live, rollout))
+        due = deadline(rollout, live)
         if due is None or due[0] > now:
-            return DeadlineCheck(*name, None if due is None else due[0], unclaimed=unclaimed)
-        if unclaimed:
-            self._end_quietly(live, rollout)
-            return DeadlineCheck(*name, None, ended=due[1])
+            return DeadlineCheck(*name, None if due is None else due[0])
         rewarded = self._spans.reward_failure(rollout, live, due[1], now)
         self._end_attempt(live, due[1], now, Outcome(reason=_REASONS[due[1]]))
         self._follow(rollout, live, due[1], now)
@@ -541,7 +542,7 @@ class DeadlineOperations(AttemptRecords):
         values = self._tape.peek(name)
         if values is None or values[_WORKER] is not None or values[_STATUS] not in LIVE:
             return None
-        due, _ = quiet_deadline(values[_SEEN], quiet_s)
+        due = quiet_deadline(values[_SEEN], quiet_s)
         return due if due > now else None
 
     def _calling(self, live: CachedAttempt) -> bool:

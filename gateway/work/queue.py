@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -17,6 +18,7 @@ from penstock.gateway.model.rollout import (
     ACTIVE,
     FINAL,
     LIVE,
+    UNFAILED,
     WAITING,
     Attempt,
     AttemptStatus,
@@ -30,13 +32,16 @@ from penstock.gateway.model.rollout import (
     move_attempt,
     move_rollout,
 )
+from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.tape.store import keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt
+from penstock.gateway.tape.store.directory import DAMAGE_ERRORS
 from penstock.gateway.tape.store.reader import StoreReader
 from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.tables import DORMANT
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.tape.store.view import TapeView
+from penstock.gateway.wire.dialects import by_name
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 """The index of a mode is its byte in the queue's keys: append, never reorder."""
@@ -257,19 +262,26 @@ class AttemptRecords:
         self._tape.put("unclaimed", live.record_key, b"")
         self._waiting.unclaimed.append(live.name)
         rollout = self._rollout(live.name[0])
-        ended = rollout.status == RolloutStatus.SUCCEEDED and rollout.origin != "queued"
+        ended = rollout.status in (*UNFAILED, RolloutStatus.FAILED) and rollout.origin != "queued"
         if ended and all(get(other, "outcome") is None for other in self._lives(rollout.id)):
             self._move(rollout, RolloutStatus.RUNNING, now)
 
-    def _end_quietly(self, live: CachedAttempt, rollout: Rollout) -> None:
-        """End an attempt as of its last sign of life, without an outcome, because nobody reported one."""
-        seen = get(live, "last_seen_ns")
-        put(live, status=move_attempt(status_of(live), AttemptStatus.SUCCEEDED), ended_ns=seen)
+    def _end_quietly(self, live: CachedAttempt, rollout: Rollout) -> AttemptStatus:
+        """End an attempt as of its last sign of life, without an outcome, because nobody reported one. Returns its
+        end."""
+        sums, end = dict(zip(records.TOTALS, get(live, "totals"), strict=True)), AttemptStatus.ENDED
+        if sums["errors"] or sums["calls"] < get(live, "spans"):  # else reading spans would take ten times as long
+            with suppress(*DAMAGE_ERRORS):  # `penstock check` reports it
+                end = quiet_end(islice(self._tape.newest_spans(live), LOOKED_AT))
+        put(live, status=move_attempt(status_of(live), end), ended_ns=get(live, "last_seen_ns"))
         self._forget(live)
         self._tape.touch_and_log(live)
-        runs = rollout.status in ACTIVE and rollout.origin != "queued"
-        if runs and not any(status_of(other) in LIVE for other in self._lives(rollout.id)):
-            self._move(rollout, RolloutStatus.SUCCEEDED, seen)
+        lives = self._lives(rollout.id) if rollout.status in ACTIVE and rollout.origin != "queued" else ()
+        if lives and not any(status_of(one) in LIVE for one in lives):
+            last = max(lives, key=lambda one: get(one, "last_seen_ns"))
+            failed = status_of(last) == AttemptStatus.FAILED
+            self._move(rollout, RolloutStatus.FAILED if failed else RolloutStatus.ENDED, get(last, "last_seen_ns"))
+        return end
 
     def _lives(self, rollout: str) -> list[CachedAttempt]:
         return [self._tape.attempt(SpanEntry(rollout, attempt)) for attempt in self._attempts(rollout)]
@@ -403,9 +415,30 @@ def decides(rollout: Rollout, live: CachedAttempt) -> bool:
     return rollout.status in ACTIVE and rollout.attempt in (None, live.name[1])
 
 
+QUIET_ENDS: Final = (AttemptStatus.ENDED, AttemptStatus.FAILED, AttemptStatus.SUCCEEDED)
+"""States of an attempt that went quiet; `succeeded` on a tape of an earlier version only."""
+LOOKED_AT: Final = 64
+"""Number of its newest spans that are searched for the last call of an attempt that went quiet."""
+
+
 def ended_quietly(live: CachedAttempt) -> bool:
     """True if the attempt ended because it was quiet: every other end has an outcome."""
-    return status_of(live) == AttemptStatus.SUCCEEDED and get(live, "outcome") is None
+    return status_of(live) in QUIET_ENDS and get(live, "outcome") is None
+
+
+def quiet_end(newest_first: Iterable[Span]) -> AttemptStatus:
+    """The state in which an attempt ends that went quiet, by its spans that have ended: `failed` if its last call of a
+    model or a tool, by start, has failed. A call that its client has cancelled has not failed, and what a call in an
+    unknown format does to its agent is not known."""
+    last: Span | None = None
+    for span in newest_first:
+        if last is not None and (span.end_ns or 0) <= last.start_ns:
+            break  # A span has its sequence by the time it has ended, so those before it began earlier, too.
+        known = span.kind == "tool" or (span.kind == "llm" and by_name(span.dialect).uses_tokens)
+        if known and (last is None or span.start_ns > last.start_ns):
+            last = span
+    failed = last is not None and last.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED)
+    return AttemptStatus.FAILED if failed else AttemptStatus.ENDED
 
 
 def attempt_of(live: CachedAttempt) -> Attempt:

@@ -102,6 +102,7 @@ def run(
     passing: ConnectionOptions = CONNECTION_DEFAULTS,
     getting: InterceptOptions = INTERCEPT_DEFAULTS,
     keys: Literal["pass", "surrogate"] = "pass",
+    conversations: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run an agent that knows nothing of Penstock: its calls of model hosts go through the gateway.
 
@@ -113,11 +114,13 @@ def run(
     command
         The agent and its arguments, after `--`.
     rollout
-        The rollout of its calls. Without it PENSTOCK_ROLLOUT_ID says, or the conversation.
+        The rollout of its calls; else PENSTOCK_ROLLOUT_ID or PENSTOCK_TOKEN says, else it is new and printed first.
     attempt
         The attempt; else PENSTOCK_ATTEMPT_ID says.
     keys
         With `surrogate` the agent has its agent token (PENSTOCK_TOKEN) for a key; the gateway replaces it by its own.
+    conversations
+        Each conversation, or session of a coding agent, is a rollout of its own: for a server that does many tasks.
     """
     import asyncio
 
@@ -136,7 +139,7 @@ def run(
     wanted = session.SessionOptions(
         _gateway(gateway),
         _policy(passing),
-        _identity(rollout, attempt),
+        _run_identity(rollout, attempt, conversations),
         getting.socket,
         keys == "surrogate",
         transparent,
@@ -376,6 +379,22 @@ def _identity(rollout: str | None = None, attempt: str | None = None) -> AgentId
     if token and not fits_a_header(token):
         raise CommandError("PENSTOCK_TOKEN has a character that no token has, such as the end of a line", 2)
     return AgentIdentity(rollout, attempt, token)
+
+
+def _run_identity(rollout: str | None, attempt: str | None, conversations: bool) -> AgentIdentity:
+    """The rollout of a run: a new one, unless something names it or its conversations are to be told apart."""
+    import secrets
+    from dataclasses import replace
+
+    whose = _identity(rollout, attempt)
+    if conversations and (whose.rollout or whose.token):
+        named = "a rollout" if whose.rollout else "the rollout of PENSTOCK_TOKEN"
+        raise CommandError(f"--conversations makes a rollout of each conversation, and {named} was given for all", 2)
+    if conversations or whose.rollout or whose.token:
+        return whose
+    made = replace(whose, rollout=f"sidecar-{secrets.token_hex(4)}")
+    note(f"penstock: this run is rollout {made.rollout}: `penstock show {made.rollout}`")
+    return made
 
 
 def _policy(passing: ConnectionOptions) -> InterceptPolicy:

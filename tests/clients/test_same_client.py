@@ -20,7 +20,7 @@ from fakes import alone, netfilter
 DOCS: Final = ROOT / "docs" / "sidecar.md"
 HEAD: Final = "| agent | version | how | model calls | what differs |\n|---|---|---|---|---|\n"
 SAME: Final = "nothing"
-PROXIED: Final = "side calls close their connections, no `HEAD /api/hello`: as behind any HTTPS proxy"
+PROXIED: Final = "as behind any HTTPS proxy"
 SOCKET: Final = PROXIED + "; no `/api/claude_cli/bootstrap`"
 TO_A_SOCKET: Final = re.compile(r".* GET /api/claude_cli/bootstrap\?.*: 1 and 0 times")
 """What Claude Code does otherwise where it has a Unix socket."""

@@ -48,6 +48,8 @@ class Try:
     on_failure: float | None = None
     """What its worker has it rewarded with if the rollout fails."""
     ended: int | None = None
+    broken: bool = False
+    """Its last call has failed."""
     quiet: bool = False
     """It has ended because nothing was heard of it."""
     watched: bool = False
@@ -119,7 +121,7 @@ class Model:
         """When a live attempt ends by itself, and how."""
         task, one = self.tasks[name[0]], self.attempt(name)
         if one.worker is None:
-            return one.seen + QUIET_S * SECOND, AttemptStatus.SUCCEEDED
+            return one.seen + QUIET_S * SECOND, AttemptStatus.FAILED if one.broken else AttemptStatus.ENDED
         ends: list[tuple[int, AttemptStatus]] = []
         config = None if task.spec is None else task.spec.config
         if config is not None and config.timeout_s is not None:
@@ -221,7 +223,7 @@ class Model:
     def run_on(self, task: Task) -> None:
         """An attempt that nobody has claimed has shown itself: its rollout runs, unless somebody has said its end."""
         told = any(one.ended is not None and not one.quiet for one in task.attempts.values())
-        if task.spec is None and task.status == RolloutStatus.SUCCEEDED and not told:
+        if task.spec is None and task.status in (RolloutStatus.ENDED, RolloutStatus.FAILED) and not told:
             self.move(task, RolloutStatus.RUNNING)
 
     # -- operations: what they answer, or `No` -------------------------------------------------------------------------
@@ -357,7 +359,7 @@ class Model:
             if due is None or due[0] > now:
                 return None if due is None else due[0], None, None
             if one.worker is None:
-                self.end_quietly(task, one)
+                self.end_quietly(task, one, due[1])
                 return None, None, None
             rewarded = "rule" if self.reward_failure(task, name[1], due[1]) else None
             self.turn(one, due[1], now)
@@ -376,13 +378,14 @@ class Model:
         self.release(name)
         return None, task.spec.mode if task.spec else None
 
-    def end_quietly(self, task: Task, one: Try) -> None:
-        """It has ended when it was heard of last; its rollout with the last of its attempts."""
-        self.turn(one, AttemptStatus.SUCCEEDED, one.seen)
+    def end_quietly(self, task: Task, one: Try, end: AttemptStatus) -> None:
+        """It has ended when it was heard of last; its rollout like the attempt that was heard of last."""
+        self.turn(one, end, one.seen)
         one.quiet = True
         others = any(other.status in LIVE for other in task.attempts.values())
         if task.spec is None and task.status == RolloutStatus.RUNNING and not others:
-            self.move(task, RolloutStatus.SUCCEEDED)
+            last = max(task.attempts.values(), key=lambda other: other.seen)
+            self.move(task, RolloutStatus.FAILED if last.broken else RolloutStatus.ENDED)
 
     def cancel(self, name: str, now: int) -> None:
         task = self.task(name)
@@ -410,14 +413,14 @@ class Model:
         else:
             self.queue_again(task, task.attempt, now)
 
-    def call(self, name: Name, now: int) -> None:
+    def call(self, name: Name, now: int, fails: bool = False) -> None:
         """A call of this attempt has ended, whoever made it."""
         task = self.tasks.setdefault(name[0], Task(None, RolloutStatus.RUNNING, len(self.tasks)))
         if name[1] not in task.attempts:
             task.attempts[name[1]] = Try(AttemptStatus.RUNNING, now, now)
             self.run_on(task)
         one = task.attempts[name[1]]
-        one.spans += 1
+        one.spans, one.broken = one.spans + 1, fails
         one.seen = max(one.seen, now)
         self.call_revives(name, now)
 

@@ -158,7 +158,7 @@ async def test_weights_wait_for_a_vllm_that_has_died_meanwhile(tmp_path: Path, m
         async with stage.client as client:
 
             async def ended() -> bool:
-                found = [one async for one in client.rollouts("mode:train status:ended")]
+                found = [one async for one in client.rollouts("mode:train status:over")]
                 return len(found) == GROUPS * SIZE
 
             await until(ended)

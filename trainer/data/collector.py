@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 from penstock.adapters.episode import Episode
 from penstock.adapters.samples import Options, Sample, samples
 from penstock.adapters.selection import SampleReport
-from penstock.adapters.source import ENDED, load
+from penstock.adapters.source import load
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.base import Mode
 from penstock.gateway.model.queue import MOST_ROLLOUTS, RolloutSpec
-from penstock.gateway.model.rollout import RolloutConfig, RolloutStatus
+from penstock.gateway.model.rollout import FINAL, RolloutConfig, RolloutStatus
 from penstock.gateway.wire.dialects.parts import distribution_changes
 from penstock.trainer.data.tasks import RolloutTask
 
@@ -46,7 +46,7 @@ class RolloutWaiter:
         """Follows the changes of rollouts, for ever."""
         cursor = (await self._client.stats(spans=0)).cursor
         self._follows.set()
-        async with aclosing(self._client.changes(cursor, ["rollout"], self._names, ENDED)) as changes:
+        async with aclosing(self._client.changes(cursor, ["rollout"], self._names, FINAL)) as changes:
             async for change in changes:
                 if change.rollout is not None and change.rollout.id in self._waiting:
                     await self._note(change.rollout.id, change.rollout.status)
@@ -63,7 +63,7 @@ class RolloutWaiter:
         self._waiting |= {spec.id or "": RolloutStatus.QUEUING for spec in specs}
         for start in range(0, len(specs), MOST_ROLLOUTS):
             for queued in await self._client.enqueue(specs[start : start + MOST_ROLLOUTS]):
-                if queued.status in ENDED:
+                if queued.status in FINAL:
                     await self._note(queued.id, queued.status)
 
     async def wait_for(self, names: Sequence[str], timeout_s: float) -> int:
@@ -94,7 +94,7 @@ class RolloutWaiter:
 
     def _open(self, names: Sequence[str]) -> list[str]:
         # Another caller may have awaited the same rollout and forgotten it since.
-        return [name for name in dict.fromkeys(names) if name in self._waiting and self._waiting[name] not in ENDED]
+        return [name for name in dict.fromkeys(names) if name in self._waiting and self._waiting[name] not in FINAL]
 
     async def _cancel(self, name: str) -> bool:
         """Cancel a rollout. False if it had ended already and the change feed has not said so yet."""

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.adapters.source import ENDED
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.facts import BACKGROUND
 from penstock.gateway.model.resource import Resource
-from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
+from penstock.gateway.model.rollout import FINAL, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
@@ -197,7 +196,7 @@ def is_settled(rollout: RolloutSummary) -> bool:
     """True if a rollout has a reward and has ended. One that does not come from the queue never ends formally, and a
     reward is enough."""
     judged = rollout.reward is not None and math.isfinite(rollout.reward)
-    return judged and rollout.status in (ENDED if rollout.origin == "queued" else {*RolloutStatus})
+    return judged and rollout.status in (FINAL if rollout.origin == "queued" else {*RolloutStatus})
 
 
 def _runs(call: Span) -> bool:

@@ -327,7 +327,7 @@ class TuningRun:
 # `data/chats.jsonl` has the columns of `penstock samples --form chat`.
 
 Tuning = Literal["sft", "dpo"]
-FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded", "dpo": "mode:train status:ended"}
+FILTERS: dict[Tuning, str] = {"sft": "mode:train status:succeeded,ended", "dpo": "mode:train status:over"}
 """Default filters for rollouts. A preference needs rollouts that went wrong too."""
 REFUSED = 400
 

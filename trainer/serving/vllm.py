@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from penstock.adapters.source import ENDED
 from penstock.gateway.client.child_process import STOP_S, ChildProcess, spawn
 from penstock.gateway.client.client import Client, ClientError
 from penstock.gateway.model.base import ActionRequest
 from penstock.gateway.model.resource import Audience, Need, ResourceView
+from penstock.gateway.model.rollout import FINAL
 from penstock.gateway.model.toml import ConfigError
 from penstock.trainer.config import TrainConfig
 from penstock.trainer.serving.publisher import NOT_FOUND, PublishError, step_of, training_version
@@ -372,7 +372,7 @@ class Replicas:
         trouble = f"no server is free for {self._model}@{version}: upstream {upstream!r} serves {self._model}@{served}"
         cursor = (await self._client.stats(spans=0)).cursor
         rollouts = await self._pinned(served, trouble)
-        ended = self._client.changes(cursor, ["rollout"], status=ENDED)
+        ended = self._client.changes(cursor, ["rollout"], status=FINAL)
         try:
             async with asyncio.timeout(self._patience_s), aclosing(ended) as changes:
                 while rollouts:

@@ -2,7 +2,7 @@
 
 Two rollouts are aligned by their messages: the first row where they differ is marked and selected. Of more than two,
 such as the tries at one task, each is a column, and for each failed one the step is shown at which it left those that
-succeeded. Versions are compared by their texts and outcomes, runs by their curves and configurations.
+succeeded or ended. Versions are compared by their texts and outcomes, runs by their curves and configurations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.console.views.runs import sparkline
 from penstock.console.views.table import Column, Listing, abbreviate, clean, compact, figure, joined, number, plain
 from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.resource import Resource, ResourceView
-from penstock.gateway.model.rollout import RolloutStatus, RolloutSummary
+from penstock.gateway.model.rollout import UNFAILED, RolloutStatus, RolloutSummary
 from penstock.gateway.model.run import Curve, Run
 from penstock.gateway.model.turn import Message, Part, Transcript
 from penstock.tui.screens.chart import chart, legend
@@ -128,9 +128,12 @@ class CompareRolloutsView(CompareView):
         if len(data.rollouts) == 2:
             left, right = data.rollouts
             return joined(_short(left), Text("against", style="dim"), _short(right), *_deltas(left, right), steps)
-        good = sum(row.status == RolloutStatus.SUCCEEDED for row in data.rollouts)
+        good, quiet = (
+            sum(row.status == one for row in data.rollouts) for one in (RolloutStatus.SUCCEEDED, RolloutStatus.ENDED)
+        )
         more = f"{data.left_out:,} more tries are not compared" if data.left_out else ""
-        return joined(f"{good} of {len(data.rollouts)} succeeded", more, steps)
+        ended = f"{quiet} ended, nobody said how" if quiet else ""
+        return joined(f"{good} of {len(data.rollouts)} succeeded", ended, more, steps)
 
     def table(self, data: RolloutComparison, now_ns: int) -> TableModel:
         ids = [str(at + 1) for at in range(data.rows)]
@@ -151,7 +154,7 @@ class CompareRolloutsView(CompareView):
             pair = data.pairs[int(id) - 1]
             return [Pane("Step", lambda width: _both(pair, width)), facts]
         shown = [pane("Why", Group(*_reasons(data))), pane("Step", Group(*_all_said(data, int(id) - 1))), facts]
-        return shown if any(row.status != RolloutStatus.SUCCEEDED for row in data.rollouts) else shown[1:]
+        return shown if any(row.status not in UNFAILED for row in data.rollouts) else shown[1:]
 
     def command(self, id: str | None) -> str:
         if self._group is not None:
@@ -200,7 +203,7 @@ def _heads(data: RolloutComparison) -> list[Column]:
     ids = [row.id for row in data.rollouts]
     letters = takewhile(lambda several: len(set(several)) == 1, zip(*ids, strict=False)) if len(ids) > 1 else ()
     shared = len(list(letters))
-    signs = {RolloutStatus.SUCCEEDED: "✓", RolloutStatus.FAILED: "✗"}
+    signs = {RolloutStatus.SUCCEEDED: "✓", RolloutStatus.FAILED: "✗", RolloutStatus.ENDED: "–"}
     return [Column(f"{clean(row.id[shared:] or row.id)}{signs.get(row.status, '?')}") for row in data.rollouts]
 
 
@@ -235,13 +238,13 @@ def _said_by(step: TranscriptStep | None, side: str) -> Text:
 
 
 def _reasons(data: RolloutComparison) -> Iterator[Text]:
-    """For each rollout that did not succeed, the step at which it left the successful ones."""
-    good = [said for row, said in zip(data.rollouts, data.steps, strict=True) if row.status == RolloutStatus.SUCCEEDED]
+    """For each rollout that failed or is not over, the step at which it left the others."""
+    good = [said for row, said in zip(data.rollouts, data.steps, strict=True) if row.status in UNFAILED]
     if not good:
-        yield Text("None has succeeded, so there is nothing to compare the failed ones with.")
+        yield Text("None has succeeded or ended, so there is nothing to compare the failed ones with.")
         return
     for row, said in zip(data.rollouts, data.steps, strict=True):
-        if row.status == RolloutStatus.SUCCEEDED:
+        if row.status in UNFAILED:
             continue
         at, other = find_divergence(said, good)
         own = _at(said, at)
@@ -308,12 +311,13 @@ class CompareVersionsView(CompareView):
 
 def _outcomes(data: VersionComparison) -> RenderableType:
     """The outcomes of the newest rollouts of each version."""
-    made = Listing(Column("version"), figure("rollouts"), figure("succeeded"), figure("failed"), figure("mean reward"),
-                   figure("with reward"), figure("mean tokens"))  # fmt: skip
+    made = Listing(Column("version"), figure("rollouts"), figure("succeeded"), figure("ended", 1), figure("failed"),
+                   figure("mean reward"), figure("with reward"), figure("mean tokens"))  # fmt: skip
     for version, rows in zip(data.versions, data.rollouts, strict=True):
         rewards = [row.reward for row in rows if row.reward is not None]
         tokens = [(row.totals.input_tokens or 0) + (row.totals.output_tokens or 0) for row in rows]
-        ends = [sum(row.status == one for row in rows) for one in (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED)]
+        statuses = (RolloutStatus.SUCCEEDED, RolloutStatus.ENDED, RolloutStatus.FAILED)
+        ends = [sum(row.status == one for row in rows) for one in statuses]
         made.add_row(
             plain(version.qualified_name), f"{len(rows):,}", *(f"{count:,}" for count in ends),
             number(round(sum(rewards) / len(rewards), 4)) if rewards else "none", f"{len(rewards):,}",

@@ -225,7 +225,7 @@ def call_breakdown_rows(ask: QueryFunction, by: BreakdownDimension, where: SqlFr
 _CALL_KINDS: Final = ", ".join(f"'{kind}'" for kind in CALLS)
 _WENT: Final = (
     "select number, case when status = 'failed' then true when reward is not null then reward <= 0 "
-    "when status = 'succeeded' then false end as failed from rollouts"
+    "when status in ('succeeded', 'ended') then false end as failed from rollouts"
 )
 """True if a rollout failed, as `gateway.api.stats` defines it."""
 _RUN: Final = "s.kind = 'tool' and not s.of_release and s.status <> 'open'"

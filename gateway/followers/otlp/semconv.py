@@ -187,7 +187,7 @@ FINISHES = {
 
 def attempt_error(attempt: Attempt) -> str | None:
     """`error.type` of an attempt: its status, if it did not end well; else None."""
-    good = (AttemptStatus.PREPARING, AttemptStatus.RUNNING, AttemptStatus.SUCCEEDED)
+    good = (AttemptStatus.PREPARING, AttemptStatus.RUNNING, AttemptStatus.SUCCEEDED, AttemptStatus.ENDED)
     return None if attempt.status in good else attempt.status.value
 
 

@@ -194,6 +194,13 @@ def _fell_back(tape: RolloutReader, release: Release, assignment: Assignment) ->
     return bool([pin for pin in tape.pins(assignment.rollout) if pin.mixed and pin.release == release.id])
 
 
+def _reported_failed(rollout: Rollout, attempts: Iterable[Attempt]) -> bool:
+    """True if somebody has reported that a rollout failed. One that went quiet after a failed call is `failed` too, but
+    may go on and may still be judged: its failed calls count, its status does not."""
+    reported = rollout.origin == "queued" or any(one.outcome is not None for one in attempts)
+    return rollout.status == RolloutStatus.FAILED and reported
+
+
 def is_hard(kind: str, name: str | None, attributes: Mapping[str, Any] | None) -> bool:
     """True if a span is a hard violation."""
     said = attributes or {}
@@ -216,13 +223,13 @@ def fill_outcome(tape: RolloutReader, policy: ReleasePolicy, rollout: Rollout, s
         elif (span.kind == "event" and span.name == VIOLATION) or span.error == POLICY_VIOLATION:
             violations.append(span)
     _judge(policy, rewards, seen)
-    if seen.reward is None and rollout.status == RolloutStatus.FAILED:
+    if seen.reward is None and _reported_failed(rollout, attempts):
         seen.reward = 0.0
     seen.violations = sum(is_hard(span.kind, span.name, span.attributes) for span in violations)
     if not attempts:
         return
     last = attempts[-1]
-    failed = rollout.status == RolloutStatus.FAILED or last.totals.errors > 0
+    failed = _reported_failed(rollout, attempts) or last.totals.errors > 0
     known = {"error": 0.0 if failed else 1.0, "violation": 0.0 if violations else 1.0}
     if policy.guards.latency is not None:
         known["latency"] = policy.guards.latency.goodness(_seconds(last))
@@ -298,7 +305,8 @@ def early_outcome(tape: RolloutReader, release: Release, assignment: Assignment,
         return seen.model_copy(update={"good": 0.0})
     if over > now:
         return None
-    failed = rollout.status == RolloutStatus.FAILED and rollout.ended_ns is not None and rollout.ended_ns <= over
+    known = rollout.ended_ns is not None and rollout.ended_ns <= over
+    failed = known and _reported_failed(rollout, tape.attempts(rollout.id))
     return seen.model_copy(update={"good": 0.0 if failed else 1.0})
 
 

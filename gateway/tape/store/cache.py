@@ -43,6 +43,9 @@ class CachedAttempt:
     """The body that its next one may be stored against: its last one if `newest` is not 0."""
     sought: bool = False
     """True if its base was read back from the tape, or if the tape has none."""
+    failed: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    """Sequences of its calls that failed and were not repeated yet, by the hash of their requests: the newest of
+    them."""
     newest: int = 0
     """Sequence of the call whose body is the base, or of the call that it repeated; 0 if later bodies may exist."""
     dirty: bool = False

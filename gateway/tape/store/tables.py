@@ -12,28 +12,33 @@ transactions that have made them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from penstock.gateway.model.rollout import AttemptStatus, Rollout
-from penstock.gateway.model.span import SpanStatus
+from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.tape.store import codec, keys, records
 from penstock.gateway.tape.store.cache import CachedAttempt, CachedRollout, SharedBody, WriterCache
 from penstock.gateway.tape.store.codec import DeltaBase, StoredBody
 from penstock.gateway.tape.store.directory import DEFERRED, DamagedRecordError
 from penstock.gateway.tape.store.environment import ORDER, Txn
-from penstock.gateway.tape.store.records import SpanEntry, Style
+from penstock.gateway.tape.store.records import SpanEntry, Style, span_from
 from penstock.gateway.tape.store.view import BLOCK, TapeView, last_block
 
 _STYLES = 4096
+_FAILED = 64
+"""Requests of an attempt that are remembered because their calls failed."""
 _PIECE = 16
 """Records of attempts that are written as one piece of work."""
 _SPANS, _SEEN, _SUMS, _STATUS, _WORKER = map(
     records.ATTEMPT.index, ("spans", "last_seen_ns", "totals", "status", "worker")
 )
 _OF_ROLLOUTS = (b"r", b"a", b"o", b"s")
-DORMANT = (AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.SUCCEEDED)
+DORMANT = (
+    AttemptStatus.PREPARING, AttemptStatus.UNRESPONSIVE, AttemptStatus.ENDED, AttemptStatus.FAILED,
+    AttemptStatus.SUCCEEDED,
+)  # fmt: skip
 """Statuses of attempts that a sign of life may wake."""
 BatchActivityHook: TypeAlias = "Callable[[WriteBatch, CachedAttempt, int], None]"
 """Called with the attempt and the time of the sign of life (ns): for the first call of an attempt that nobody has
@@ -223,6 +228,8 @@ class TapeTables:
             return
         if entry.retried:
             _link_retry(live, entry)
+        if entry.status != SpanStatus.OK and entry.body is not None:
+            _note_failed(live, entry)
         number = None if entry.body is None else self._put_body(batch, live, entry, entry.body)
         usage = codec.usage_values(entry.usage)
         records.add_to_totals(live.values[_SUMS], entry, usage)
@@ -303,6 +310,20 @@ class TapeTables:
             batch.index[key] = keys.to_numbers(batch.view.get("index", key) or b"")
         return batch.index[key]
 
+    def newest_spans(self, batch: WriteBatch, live: CachedAttempt) -> Iterator[Span]:
+        """Yield the spans of an attempt that have ended, the newest first."""
+        for sequence in range(live.values[_SPANS], 0, -1):
+            number, at = divmod(sequence - 1, BLOCK)
+            key = live.record_key + keys.u32(number)
+            block = live.cursors if number == live.block else batch.index.get(key)
+            cursors = keys.to_numbers(batch.view.get("index", key) or b"") if block is None else block
+            cursor = cursors[at] if at < len(cursors) else 0
+            if cursor > batch.cursor:
+                head = b"s" + live.key + keys.u32(sequence)
+                yield span_from(head[1:], batch.log[cursor - batch.cursor - 1][len(head) :], batch.view.style)
+            elif cursor:
+                yield batch.view.summary(*live.name, sequence, cursor)
+
     def _style(self, batch: WriteBatch, style: Style) -> int | Style:
         """Return the number of a style; the style itself when it appears for the first time, or when the table is
         full."""
@@ -361,7 +382,8 @@ class TapeTables:
             made = entry.attempt not in known.attempts
             live = self._new_attempt(batch, entry, known, began) if made else self._recall_attempt(batch, entry, known)
             before = self._memory.drop(live.name)
-            live.base = before.base if before is not None and before.record_key == live.record_key else None
+            if before is not None and before.record_key == live.record_key:
+                live.base, live.failed = before.base, before.failed
             live.values[_SUMS] = list(live.values[_SUMS])
             self._memory.add(live)
         # Reading the base back costs a fraction of a millisecond: only for a body, and only where there is time for it.
@@ -455,6 +477,20 @@ def _rollout_of(change: bytes) -> str:
 
 
 def _link_retry(live: CachedAttempt, entry: SpanEntry) -> None:
-    """Link a repeated call to the first of its kind: a client that repeats itself sends the same body."""
-    if live.newest and live.base is not None and entry.body is not None and live.base.request == entry.body.request:
+    """Link a repeated call to the first of its kind: a client that repeats itself sends the same body. Of equal calls
+    that failed side by side, each is repeated once."""
+    if entry.body is None:
+        return
+    key = hash(entry.body.request)
+    if failed := live.failed.get(key):
+        entry.retry_of = failed.pop(0)
+    elif live.newest and live.base is not None and live.base.request == entry.body.request:
         entry.retry_of = live.newest
+
+
+def _note_failed(live: CachedAttempt, entry: SpanEntry) -> None:
+    assert entry.body is not None
+    key = hash(entry.body.request)
+    live.failed[key] = [*live.failed.pop(key, ())[-_FAILED:], entry.retry_of or entry.sequence]
+    if len(live.failed) > _FAILED:
+        del live.failed[next(iter(live.failed))]

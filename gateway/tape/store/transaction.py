@@ -124,6 +124,10 @@ class Transaction:
         """Return the summary of a call; None when there is none."""
         return self._batch.view.span(*name)
 
+    def newest_spans(self, live: CachedAttempt) -> Iterator[Span]:
+        """Yield the spans of an attempt that have ended, the newest first. Nothing may be written meanwhile."""
+        return self._tables.newest_spans(self._batch, live)
+
     def has_running_call(self, prefix: bytes) -> bool:
         """True if a call runs whose key begins with `prefix`. A call whose answer is still to be fetched does not
         run."""

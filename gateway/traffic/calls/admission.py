@@ -305,7 +305,7 @@ class Admission:
         address = _agreed(tunnel.address, shown.rollout)
         if address is None:
             named = {low: value for low, value in headers.items() if low in SESSION_HEADERS}
-            address = from_headers(named) or self.matcher.match(admitted, hints)
+            address = from_headers(named) or self.matcher.match(admitted, hints, request.headers)
         admitted.address = address
         return admitted
 
@@ -356,7 +356,7 @@ class Admission:
             self._check_names({low: value for low, _, value in request.headers})
             decided.own_site = True
         if address is None:
-            address = self.matcher.match(admitted, hints)
+            address = self.matcher.match(admitted, hints, request.headers)
         elif address.origin == "implicit":
             hints.last = address.rollout
         admitted.address = address

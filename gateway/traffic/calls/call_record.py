@@ -37,7 +37,7 @@ from penstock.gateway.traffic.calls.answer_masking import (
     unencoded,
     without_tokens,
 )
-from penstock.gateway.traffic.calls.call_request import NOTED, CallRequest
+from penstock.gateway.traffic.calls.call_request import NOTED, RETRY_COUNT, CallRequest
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.wire.dialects.base import EVENT_STREAM, Facts
 from penstock.gateway.wire.dialects.batches import batch_facts as batch_told
@@ -323,7 +323,7 @@ class CallRecord:
         self._secrets = self._redactor.secrets(self.came, request.target.decode("latin-1"))
         entry = SpanEntry(address.rollout, address.attempt, address.origin, address.mode)
         entry.start_ns, entry.agent, entry.ambiguous = request.started_ns, address.agent, address.ambiguous
-        entry.method, entry.request_bytes = request.method, len(self.body)
+        entry.method, entry.request_bytes, entry.retried = request.method, len(self.body), address.retry
         entry.kind, entry.name, entry.span_id = self.kind, self.name, self.span_id
         if self.trace is not None:
             entry.trace_id, entry.parent_id = self.trace
@@ -332,7 +332,7 @@ class CallRecord:
                 continue
             if low == b"content-encoding":
                 self._encodings += (value,)
-            elif low == b"x-stainless-retry-count":
+            elif low == RETRY_COUNT:
                 entry.retried = entry.retried or value not in (b"0", b"")
             elif found := span.parse(value.decode("latin-1")):
                 entry.trace_id, entry.parent_id = found

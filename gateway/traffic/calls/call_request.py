@@ -17,7 +17,12 @@ from urllib.parse import unquote
 
 from penstock.gateway.model.base import ID_PATTERN, Mode, Origin
 from penstock.gateway.model.span import members
-from penstock.gateway.traffic.calls.conversations import ConversationFingerprint, ConversationMatch, ParsedConversation
+from penstock.gateway.traffic.calls.conversations import (
+    ConversationFingerprint,
+    ConversationMatch,
+    ParsedConversation,
+    RepeatableRequest,
+)
 from penstock.gateway.traffic.upstreams.pool import ConnectionPool
 from penstock.gateway.traffic.upstreams.routes import RouteChoice
 from penstock.gateway.wire.dialects import request_body
@@ -26,6 +31,7 @@ from penstock.gateway.wire.dialects.family import Family
 from penstock.gateway.wire.dialects.loose_json import LONGEST_LABEL, RequestFields, is_readable, peek
 from penstock.gateway.wire.http.headers import KnownUpstreamHead
 from penstock.gateway.wire.http.redaction import looks_secret
+from penstock.gateway.wire.http.request import Headers
 
 # The address of a call: URL, headers or baggage <-> (rollout, attempt, agent). Pure; only this module knows the
 # grammar.
@@ -82,6 +88,8 @@ class CallAddress:
     """True if the call could belong to another implicit rollout as well (`gateway.traffic.calls.conversations`)."""
     session: bool = False
     """True if a coding agent's own session header names it."""
+    retry: bool = False
+    """True if the call repeats one that failed, whose implicit rollout it has therefore."""
 
 
 def check_id(part: str, value: str) -> str:
@@ -217,7 +225,9 @@ def host_of(target: str) -> tuple[str, int] | None:
 
 
 _NO_MATCH: Final = ConversationMatch()
-NOTED: Final = frozenset({b"content-encoding", b"traceparent", b"x-stainless-retry-count"})
+RETRY_COUNT: Final = b"x-stainless-retry-count"
+"""Header in which the SDKs of OpenAI and Anthropic count their retries of a call, from 0."""
+NOTED: Final = frozenset({b"content-encoding", b"traceparent", RETRY_COUNT})
 """Headers of a request that its span tells of."""
 _UNREAD: Final = "\0"
 """Stands for a model name that was not read yet; no model has this name."""
@@ -292,6 +302,10 @@ class CallRequest:
     """The `previous_response_id` that it names."""
     match: ConversationMatch = field(default=_NO_MATCH, init=False)
     """The result of matching its conversation."""
+    headers: Headers | tuple[()] = field(default=(), init=False)
+    """The headers that it came with, if its conversation decides the rollout."""
+    repeats: RepeatableRequest | None = field(default=None, init=False)
+    """Its request, if it may repeat a call that failed."""
     peeked: RequestFields | None = field(default=None, init=False)
     """Fields that were already read of its body, so that none is read twice."""
     _model: str | None = field(default=_UNREAD, init=False)

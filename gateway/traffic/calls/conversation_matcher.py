@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Protocol, TypeVar
 
 from penstock.gateway.reading.turns import decode_body
-from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest
+from penstock.gateway.traffic.calls.call_request import RETRY_COUNT, CallAddress, CallRequest
 from penstock.gateway.traffic.calls.conversations import (
+    COUNTED_S,
     EMPTY,
     ConversationEnd,
     ConversationFingerprint,
@@ -24,13 +26,18 @@ from penstock.gateway.traffic.calls.conversations import (
     FingerprintCache,
     ParsedConversation,
     ReadableAnswer,
+    RepeatableRequest,
     UnreadAnswer,
     new_rollout,
 )
 from penstock.gateway.wire.dialects.request_body import LARGE
 from penstock.gateway.wire.http.client_connection import ConnectionHints
+from penstock.gateway.wire.http.headers import CREDENTIALS
+from penstock.gateway.wire.http.request import Headers
 
 _log = logging.getLogger("penstock.proxy")
+_DIGITS = 9
+"""Digits that a count of retries has fewer of."""
 T = TypeVar("T")
 
 
@@ -38,7 +45,12 @@ class RemoteConversations(Protocol):
     """The conversations, if the leader keeps them for this worker."""
 
     async def find(
-        self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
+        self,
+        story: ConversationFingerprint,
+        previous: str | None,
+        answers: bool,
+        hints: ConnectionHints,
+        repeats: RepeatableRequest | None,
     ) -> ConversationMatch:
         """Find a call's rollout, as `ConversationMatcher.find` does."""
         ...
@@ -60,6 +72,10 @@ class RemoteConversations(Protocol):
         conversation."""
         ...
 
+    def remember_failed(self, request: RepeatableRequest, hints: ConnectionHints, rollout: str) -> None:
+        """Remember a failed call, as `FailedCalls.remember` does."""
+        ...
+
 
 class ConversationMatcher:
     """Joins all calls of one process. It keeps the conversations itself unless they are elsewhere."""
@@ -68,7 +84,7 @@ class ConversationMatcher:
         self.conversations = ConversationIndex()
         self._remote = elsewhere
         self._fingerprints = FingerprintCache()
-        self._ended: list[tuple[CallRequest, ConnectionHints, UnreadAnswer | None]] = []
+        self._ended: list[tuple[CallRequest, ConnectionHints, UnreadAnswer | None, bool]] = []
         """Calls that have ended in this turn of the loop, not remembered yet."""
         self._following = set[asyncio.Future[None]]()
         self._thread = ThreadPoolExecutor(1, "penstock-reader")
@@ -76,9 +92,12 @@ class ConversationMatcher:
 
     # -- a call begins -----------------------------------------------------------------------------------------------
 
-    def match(self, call: CallRequest, hints: ConnectionHints) -> CallAddress:
+    def match(self, call: CallRequest, hints: ConnectionHints, headers: Headers | tuple[()] = ()) -> CallAddress:
         """The implicit rollout of a call that names none; a new one for now, if finding it takes longer."""
-        call.anonymous = True
+        call.anonymous, call.headers = True, headers
+        if hints.failed or self.conversations.failed.calls or self._remote is not None:
+            self.conversations.failed.forget(monotonic() - COUNTED_S)
+            call.repeats = _repeated(call, hints)
         if call.encodings is not None:
             return CallAddress(new_rollout(), origin="implicit")
         read = self._fingerprints.follow(call.dialect, call.body)
@@ -125,11 +144,12 @@ class ConversationMatcher:
                 call.address = self._given(call, hints)
             else:
                 call.match = await self._remote.find(
-                    call.conversation or EMPTY, call.previous, call.dialect.answers, hints
+                    call.conversation or EMPTY, call.previous, call.dialect.answers, hints, call.repeats
                 )
                 call.waits = False
-                hints.last = rollout = call.match.rollout or new_rollout()
-                call.address = CallAddress(rollout, origin="implicit", ambiguous=call.match.ambiguous)
+                found = call.match
+                hints.last = rollout = found.rollout or new_rollout()
+                call.address = CallAddress(rollout, origin="implicit", ambiguous=found.ambiguous, retry=found.retry)
 
     async def on_thread(self, do: Callable[[], T]) -> T:
         """Run a slow function on the thread, after all earlier ones."""
@@ -158,21 +178,30 @@ class ConversationMatcher:
         if self._remote is not None and (story.items or call.previous is not None):
             call.waits = True
             return CallAddress(new_rollout(), origin="implicit")
-        call.match = self.find(story, call.previous, call.dialect.answers, hints)
-        call.waits = bool(call.match.unread)
-        return CallAddress(call.match.rollout or new_rollout(), origin="implicit", ambiguous=call.match.ambiguous)
+        call.match = found = self.find(story, call.previous, call.dialect.answers, hints, call.repeats)
+        call.waits = bool(found.unread)
+        rollout = found.rollout or new_rollout()
+        return CallAddress(rollout, origin="implicit", ambiguous=found.ambiguous, retry=found.retry)
 
     def find(
-        self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
+        self,
+        story: ConversationFingerprint,
+        previous: str | None,
+        answers: bool,
+        hints: ConnectionHints,
+        repeats: RepeatableRequest | None = None,
     ) -> ConversationMatch:
         """The rollout of a call with this conversation on a connection; a new one if it continues none. `previous`: the
-        response that it names instead; `answers`: its answer can be continued. If the result has unread answers, read
-        them and call again."""
+        response that it names instead; `answers`: its answer can be continued; `repeats`: its request, if it may be a
+        retry. If the result has unread answers, read them and call again."""
         if previous is not None:
             found = ConversationMatch(self.conversations.find_response(previous))
         else:
             found = self.conversations.find(story, hints)
-            found.rollout = found.rollout or (None if story.items else hints.last)
+        if repeats is not None and found.rollout is None and not found.unread:
+            found = self.conversations.failed.find(repeats, hints, monotonic()) or found
+        if previous is None and not story.items:
+            found.rollout = found.rollout or hints.last
         if not found.unread:
             found.rollout = found.rollout or new_rollout()
             if answers or not story.items:
@@ -181,31 +210,43 @@ class ConversationMatcher:
 
     # -- a call ends -------------------------------------------------------------------------------------------------
 
-    def remember_soon(self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None) -> None:
+    def remember_soon(
+        self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None, failed: bool = False
+    ) -> None:
         """Remember a call, as `remember` does, when the bytes of this turn of the loop have gone out, but before a
         client can react. If conversations are elsewhere, before these bytes: the client may continue in that worker
         before this process runs again."""
         if self._remote is not None:
-            self._remember(call, hints, answer)
+            self._remember(call, hints, answer, failed)
             return
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._remember_all)
-        self._ended.append((call, hints, answer))
+        self._ended.append((call, hints, answer, failed))
 
     def _remember_all(self) -> None:
         ended, self._ended = self._ended, []
-        for call, hints, answer in ended:
-            self._remember(call, hints, answer)
+        for call, hints, answer, failed in ended:
+            self._remember(call, hints, answer, failed)
 
-    def _remember(self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None) -> None:
+    def _remember(self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None, failed: bool) -> None:
         try:
-            self.remember(call, hints, answer)
+            self.remember(call, hints, answer, failed)
         except Exception:
             _log.exception("the end of a call of %s could not be remembered", call.address.rollout)
 
-    def remember(self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None) -> None:
-        """Remember a call that a later request may continue. `answer`: None if the call failed."""
+    def remember(
+        self, call: CallRequest, hints: ConnectionHints, answer: UnreadAnswer | None, failed: bool = False
+    ) -> None:
+        """Remember a call that a later request may continue or repeat. `answer`: None if it got none; `failed`: its
+        client did not get the whole of a good answer, and may try again."""
         story, dialect = call.conversation, call.dialect
+        if call.anonymous and not call.waits:
+            hints.failed = failed
+            if failed and (request := _repeatable(call)) is not None:
+                if self._remote is not None and (story is not None and story.items):
+                    self._remote.remember_failed(request, hints, call.address.rollout)
+                else:
+                    self.conversations.failed.remember(request, hints, call.address.rollout, monotonic())
         if story is None or call.waits or not dialect.answers:
             return
         key = story.key if story.items else None
@@ -237,6 +278,27 @@ class ConversationMatcher:
                 asyncio.get_running_loop().run_in_executor(self._thread, read_answers, ended)
         if response is not None:
             self.conversations.remember_response(response, rollout)
+
+
+def _repeatable(call: CallRequest) -> RepeatableRequest | None:
+    """A call's request as it is recognised when it comes again; None if it has no body."""
+    body = call.body if call.encoded_body is None else call.encoded_body
+    if not body:
+        return None
+    said = {low: value for low, _, value in call.headers if low == RETRY_COUNT or low in CREDENTIALS}
+    tries = said.pop(RETRY_COUNT, b"")
+    # A longer body takes too long to hash: conversations differ at their end.
+    told = body if len(body) <= LARGE else (len(body), body[: LARGE // 2], body[-LARGE // 2 :])
+    count = int(tries) if tries.isdigit() and len(tries) < _DIGITS else None
+    return RepeatableRequest(hash((call.path, told, *sorted(said.values()))), count)
+
+
+def _repeated(call: CallRequest, hints: ConnectionHints) -> RepeatableRequest | None:
+    """A call's request if it may repeat a call that failed: its client has counted it, or says nothing and its last
+    call on the connection failed."""
+    tries = next((value for low, _, value in call.headers if low == RETRY_COUNT), None)
+    may = hints.failed if tries is None else tries != b"0"
+    return _repeatable(call) if may else None
 
 
 def decode_request(packed: bytes, names: str) -> bytes | None:

@@ -380,6 +380,81 @@ class ConversationMatch(msgspec.Struct, eq=False, gc=False):
     """Ends whose answers must be read before the rollout can be found; then search again."""
     number: int = 0
     """Its number at the leader, if the leader keeps the conversations for this worker."""
+    retry: bool = False
+    """True if the call repeats one that failed."""
+
+
+# Calls that their clients repeat.
+#
+# A call that failed has no answer that a later request could continue. A client that tries again sends the same bytes
+# with the same key. The SDKs of OpenAI and Anthropic count their retries in a header, so a failed call is found by its
+# request and its count, for `COUNTED_S`, on any connection. Of several such calls, each is repeated once; if these are
+# of different rollouts and the connection does not tell which one is meant, the choice is ambiguous. A client that does
+# not count must repeat the call on the same connection, next, within `UNCOUNTED_S`. Every other call may be another
+# agent's that begins with the same words.
+
+COUNTED_S: Final = 90.0
+"""Seconds after a call failed in which a counted retry may come: SDKs wait for up to a minute if they are told to."""
+UNCOUNTED_S: Final = 10.0
+"""The same for one that is not counted."""
+
+
+class RepeatableRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request without an address, as it is recognised when it comes again."""
+
+    key: int
+    """Number of its path, its keys and its body."""
+    tries: int | None
+    """How often its client has sent it before, as the client says; None if it does not say."""
+
+
+class FailedCall(msgspec.Struct, frozen=True, gc=False):
+    """A call that failed and was not repeated yet."""
+
+    rollout: str
+    tries: int | None
+    hints: ConnectionHints
+    ended: float
+    """Monotonic seconds."""
+
+
+class FailedCalls:
+    """The calls without an address that failed lately, by request."""
+
+    def __init__(self, remembered: int = _REMEMBERED) -> None:
+        self._remembered = remembered
+        self.calls: OrderedDict[int, list[FailedCall]] = OrderedDict()
+
+    def remember(self, request: RepeatableRequest, hints: ConnectionHints, rollout: str, now: float) -> None:
+        """Remember a call that failed. `now`: monotonic seconds."""
+        calls = self.calls.setdefault(request.key, [])
+        calls.append(FailedCall(rollout, request.tries, hints, now))
+        del calls[:-_EQUAL]
+        self.calls.move_to_end(request.key)
+        if len(self.calls) > self._remembered:
+            self.calls.popitem(last=False)
+
+    def forget(self, before: float) -> None:
+        """Forget the requests whose last call failed before this time; monotonic seconds."""
+        while self.calls and next(iter(self.calls.values()))[-1].ended < before:
+            self.calls.popitem(last=False)
+
+    def find(self, request: RepeatableRequest, hints: ConnectionHints, now: float) -> ConversationMatch | None:
+        """The rollout of the failed call that a request repeats; that call is forgotten. None if it repeats none."""
+        calls, tries = self.calls.get(request.key, []), request.tries
+        if tries is None:
+            possible = [it for it in calls if it.hints is hints and it.tries is None and it.ended >= now - UNCOUNTED_S]
+        else:
+            possible = [it for it in calls if it.tries == tries - 1 and it.ended >= now - COUNTED_S]
+        if not possible:
+            return None
+        possible = [it for it in possible if it.hints is hints] or possible
+        # The newest: the client of an older one may have given up.
+        chosen = min(reversed(possible), key=lambda it: it.hints.peer != hints.peer)
+        calls.remove(chosen)
+        if not calls:
+            del self.calls[request.key]
+        return ConversationMatch(chosen.rollout, len({it.rollout for it in possible}) > 1, retry=True)
 
 
 class ConversationIndex:
@@ -394,6 +469,7 @@ class ConversationIndex:
         """Ends with unread answers, and the bytes of each answer."""
         self._weight = 0
         self._responses: OrderedDict[str, str] = OrderedDict()
+        self.failed = FailedCalls(remembered)
 
     def find(self, story: ConversationFingerprint, hints: ConnectionHints) -> ConversationMatch:
         """The rollout that this conversation continues."""

@@ -447,11 +447,12 @@ class CallLifecycle(ABC):
         if record.pool is not None and record.pool.health.why:
             record.pool.health.call_left(self._given_at)
         if self._admitted.address.origin == "implicit" and not self._remembered:
-            self._remember(self.started and record.http_status is not None and record.http_status < 400)
+            good = self.started and record.http_status is not None and record.http_status < 400
+            self._remember(good, failed=not good or status != "ok")
 
-    def _remember(self, good: bool) -> None:
+    def _remember(self, good: bool, failed: bool = False) -> None:
         joining, hints = self._shared.admission.matcher, self.client.hints
-        joining.remember_soon(self._admitted, hints, self._answered() if good else None)
+        joining.remember_soon(self._admitted, hints, self._answered() if good else None, failed)
 
     def _last_event_finder(self) -> LastEventFinder | None:
         """None if the answer is compressed or changed on its way: only the complete answer would tell, so its end

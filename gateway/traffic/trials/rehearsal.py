@@ -30,7 +30,7 @@ from typing import Any, Final, Literal
 from penstock.gateway.model.facts import LEG, REHEARSAL, REPLAY_OF, is_release_call
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.release import Release
-from penstock.gateway.model.rollout import Attempt, AttemptStatus, Rollout, RolloutConfig, RolloutStatus
+from penstock.gateway.model.rollout import UNFAILED, Attempt, AttemptStatus, Rollout, RolloutConfig
 from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Turn
 from penstock.gateway.reading.turns import decode_exchange, read_exchange
@@ -343,7 +343,7 @@ class Rehearsal(ArmComparison):
 # -- recorded rollouts, read on threads --------------------------------------------------------------------------------
 
 # Drawn are the newest that used the resource, found as `ReplaySource` finds calls, without those in which the candidate
-# has answered a call; their order follows from the seed. They succeeded, their input is known, and they ended with
+# has answered a call; their order follows from the seed. They did not fail, their input is known, and they ended with
 # words: the judge compares the last answer, and no agent may see a tool call in a rehearsal. So those do not qualify
 # whose provider ran tools by itself, or which ended with a tool call that nobody answered (some agents hand over their
 # result in a tool call).
@@ -394,7 +394,7 @@ def draw(tape: Store, release: Release, recordings: ReplaySource, stopped: Calla
 def _original(tape: Store, release: Release, recordings: ReplaySource, rollout: Rollout) -> RecordedRollout | str:
     """Return the original; else the reason why it cannot be rehearsed, empty when it is not eligible."""
     ended = rollout.ended_ns is not None and rollout.ended_ns <= release.changed_ns
-    if rollout.status != RolloutStatus.SUCCEEDED or not ended or not _told(tape, rollout):
+    if rollout.status not in UNFAILED or not ended or not _told(tape, rollout):
         return ""
     spans = [span for span in tape.spans(rollout.id, rollout.attempt) if span.kind == "llm"]
     tried = release.arm_versions("candidate").items()

@@ -244,3 +244,5 @@ class ConnectionHints:
     """True if conversations took turns on the connection, which then belongs to a client's pool."""
     number: int = 0
     """The connection's number at the worker that keeps the conversations, if that is another worker."""
+    failed: bool = False
+    """True if its last call without an address has failed."""

@@ -18,6 +18,7 @@ from penstock.gateway.process import worker_peers
 from penstock.gateway.process.handover import WorkerSlot
 from penstock.gateway.process.leader_rpc import Handler, WorkerLink
 from penstock.gateway.process.worker_peers import (
+    CallFailure,
     ConversationQuery,
     ConversationServer,
     WorkerPeers,
@@ -25,6 +26,7 @@ from penstock.gateway.process.worker_peers import (
     dump,
 )
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
+from penstock.gateway.traffic.calls.conversations import RepeatableRequest
 from penstock.gateway.work.queue import MemoryQueue
 
 
@@ -93,6 +95,18 @@ async def test_what_a_worker_has_counted_that_died_while_others_were_asked_count
     assert (await asking).otlp_spans[("stored",)] == 7
     assert (await first.work.figures()).otlp_spans[("stored",)] == 7
     lives.close()
+
+
+async def test_a_call_that_failed_in_one_worker_may_be_repeated_in_another() -> None:
+    keeper = ConversationServer(ConversationMatcher())
+    one, other = (keeper.handlers(cast(WorkerLink, None)) for _ in range(2))
+    failed = CallFailure(RepeatableRequest(7, 0), 1, "peer", "r1")
+    one["failed"](msgspec.to_builtins(failed))
+    for tries, expected in ((2, False), (1, True), (1, False)):
+        repeats = RepeatableRequest(7, tries)
+        asked = ConversationQuery(1, "peer", None, b"", b"", None, answers=True, repeats=repeats)
+        rollout, ambiguous, _, retry = await other["find"](msgspec.to_builtins(asked))
+        assert (rollout == "r1", ambiguous, retry) == (expected, False, expected)
 
 
 async def test_calls_of_which_nothing_is_heard_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,7 +336,7 @@ async def test_an_attempt_that_begins_in_any_worker_ends_when_it_is_quiet(named:
             await chat(wire, f"/rollout/q{number}/attempt/a1{CHAT}", ("user", "hi"))
 
     async def have_ended() -> bool:
-        return [one["status"] for one in (await made.rollouts()).values()] == ["succeeded"] * 2
+        return [one["status"] for one in (await made.rollouts()).values()] == ["ended"] * 2
 
     await until(have_ended)
 

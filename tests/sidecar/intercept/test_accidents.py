@@ -247,7 +247,8 @@ async def test_a_mitmproxy_whose_interpreter_is_gone_is_told_in_one_line(tmp_pat
     program.write_text("#!/nowhere/python\n")
     program.chmod(0o755)
     shell = Shell("http://127.0.0.1:1", tmp_path, PENSTOCK)
-    done = await shell.run("sidecar", "--engine", "mitmproxy", "--", "true", PENSTOCK_MITMDUMP=str(program))
+    words = ("sidecar", "--rollout", "r1", "--engine", "mitmproxy", "--", "true")
+    done = await shell.run(*words, PENSTOCK_MITMDUMP=str(program))
     said = f"mitmdump could not be started: {program}, or the interpreter in its first line: No such file or directory"
     assert (done.code, done.err) == (1, f"penstock: --engine mitmproxy: {said}\n")
 

@@ -136,7 +136,7 @@ async def test_a_machine_without_nft(shell: Shell) -> None:
     assert "redirect to :8200" in done.text
     done = await shell.run("sidecar", "iptables", "--apply")
     assert (done.code, "install nftables" in done.err) == (1, True)
-    done = await shell.run("sidecar", "run", "--mode", "transparent", "--", "true")
+    done = await shell.run("sidecar", "run", "--rollout", "r1", "--mode", "transparent", "--", "true")
     assert done.code == 1
     assert done.err.startswith("penstock: --mode transparent: ")
     assert len(done.err.splitlines()) == 1

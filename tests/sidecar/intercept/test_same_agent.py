@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from fakes.tape import Tape
 from fakes.tls_host import TlsHost
 from fakes.websocket_agent import WEBSOCKET_AGENT
 
+from penstock.gateway.client.client import Client
 from penstock.sidecar.intercept.certificate_store import CertificateStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -105,6 +107,30 @@ async def test_signals_and_the_exit_code_pass(rig: Behind) -> None:
     process.terminate()
     _ = await process.communicate()  # closes the pipes
     assert process.returncode == 143
+
+
+TWO_TALKS = """
+import json, urllib.request
+for text in ("one", "two"):
+    said = {"model": "m", "messages": [{"role": "user", "content": text}]}
+    urllib.request.urlopen(urllib.request.Request("https://HOST/v1/chat/completions", json.dumps(said).encode())).read()
+"""
+
+
+async def test_a_run_without_a_name_is_one_rollout(rig: Behind) -> None:
+    shell = Shell(rig.gateway.url, rig.folder, PENSTOCK)
+    agent = ("--intercept", rig.host.name, "--", sys.executable, "-c", TWO_TALKS.replace("HOST", rig.host.name))
+    done = await shell.run("sidecar", *agent)
+    named = re.fullmatch(r"penstock: this run is rollout (sidecar-[0-9a-f]{8}): `penstock show \1`\n", done.err)
+    assert named is not None, done.err
+    async with Client(rig.gateway.url) as client:
+        assert (await client.rollout(named[1])).totals.calls == 2
+        before = {one.id async for one in client.rollouts("")}
+        done = await shell.run("sidecar", "--conversations", *agent)
+        assert (done.code, done.err) == (0, "")
+        assert [one.totals.calls async for one in client.rollouts("") if one.id not in before] == [1, 1]
+    done = await shell.run("sidecar", "--conversations", "--rollout", "r1", *agent)
+    assert (done.code, "and a rollout was given for all" in done.err) == (2, True), done.err
 
 
 IN_A_TERMINAL = """

@@ -229,7 +229,7 @@ async def test_an_agent_does_not_read_the_memory_of_its_sidecar(tmp_path: Path) 
     # Root may read any memory by a right of its own, which is taken from it here.
     powerless = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.geteuid() == 0 else ()
     shell = Shell("http://127.0.0.1:1", tmp_path, (*powerless, *PENSTOCK))
-    done = await shell.run("sidecar", "run", "--", sys.executable, "-c", script)
+    done = await shell.run("sidecar", "run", "--rollout", "r1", "--", sys.executable, "-c", script)
     assert (done.text, done.err) == ("it is closed\n", "")
 
 

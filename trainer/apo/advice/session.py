@@ -317,7 +317,7 @@ class TapeObservationReader:
         by_input = {_text(task.input): task.id for task in tasks}
         ((name, seed),) = seeds.items()
         found: list[Observation] = []
-        async for rollout in self._client.rollouts(f"version={name}@{seed.version} status:ended", EARLIER):
+        async for rollout in self._client.rollouts(f"version={name}@{seed.version} status:over", EARLIER):
             task = by_input.get(_text(rollout.input))
             own = "penstock.candidate" in (rollout.metadata or {})
             if task is not None and not own and rollout.reward is not None:

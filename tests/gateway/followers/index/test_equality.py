@@ -273,7 +273,19 @@ def history() -> Generator[History]:
 
 
 VALUES = {
-    "status": ["ok", "failed", "waiting", "claimed", "ended", "error", "open", "cancelled", "running", "succeeded"],
+    "status": [
+        "ok",
+        "failed",
+        "waiting",
+        "claimed",
+        "over",
+        "ended",
+        "error",
+        "open",
+        "cancelled",
+        "running",
+        "succeeded",
+    ],
     "mode": ["train", "val"],
     "origin": ["queued", "header"],
     "kind": ["llm", "tool", "reward", "event"],

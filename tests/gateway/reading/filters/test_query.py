@@ -197,7 +197,7 @@ def test_spans_are_found_by_their_rollout_and_attempt(text: str, span: Span) -> 
     "text",
     [
         "reward>0.4 -reward>0.5 worker:gpu-1 worker:cpu-1 attempt_status:timeout tries=2 priority<0 input~straße",
-        "status:ended -status:waiting,claimed group:g1",
+        "status:over -status:waiting,claimed group:g1",
     ],
 )
 def test_rollouts_are_found_by_their_attempts(text: str) -> None:

@@ -60,7 +60,7 @@ def test_what_may_still_get_a_reward_says_nothing_and_what_never_got_one_is_miss
     rollout(tape, "young", None, created_ns=NOW - 3599 * 10**9)
     rollout(tape, "old", None)
     rollout(tape, "gone", None, status=RolloutStatus.CANCELLED)
-    rollout(tape, "failed", None, status=RolloutStatus.FAILED)
+    rollout(tape, "failed", None, status=RolloutStatus.FAILED, origin="queued")
     assert [one.reward for one in read(tape).rollouts] == [None, 0.0]
     assert read(tape).spreads()["missing"] == 0.5
     rollout(tape, "good", 1.0)

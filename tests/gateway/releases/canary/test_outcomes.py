@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.gateway.model.facts import POLICY_HARD
 from penstock.gateway.model.release import Assignment, AssignmentEvidence, EarlyEvidence, Pin, Release
 from penstock.gateway.model.release_policy import CONSTANTS, EARLY, ReleasePolicy
-from penstock.gateway.model.rollout import Attempt, Reward, Rollout, RolloutStatus, Totals
+from penstock.gateway.model.rollout import Attempt, Outcome, Reward, Rollout, RolloutStatus, Totals
 from penstock.gateway.model.span import POLICY_VIOLATION, Span
 from penstock.gateway.releases.canary.outcomes import deadline, early_deadline, early_outcome, rollout_outcome
 
@@ -101,6 +101,17 @@ def test_a_failure_without_a_reward_is_one(tape: FakeTape) -> None:
     tape.reward(0.5)
     rewarded = some(seen(tape))
     assert rewarded.reward == 0.5
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [(None, None), (Outcome(), 0.0)])
+def test_a_failure_that_nobody_has_reported_is_none(
+    tape: FakeTape, outcome: Outcome | None, expected: float | None
+) -> None:
+    """The agent has only gone quiet after a failed call: it may go on, and may still be judged."""
+    tape.rollouts["r1"] = Rollout(id="r1", status=RolloutStatus.FAILED)
+    tape.tries = [one.model_copy(update={"outcome": outcome}) for one in tape.tries]
+    one = some(seen(tape, deadline(release(), ASSIGNED)))
+    assert (one.reward, one.guards["error"]) == (expected, 1.0 if outcome is None else 0.0)
 
 
 @pytest.mark.parametrize("now", [NOW, LATE])
@@ -235,6 +246,8 @@ def test_its_end_and_its_reward_are_its_turn() -> None:
     ended = {"origin": "queued", "status": RolloutStatus.SUCCEEDED, "ended_ns": BEGAN + 2 * S}
     assert early(rolled([call(1)], **ended), 2) == 1.0
     assert early(rolled([call(1)], **ended | {"status": RolloutStatus.FAILED}), 2) == 0.0
+    quiet = ended | {"status": RolloutStatus.FAILED, "origin": "header"}
+    assert early(rolled([call(1)], **quiet), 2) == 1.0, "it was only quiet: its calls say how it went"
     # What came from the queue says itself when it has ended.
     assert early(rolled([reward(2)], origin="queued", status=RolloutStatus.RUNNING), 3) == "awaited"
 

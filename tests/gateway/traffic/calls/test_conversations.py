@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from penstock.gateway.traffic.calls.call_request import CallAddress, CallRequest, check_id
+from penstock.gateway.traffic.calls.call_request import RETRY_COUNT, CallAddress, CallRequest, check_id
 from penstock.gateway.traffic.calls.conversation_matcher import ConversationMatcher
 from penstock.gateway.traffic.calls.conversations import (
     EMPTY,
@@ -24,6 +24,7 @@ from penstock.gateway.traffic.calls.conversations import (
     ConversationMatch,
     FingerprintCache,
     ParsedConversation,
+    RepeatableRequest,
     UnreadAnswer,
     new_rollout,
 )
@@ -580,7 +581,12 @@ class Elsewhere:
         self.heard: list[tuple[str, int | None]] = []
 
     async def find(
-        self, story: ConversationFingerprint, previous: str | None, answers: bool, hints: ConnectionHints
+        self,
+        story: ConversationFingerprint,
+        previous: str | None,
+        answers: bool,
+        hints: ConnectionHints,
+        repeats: RepeatableRequest | None,
     ) -> ConversationMatch:
         raise AssertionError("nobody asks")
 
@@ -598,6 +604,9 @@ class Elsewhere:
     def undo(self, found: ConversationMatch, key: int | None) -> None:
         self.heard.append(("undone", key))
 
+    def remember_failed(self, request: RepeatableRequest, hints: ConnectionHints, rollout: str) -> None:
+        self.heard.append((f"failed {rollout}", request.tries))
+
 
 def admitted(dialect: Dialect, path: str, said: str) -> CallRequest:
     body = b'{"model": "m", %b}' % said.encode()
@@ -613,8 +622,9 @@ async def test_who_keeps_them_hears_of_the_end_of_a_call_before_its_client_does(
     call = admitted(chat, "/v1/chat/completions", '"messages": [{"role": "user", "content": "hello"}]')
     assert call.conversation is not None
     joining.remember_soon(call, ConnectionHints(), UnreadAnswer(lambda: b"{}", False, 2, chat.reply_fingerprints))
-    joining.remember_soon(call, ConnectionHints(), None)
-    assert keeper.heard == [("r1", call.conversation.key), ("undone", call.conversation.key)]
+    call.anonymous, call.headers = True, [(RETRY_COUNT, RETRY_COUNT, b"1")]
+    joining.remember_soon(call, ConnectionHints(), None, failed=True)
+    assert keeper.heard == [("r1", call.conversation.key), ("failed r1", 1), ("undone", call.conversation.key)]
 
 
 @pytest.mark.parametrize("answer", [None, b"{}"])

@@ -288,14 +288,15 @@ class QueueMachine(RuleBasedStateMachine):
             lambda made: [(one.again_ns, one.requeued, one.rewarded) for one in made],
         )
 
-    @rule(pick=picks)
-    def agent_calls(self, pick: int) -> None:
-        self.called(self.attempt(pick))
+    @rule(pick=picks, fails=st.booleans())
+    def agent_calls(self, pick: int, fails: bool = False) -> None:
+        self.called(self.attempt(pick), fails)
 
-    def called(self, name: Name) -> None:
+    def called(self, name: Name, fails: bool = False) -> None:
         entry, now = call(*name), self.now
         entry.start_ns = entry.end_ns = now
-        self.step(Step(entry, lambda: self.model.call(name, now), lambda made: None))
+        entry.status = "error" if fails else "ok"
+        self.step(Step(entry, lambda: self.model.call(name, now, fails), lambda made: None))
 
     @rule(pick=picks, given=rewards, trusted=st.booleans())
     def judge(self, pick: int, given: list[tuple[float, str | None]], trusted: bool) -> None:
@@ -332,11 +333,16 @@ class QueueMachine(RuleBasedStateMachine):
         self.finish(0, "w1", "environment", [])
         self.finish(0, "w1", end, [])
 
-    @rule(pick=picks, seconds=st.sampled_from([16, 31]), how=st.sampled_from(["call", "other", "finish", "reward"]))
-    def somebody_nobody_has_claimed_is_quiet(self, pick: int, seconds: int, how: str) -> None:
+    @rule(
+        pick=picks,
+        seconds=st.sampled_from([16, 31]),
+        how=st.sampled_from(["call", "other", "finish", "reward"]),
+        fails=st.booleans(),
+    )
+    def somebody_nobody_has_claimed_is_quiet(self, pick: int, seconds: int, how: str, fails: bool) -> None:
         """It calls, says nothing, and is there again: itself, another attempt of its rollout, or somebody about it."""
         name = f"by-hand-{pick % 2}", "0"
-        self.called(name)
+        self.called(name, fails)
         self.expire([], seconds)
         if how == "call":
             self.called(name)
@@ -412,7 +418,7 @@ class QueueMachine(RuleBasedStateMachine):
         now = {rollout.id: rollout.status for _, rollout in self.store.rollouts()}
         for name, status in self.before.items():
             if status in FINAL and now[name] != status:
-                quiet = self.model.tasks[name].spec is None and status == RolloutStatus.SUCCEEDED
+                quiet = self.model.tasks[name].spec is None and status in (RolloutStatus.ENDED, RolloutStatus.FAILED)
                 assert name in self.requeued or quiet
         self.before = now
         self.requeued.clear()

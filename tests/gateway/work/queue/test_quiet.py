@@ -21,10 +21,11 @@ from fakes.provider import Provider
 from penstock.gateway.client.client import Client
 from penstock.gateway.model.queue import ClaimRequest, RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, RolloutStatus
+from penstock.gateway.tape.store.records import SpanEntry
 from penstock.gateway.tape.store.transaction import OperationRefusedError, Transaction
 from penstock.gateway.work import dispatcher
 from penstock.gateway.work.operations import DeadlineOperations
-from penstock.gateway.work.queue import DeadlineCheck, QueueReader
+from penstock.gateway.work.queue import DeadlineCheck, QueueReader, put
 
 
 @asynccontextmanager
@@ -49,20 +50,20 @@ async def test_who_nobody_has_claimed_ends_when_it_is_quiet_and_comes_alive_with
         await life.agent_calls("by-hand/0")
         assert life.status("by-hand") == RolloutStatus.RUNNING
         await quiet(life)
-        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
+        assert life.status("by-hand") == RolloutStatus.ENDED
         ended = life.attempt("by-hand/0")
-        assert (ended.status, ended.outcome, ended.reward) == (AttemptStatus.SUCCEEDED, None, None)
+        assert (ended.status, ended.outcome, ended.reward) == (AttemptStatus.ENDED, None, None)
         assert ended.ended_ns == ended.last_seen_ns
         told = await life.dispatcher.reward("by-hand", "0", Judgement(value=1.0))
         assert told.late
-        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
+        assert life.status("by-hand") == RolloutStatus.ENDED
         before = life.store.cursor()
         await life.agent_calls("by-hand/0")
         assert life.attempt("by-hand/0").ended_ns is None
         changes, _ = life.store.changes(before, 100)
         assert [change.kind for change in changes] == ["attempt", "rollout", "span"]
         await quiet(life)
-        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
+        assert life.status("by-hand") == RolloutStatus.ENDED
 
 
 async def test_a_rollout_is_quiet_when_all_its_attempts_are(tmp_path: Path) -> None:
@@ -75,9 +76,65 @@ async def test_a_rollout_is_quiet_when_all_its_attempts_are(tmp_path: Path) -> N
             await life.later(0.2)
             assert life.status("by-hand") == RolloutStatus.RUNNING
         await life.later(0.3)
-        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
+        assert life.status("by-hand") == RolloutStatus.ENDED
         await life.agent_calls("by-hand/2")
         assert life.status("by-hand") == RolloutStatus.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("calls", "end"),
+    [
+        ("error@1", "failed"),
+        ("interrupted@1", "failed"),
+        ("cancelled@1", "ended"),
+        ("error@1 ok@2", "ended"),
+        ("ok@1 error@2-3", "failed"),
+        ("error@2 ok@1-5", "failed"),  # the one that began last ended first
+        ("ok@1-5 tool:error@2", "failed"),
+        ("error@1 mcp:ok@2 reward:ok@3", "failed"),
+        ("ok@1 opaque:error@2", "ended"),
+        ("error@1" + " event:ok@2" * 40, "failed"),
+        ("", "ended"),
+    ],
+)
+async def test_who_is_quiet_after_a_call_that_failed_has_failed(tmp_path: Path, calls: str, end: str) -> None:
+    async with still(tmp_path) as life:
+        for one in [*calls.split(), "otel:ok@0"]:
+            what, _, when = one.rpartition("@")
+            kind, _, status = what.rpartition(":")
+            begin, _, until = when.partition("-")
+            made = Call("by-hand", "0", life.clock() - 10)
+            made.made.status, made.made.kind = status, "llm" if kind in ("", "opaque") else kind
+            made.made.dialect = kind if kind == "opaque" else "chat"
+            made.made.start_ns += int(begin)
+            made.made.end_ns = (made.made.end_ns or 0) + int(until or begin)
+            life.recorder.put(made)
+        assert await life.recorder.flush()
+        await quiet(life)
+        assert (life.status("by-hand"), life.attempt("by-hand/0").status) == (end, end)
+        assert life.attempt("by-hand/0").outcome is None
+        await life.agent_calls("by-hand/0")
+        assert (life.status("by-hand"), life.attempt("by-hand/0").status) == ("running", "running")
+
+
+async def test_what_an_earlier_version_called_succeeded_stays_so_until_the_next_call(tmp_path: Path) -> None:
+    async with still(tmp_path) as life:
+        await life.agent_calls("by-hand/0")
+        await quiet(life)
+
+        def as_before(transaction: Transaction) -> None:
+            known = transaction.rollout("by-hand")
+            assert known is not None
+            known.rollout.status = RolloutStatus.SUCCEEDED
+            transaction.put_rollout(known.rollout)
+            live = transaction.attempt(SpanEntry("by-hand", "0"))
+            put(live, status=AttemptStatus.SUCCEEDED)
+            transaction.touch(live)
+
+        await life.recorder.submit(as_before)
+        assert (life.status("by-hand"), life.attempt("by-hand/0").status) == ("succeeded", "succeeded")
+        await life.agent_calls("by-hand/0")
+        assert (life.status("by-hand"), life.attempt("by-hand/0").status) == ("running", "running")
 
 
 async def test_an_end_that_somebody_has_told_stays(tmp_path: Path) -> None:
@@ -106,7 +163,7 @@ async def test_who_waits_for_an_answer_is_not_quiet(tmp_path: Path) -> None:
         life.recorder.put(waiting)
         assert await life.recorder.flush()
         await quiet(life)
-        assert life.status("by-hand") == RolloutStatus.SUCCEEDED
+        assert life.status("by-hand") == RolloutStatus.ENDED
 
 
 async def test_quiet_attempts_end_after_a_restart_too(tmp_path: Path) -> None:
@@ -117,9 +174,9 @@ async def test_quiet_attempts_end_after_a_restart_too(tmp_path: Path) -> None:
     clock.ahead += 3600 * SECOND
     async with living(tmp_path, clock, quiet_s=2) as life:
         await life.agent_calls("again/0")
-        await life.when(lambda: life.status("by-hand") == RolloutStatus.SUCCEEDED)
+        await life.when(lambda: life.status("by-hand") == RolloutStatus.ENDED)
         assert life.attempt("by-hand/0").ended_ns == life.attempt("by-hand/0").last_seen_ns
-        await life.when(lambda: life.status("again") == RolloutStatus.SUCCEEDED)
+        await life.when(lambda: life.status("again") == RolloutStatus.ENDED)
 
 
 async def test_who_was_heard_of_lately_is_looked_at_without_being_remembered(tmp_path: Path) -> None:
@@ -164,7 +221,7 @@ async def test_many_end_some_at_a_time_and_more_where_very_many_do(
         monkeypatch.setattr(life.recorder, "submit", counting)
         life.dispatcher.deadlines._sweep()
         # They are on the tape a moment before they are counted.
-        await life.when(lambda: life.metrics.attempts[("succeeded",)] == 50)
+        await life.when(lambda: life.metrics.attempts[("ended",)] == 50)
         assert max(seen) == at_once
         assert list(QueueReader(life.store).unclaimed(50)) == []
 
@@ -202,7 +259,7 @@ async def test_after_a_restart_some_are_looked_at_and_cost_next_to_no_memory_the
         assert len(next(iter(QueueReader(life.store).unclaimed(50)))) == 50
         clock.ahead += 1800 * SECOND
         there._sweep()
-        await life.when(lambda: life.metrics.attempts[("succeeded",)] == 50)
+        await life.when(lambda: life.metrics.attempts[("ended",)] == 50)
         assert list(QueueReader(life.store).unclaimed(50)) == []
 
 
@@ -238,14 +295,14 @@ async def test_they_end_and_come_back_and_are_nobodys(tmp_path: Path, provider: 
         assert await named(client, "status:claimed") == {"queued"}
         assert await named(client, "-status:claimed origin:header") == {"by-hand"}
         assert await named(client, "status:running,claimed") >= {"queued"}
-        await when(client, "by-hand", RolloutStatus.SUCCEEDED)
-        assert await named(client, "status:ended") == {"by-hand"}
+        await when(client, "by-hand", RolloutStatus.ENDED)
+        assert await named(client, "status:ended,over") == {"by-hand"}
         told = await client.rollout("by-hand")
         assert (told.attempts[0].outcome, told.reward, told.totals.calls) == (None, None, 1)
         cursor = (await client.stats(spans=0)).cursor
         await hello(gateway, "by-hand")
         await when(client, "by-hand", RolloutStatus.RUNNING, cursor)
-        await when(client, "by-hand", RolloutStatus.SUCCEEDED, cursor)
+        await when(client, "by-hand", RolloutStatus.ENDED, cursor)
         assert (await client.rollout("by-hand")).totals.calls == 2
 
 
@@ -258,4 +315,4 @@ async def test_they_end_after_a_kill(start_gateway: StartGateway, provider: Prov
     _ = await gateway.kill()
     await gateway.start()
     async with Client(gateway.url) as client:
-        await when(client, "by-hand", RolloutStatus.SUCCEEDED)
+        await when(client, "by-hand", RolloutStatus.ENDED)
