@@ -253,6 +253,7 @@ check-verl: install install-verl ## Types of what needs verl
 # With --quiet it would not count its warnings, and pass.
 docs: install-docs ## Make the documentation a site in .build/site, with search; a broken link or anchor fails
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+	@echo 'Read it with: python3 -m http.server --bind 127.0.0.1 --directory .build/site (search needs a server)'
 
 measure: install ## Print how much there is to read, and how many function calls the paths through the gateway cost
 	@$(BIN)/python -m bench.structure
