@@ -18,6 +18,7 @@ from penstock.gateway.model.answers import BreakdownRow, RewardStats
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import REPLAY_OF, SHADOW_OF, UNREAD, is_rehearsal, is_release_call
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.reading.filters import parse
@@ -179,7 +180,7 @@ async def test_calls_rewards_and_events_are_told_apart() -> None:
         reward(6, value=-100.0, source="agent", trusted=False),
     ):
         tape.add(span)
-    figures = await gather(tape, 100, Metrics())
+    figures = await gather(tape, 100, Metrics(), Prices())
     assert (figures.counted_spans, figures.complete) == (6, True)
     assert figures.by_status == {"ok": 1, "error": 1}
     assert figures.by_kind == {"llm": 2, "event": 1, "reward": 3}
@@ -198,7 +199,7 @@ async def test_what_was_asked_for_a_release_is_in_no_sum() -> None:
     rehearsal = "x-1-rehearsal-a2-1-candidate"
     tape.add(call(1, rollout=rehearsal, attributes={REPLAY_OF: "r1/a1"}))
     tape.add(reward(2, value=0.0).model_copy(update={"rollout": rehearsal}))
-    figures = await gather(tape, 100, Metrics())
+    figures = await gather(tape, 100, Metrics(), Prices())
     assert (figures.counted_spans, figures.by_kind) == (6, {"llm": 4, "reward": 2})
     assert (figures.totals.calls, figures.by_status, figures.by_model["gpt-5-mini"].calls) == (1, {"ok": 1}, 1)
     assert (figures.rewards.count, figures.rewards.mean) == (1, 1.0)
@@ -223,7 +224,7 @@ async def test_tools_are_summed_with_the_rollouts_that_ran_them() -> None:
     tape.add(run("r1", 9, "fetch", status="error", error="tool_error"))
     tape.add(run("r3", 9, server="other", status="cancelled"))
     tape.add(run("r3", 10, status="open", ms=0).model_copy(update={"end_ns": None}))
-    search, other, fetch = (await gather(tape, 100, Metrics())).by_tool
+    search, other, fetch = (await gather(tape, 100, Metrics(), Prices())).by_tool
     assert (search.server, search.tool, search.calls, search.errors, search.cancelled) == ("web", "search", 5, 0, 0)
     assert (search.median_ns, search.p95_ns) == (400_000_000, 600_000_000)
     assert (search.rollouts, search.failed, search.share_of_failed, search.share_of_others) == (3, 2, 1.0, 1.0)
@@ -254,7 +255,7 @@ async def test_without_tools_no_rollout_is_looked_up() -> None:
     tape = MemoryTape()
     tape.add(call(1))
     tape.rollout = lambda rid: pytest.fail(rid)
-    assert (await gather(tape, 100, Metrics())).by_tool == []
+    assert (await gather(tape, 100, Metrics(), Prices())).by_tool == []
 
 
 @pytest.mark.parametrize(
@@ -275,4 +276,4 @@ def test_a_run_of_a_rehearsal_is_known_by_its_name(rollout: str, is_one: bool) -
 async def test_dimensions_alone_have_no_mean() -> None:
     tape = MemoryTape()
     tape.add(call(1, kind="reward", attributes=Reward(dimensions={"style": 1.0}).attributes()))
-    assert (await gather(tape, 100, Metrics())).rewards.mean is None
+    assert (await gather(tape, 100, Metrics(), Prices())).rewards.mean is None

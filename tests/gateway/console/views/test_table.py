@@ -145,8 +145,8 @@ def test_long_ids() -> None:
     """What a day of unmodified agents looks like: ids of coding agents' sessions, long models, long errors."""
     rollouts = listed(
         [*ROLLOUTS.columns],
-        [ID, "swe-bench/astropy-12907", "train", "succeeded", "1/3", "0.75", "128", "", "1,204,311 → 48,220", "127",
-         "3 h", "2 h ago"],
-        ["q-0042.17", "", "online", "running", "2", "", "9", "2", "? → 5", "", "12 m", "4 s ago"],
+        [ID, "swe-bench/astropy-12907", "train", "succeeded", "1/3", "0.75", "128", "", "1,204,311 → 48,220",
+         "$14.87", "127", "3 h", "2 h ago"],
+        ["q-0042.17", "", "online", "running", "2", "", "9", "2", "? → 5", "?", "", "12 m", "4 s ago"],
     )  # fmt: skip
     check_widths("long-rollouts", rollouts)

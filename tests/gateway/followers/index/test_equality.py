@@ -34,6 +34,7 @@ from penstock.gateway.model.answers import BreakdownRow, Stats
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD, is_release_call
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import RolloutSpec
 from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
 from penstock.gateway.model.span import Usage
@@ -421,7 +422,7 @@ def test_figures_are_those_of_a_scan(
             assert [rounded(BreakdownRow.model_validate(row)) for row in rows] == list(map(rounded, wanted.rows))
             assert wanted.complete
         scanned_all, summed_all = (
-            asyncio.run(gather(found.store, most, Metrics(), found.index.total)) for most in (10**6, None)
+            asyncio.run(gather(found.store, most, Metrics(), Prices(), found.index.total)) for most in (10**6, None)
         )
         assert without_mean(summed_all) == without_mean(scanned_all)
         assert summed_all.rewards.mean == pytest.approx(scanned_all.rewards.mean)
