@@ -166,7 +166,7 @@ def _models(stats: Stats) -> Iterator[Text]:
     busy = sorted(stats.by_model.items(), key=lambda item: -item[1].calls)
     for name, m in busy[:MOST]:
         errors = Text(pluralized(m.errors, "error"), style="red" if m.errors else "")
-        cost = "no price" if m.unpriced and m.cost is None else rollouts.cost(m)
+        cost = f"cost {cost}" if (cost := rollouts.cost(m)) else ""
         times = f"median {duration(m.median_ns)}, p95 {duration(m.p95_ns)}" if m.median_ns is not None else ""
         yield joined(plain(name), pluralized(m.calls, "call"), errors, cost, times)
     if not busy:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from fakes.local import Local
-from fakes.memory_tape import T0, MemoryTape, call
+from fakes.memory_tape import T0, MemoryTape, call, serving
 from fakes.provider import Provider
 from fakes.shell import Shell
 
 from examples.demo.model import DemoAnswer
+from penstock.gateway.api.pagination import RolloutCosts, summary
 from penstock.gateway.api.stats import failed, gather, scan_breakdown, unread_rows
 from penstock.gateway.model.answers import BreakdownRow, RewardStats
 from penstock.gateway.model.codes import BreakdownDimension
@@ -277,3 +278,69 @@ async def test_dimensions_alone_have_no_mean() -> None:
     tape = MemoryTape()
     tape.add(call(1, kind="reward", attributes=Reward(dimensions={"style": 1.0}).attributes()))
     assert (await gather(tape, 100, Metrics(), Prices())).rewards.mean is None
+
+
+class CountingPrices(Prices):
+    charged = 0
+
+    def charge(self, span: Span) -> None:
+        self.charged += 1
+        super().charge(span)
+
+
+def costs_of(tape: MemoryTape, costs: RolloutCosts) -> RolloutSummary:
+    rollout = tape.rollout("r1")
+    assert rollout is not None
+    found = summary(tape, rollout)
+    costs.add(tape, [found])
+    return found
+
+
+CALL_COST = 100 * 0.25e-6 + 20 * 2e-6
+"""US dollars of a call of `memory_tape.call`: gpt-5-mini, 100 and 20 tokens."""
+
+
+def test_a_rollout_costs_what_its_calls_do_and_only_new_ones_are_read_again() -> None:
+    tape, prices = MemoryTape(), CountingPrices()
+    costs = RolloutCosts(prices)
+    tape.add(call(1))
+    tape.add(call(2, kind="tool", usage=None, model=None))
+    tape.add(call(3, model="my-own-model"))
+    tape.add(call(4, usage=Usage(input_tokens=1, output_tokens=1, billed={"cost": 0.5}), model="my-own-model"))
+    tape.add(call(5, status="open", end_ns=None, usage=None))
+    tape.add(call(6, attempt="a2"))
+    found = costs_of(tape, costs)
+    one, two = (attempt.totals for attempt in found.attempts)
+    assert (one.cost, one.unpriced, one.reported) == (pytest.approx(0.5 + CALL_COST), 1, 1)
+    assert (two.cost, two.unpriced, two.reported) == (pytest.approx(CALL_COST), 0, 0)
+    assert (found.totals.cost, found.totals.unpriced) == (pytest.approx(0.5 + 2 * CALL_COST), 1)
+    assert (found.tool_runs, prices.charged) == (1, 4)
+    assert costs_of(tape, costs).totals == found.totals
+    assert prices.charged == 4
+    tape.add(call(5))
+    tape.add(call(7))
+    found = costs_of(tape, costs)
+    assert (found.totals.cost, prices.charged) == (pytest.approx(0.5 + 4 * CALL_COST), 6)
+
+
+async def test_every_answer_has_the_same_cost(http: ClientSession) -> None:
+    tape = MemoryTape()
+    tape.add(call(1))
+    tape.add(call(2, model="my-own-model"))
+    async with serving(tape) as gateway:
+
+        async def ask(path: str) -> Any:
+            async with http.get(f"{gateway.url}/api/{path}") as answered:
+                return await answered.json()
+
+        whole, listed, spans, one = [
+            await ask(path)
+            for path in ("rollouts/r1", "rollouts", "rollouts/r1/spans", "rollouts/r1/attempts/a1/spans/1")
+        ]
+        attempts, figures, by = [await ask(path) for path in ("rollouts/r1/attempts", "stats", "breakdown?by=mode")]
+    sums = [whole["totals"], whole["attempts"][0]["totals"], listed["rollouts"][0]["totals"]]
+    sums += [attempts["attempts"][0]["totals"], figures["totals"], by["rows"][0]]
+    assert [(it["cost"], it["unpriced"]) for it in sums] == [(pytest.approx(CALL_COST), 1)] * 6
+    assert [(it.get("cost"), it["unpriced"]) for it in (one["span"], spans["spans"][1])] == [
+        (pytest.approx(CALL_COST), False), (None, True),
+    ]  # fmt: skip
