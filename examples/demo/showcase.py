@@ -47,7 +47,7 @@ input = 0.2
 output = 0.8
 """
 CONFIG: Final = """
-prices = "prices.toml"
+prices = "{prices}"
 
 [[upstream]]
 name = "vllm"
@@ -117,8 +117,9 @@ async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
 async def gateway(home: Path, desk_url: str) -> AsyncGenerator[str]:
     """Runs a gateway process in front of the desk; yields its address."""
     config = home / "penstock.toml"
-    await asyncio.to_thread((home / "prices.toml").write_text, PRICES.format(today=date.today().isoformat()))
-    await asyncio.to_thread(config.write_text, CONFIG.format(url=desk_url, path=PATH))
+    prices = home / "prices.toml"
+    await asyncio.to_thread(prices.write_text, PRICES.format(today=date.today().isoformat()))
+    await asyncio.to_thread(config.write_text, CONFIG.format(prices=prices, url=desk_url, path=PATH))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock", "serve", "--config", config, "--data", home / "data", "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
