@@ -54,7 +54,7 @@ async def test_the_demo_of_the_sidecar_shows_the_same_bytes(tmp_path: Path) -> N
     assert (done.code, done.err) == (0, ""), done.text
     assert done.text.count("The answer is 437.\nYou said: Thank you, that is all.") == 2
     assert "api.openai.com got 3 requests each time: the same bytes." in done.text
-    assert "demo-sidecar  online  running  3 calls" in done.text
+    assert "demo-sidecar  running  3 model calls" in done.text
     assert os.listdir(tmp_path) == []
 
 
