@@ -142,7 +142,9 @@ def money(amount: float | None) -> str:
         return ""
     if amount >= 0.995 or not amount:
         return f"${amount:,.2f}"
-    return f"${Decimal(f'{amount:.{3 if amount >= 0.01 else 2}g}'):f}"
+    # Sums in another order differ in their last digits: as decimals they are cut at the same one.
+    exact = Decimal(repr(round(amount, 12)))
+    return f"${Decimal(f'{exact:.{3 if amount >= 0.01 else 2}g}').normalize():f}"
 
 
 ENDLESS: Final = 1_000_000

@@ -327,9 +327,10 @@ def reward(attempts: Sequence[Attempt]) -> float | None:
 def sum_totals(parts: Iterable[Totals]) -> Totals:
     """The sum of totals, field by field."""
     rows = [dict(one) for one in parts]
-    sums = {name: sum(row[name] or 0 for row in rows) for name in Totals.model_fields}
-    unknown = all(row["cost"] is None for row in rows)
-    return Totals(**sums | ({"cost": None} if unknown else {}))
+    sums: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in Totals.model_fields}
+    if all(row["cost"] is None for row in rows):
+        sums["cost"] = None
+    return Totals(**sums)
 
 
 # The states as tables of legal moves, and the state that follows from an event. The caller supplies the time and writes

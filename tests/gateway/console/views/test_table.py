@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.console.views import queue, releases, resources, runs, tools
 from penstock.console.views.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
-from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out
+from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out, money
 
 EVERY = (
     [*ROLLOUTS.columns], SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
@@ -139,6 +139,17 @@ def test_a_line_has_no_spaces_at_its_end() -> None:
 def test_a_row_has_a_cell_for_each_column() -> None:
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         Listing(Column("a"), Column("b")).add_row("1")
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        (None, ""), (0.0, "$0.00"), (0.000_225, "$0.00022"), (0.000_225 + 1e-19, "$0.00022"), (3.98e-05, "$0.00004"),
+        (0.0123456, "$0.0123"), (0.9949, "$0.995"), (1234.5, "$1,234.50"),
+    ],
+)  # fmt: skip
+def test_money_has_the_digits_that_matter(amount: float | None, shown: str) -> None:
+    assert money(amount) == shown
 
 
 def test_long_ids() -> None:
