@@ -172,7 +172,7 @@ SLICE = 500
 """Most heads that are looked at between two turns of the event loop."""
 SLICE_S, PAGE_S = 0.5, 3.0
 """Seconds that a slice, and a page, may take: the rows found by then are returned, with a cursor to go on from."""
-_KEPT: Final = 10_000
+_KEPT: Final = 4_096
 """Most attempts whose costs are kept."""
 
 Mark = tuple[int | str, ...]
