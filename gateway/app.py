@@ -25,6 +25,7 @@ from penstock.gateway.api import routes, state
 from penstock.gateway.api.changes import end_followers
 from penstock.gateway.api.guard import Control
 from penstock.gateway.api.operations import Operations
+from penstock.gateway.api.pagination import RolloutCosts
 from penstock.gateway.api.tools import FrameReceiver, add_wrapped, host_builtin_server
 from penstock.gateway.config import GatewayConfig, admin_key, audit_key, read_key
 from penstock.gateway.followers.index.link import IndexLink
@@ -207,8 +208,8 @@ class Gateway:
             self.store, self.dispatcher, self.releases, self.rehearsals, runs, self.feed, self._work, self.auth,
             self.metrics, self.state, self.definitions, self.audit_log, self.webhooks, self.questions,
             ToolPolicy(self.config.policy), self.retention, self.index,
-            SqlRunner(self.index, self.config.data / "index", self.config.index.sql), self._prices, self.config.route,
-            self.budgets,
+            SqlRunner(self.index, self.config.data / "index", self.config.index.sql), RolloutCosts(self._prices),
+            self.config.route, self.budgets,
         )  # fmt: skip
         self.operations = Operations(context, routes.OPERATIONS)
         application = routes.make_application(context)

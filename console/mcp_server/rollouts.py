@@ -68,10 +68,16 @@ class RolloutRow(ToolAnswer):
     """Of its newest attempt that has one; none if nobody has judged it."""
     attempts: int
     calls: int
+    """Model calls."""
     errors: int
     input_tokens: int | None
     output_tokens: int | None
+    cost: float | None
+    """US dollars; a lower bound if calls are unpriced."""
+    unpriced: int
+    """Calls of models without a price."""
     tool_calls: int
+    """Tool calls that models asked for."""
     created: str | None
     task: str | None
     """The beginning of its input."""
@@ -86,8 +92,8 @@ class RolloutRows(ToolAnswer):
 
 
 ROLLOUTS = (
-    Column("rollout"), Column("status"), figure("reward"), Column("mode"), Column("group"), figure("calls"),
-    figure("errors"), Column("tokens in → out"), figure("tools"), figure("age"), Column("task"),
+    Column("rollout"), Column("status"), figure("reward"), Column("mode"), Column("group"), figure("model calls"),
+    figure("errors"), Column("tokens in → out"), figure("cost"), figure("tool calls"), figure("age"), Column("task"),
 )  # fmt: skip
 
 
@@ -112,6 +118,8 @@ def _row(one: RolloutSummary) -> RolloutRow:
         errors=t.errors,
         input_tokens=t.input_tokens,
         output_tokens=t.output_tokens,
+        cost=t.cost,
+        unpriced=t.unpriced,
         tool_calls=t.tool_calls,
         created=moment(one.created_ns),
         task=_task(one),
@@ -129,8 +137,8 @@ def _table(rows: Sequence[RolloutSummary], now_ns: int) -> Listing:
     for one in rows:
         t = one.totals
         words = (one.id, one.status, number(one.reward) or None, one.mode, one.group, t.calls, t.errors or None)
-        rest = (display.sums(t) if t.calls else None, t.tool_calls or None, age(one.created_ns, now_ns), _task(one))
-        made.add_row(*map(cell, (*words, *rest)))
+        used = (display.sums(t) if t.calls else None, display.cost(t) or None, t.tool_calls or None)
+        made.add_row(*map(cell, (*words, *used, age(one.created_ns, now_ns), _task(one))))
     return made
 
 
@@ -171,6 +179,8 @@ class SpanRow(ToolAnswer):
     milliseconds: float | None
     input_tokens: int | None
     output_tokens: int | None
+    cost: float | None
+    """US dollars; none without a price or a count."""
     tool_calls: int
     versions: dict[str, str] | None
     """Versions of prompts and models that served it."""
@@ -221,6 +231,7 @@ def _span_row(one: Span) -> SpanRow:
         milliseconds=None if one.duration_ns is None else round(one.duration_ns / 1e6, 1),
         input_tokens=used.input_tokens if used else None,
         output_tokens=used.output_tokens if used else None,
+        cost=one.cost,
         tool_calls=one.tool_calls,
         versions=one.versions,
         says=None if one.kind in CALLS else clean(abbreviate(content(one), BRIEF)),

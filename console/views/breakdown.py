@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from penstock.console.views.noun import NounRows, NounSelection, NounView
-from penstock.console.views.rollouts import sums
+from penstock.console.views.rollouts import cost, sums, unpriced
 from penstock.console.views.table import Column, Listing, clean, duration, figure, moment, number, plain
 from penstock.gateway.model.answers import Breakdown, UnreadRow
 from penstock.gateway.model.prices import staleness_warning
@@ -24,24 +24,23 @@ def breakdown(found: Breakdown) -> Group:
     """A row for each value of the property, and the spans that the sums are over."""
     listing = Listing(
         Column(found.by, narrows="cut", least=12), figure("calls"), figure("errors", 6), figure("cancelled", 1),
-        figure("tokens", 7), figure("cost", 8), figure("tools", 2), figure("median", 4), figure("p95", 5),
+        figure("tokens", 7), figure("cost", 8), figure("tool calls", 2), figure("median", 4), figure("p95", 5),
         figure("rollouts", 3), figure("reward"),
     )  # fmt: skip
     for row in found.rows:
         listing.add_row(
-            plain(row.value), f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row), money(row.cost),
+            plain(row.value), f"{row.calls:,}", f"{row.errors:,}", f"{row.cancelled:,}", sums(row), cost(row),
             f"{row.tool_calls:,}", duration(row.median_ns), duration(row.p95_ns), f"{row.rollouts:,}",
             number(row.reward),
         )  # fmt: skip
     over = "the whole tape" if found.complete else f"the newest {found.looked_at:,} spans"
     said = [Text(f"{found.more:,} more values; a filter leaves out some.")] if found.more else []
-    if unpriced := sum(row.unpriced for row in found.rows):
-        said.append(Text(f"In no cost: {unpriced:,} calls of models without a price (penstock prices)."))
+    said += unpriced(found.rows)
     if reported := sum(row.reported for row in found.rows):
         said.append(Text(f"By the provider's own word, and not by the list: the cost of {reported:,} calls."))
     if aged := staleness_warning(found.prices_as_of, time.time_ns()):
         said.append(Text(f"Warning: {aged}.", style="yellow"))
-    head = f"Sums over {over}; reward is the mean of rollouts that have one, cost is in {found.currency}."
+    head = f"Sums over {over}; reward is the mean of rollouts that have one."
     return Group(Text(head), listing, *said)
 
 
@@ -75,13 +74,6 @@ UNREAD = NounView[UnreadSelection, UnreadRow](
         Column("example", narrows="fold", least=12): lambda one, _: plain(one.example),
     },
 )
-
-
-def money(amount: float | None) -> str:
-    """An amount with as many digits as matter: two decimals, or three digits below one; empty for None."""
-    if amount is None:
-        return ""
-    return f"{amount:,.2f}" if amount >= 0.995 or not amount else f"{amount:.3g}"
 
 
 _FIGURES = ("bigint", "integer", "double", "hugeint", "decimal", "float", "ubigint")

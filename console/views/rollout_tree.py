@@ -16,8 +16,8 @@ from rich.segment import Segment
 from rich.text import Text
 from rich.tree import Tree
 
-from penstock.console.views.rollouts import BRIEF, gaps, pluralized, span_line, status, style, total_tokens
-from penstock.console.views.table import abbreviate, clean, compact, duration, joined, moment, number, plain, size
+from penstock.console.views.rollouts import BRIEF, cost, gaps, pluralized, span_facts, status, style, summary_facts
+from penstock.console.views.table import Line, abbreviate, clean, compact, duration, joined, moment, number, plain, size
 from penstock.gateway.model.answers import SideView, SpanDetail
 from penstock.gateway.model.facts import SPAN_FACTS, Fact, reader
 from penstock.gateway.model.rollout import Attempt, AttemptStatus, Outcome, RolloutSummary
@@ -86,17 +86,11 @@ class RolloutTree:
         self._conversations, self._offered = ConversationPrefixes(), list[str]()
         self._spans = {attempt.id: [it for it in spans if it.attempt == attempt.id] for attempt in rollout.attempts}
 
-    def head(self) -> Text:
+    def head(self) -> Line:
         """The line of the rollout."""
-        rollout, t = self._rollout, self._rollout.totals
-        facts = (
-            pluralized(t.calls, "call"),
-            pluralized(t.errors, "error") if t.errors else "",
-            total_tokens(t),
-            gaps(t),
-        )
-        about = (f"group {clean(rollout.group)}" if rollout.group else "", _reward(rollout.reward))
-        return joined(Text(clean(rollout.id), style="bold"), rollout.mode, status(rollout.status), *about, *facts)
+        rollout = self._rollout
+        group = f"group {clean(rollout.group)}" if rollout.group else ""
+        return Line(Text(clean(rollout.id), style="bold"), *summary_facts(rollout), rollout.mode, group)
 
     def task(self) -> RenderableType | None:
         """The line of the rollout's task; None without one."""
@@ -133,12 +127,12 @@ class RolloutTree:
         full, by sequence; `last`: whether it is the last place of its attempt."""
         nodes: dict[int, Tree] = {}
         for span, parent in place.spans:
-            line = span_line(span)
+            line = Line(*span_facts(span))
             nodes[span.sequence] = Tree(line) if parent is None else nodes[parent].add(line)
         for sequence, run in self._asked.get(place.attempt.id, RequestedToolRuns()).elsewhere:
             if (node := nodes.get(sequence)) is not None:
                 where = Text(clean(f"{run.span.rollout}/{run.span.attempt}"), style="dim")
-                below = node.add(joined(where, span_line(run.span)))
+                below = node.add(Line(where, *span_facts(run.span)))
                 if run.turn is not None:
                     _add_turn(below, run.turn, 0, [], BRIEF)
         for span, _ in place.spans:
@@ -199,7 +193,7 @@ def rollout_tree(
 
 def call_tree(detail: SpanDetail) -> Tree:
     """A call, with all its messages and its whole text."""
-    tree = Tree(span_line(detail.span))
+    tree = Tree(Line(*span_facts(detail.span)))
     for line in _facts(detail):
         tree.add(line)
     if detail.turn is not None:
@@ -375,7 +369,7 @@ def _attempt_line(attempt: Attempt, only: bool) -> Text:
     )
     name, figures = (
         Text(clean(attempt.id), style="bold"),
-        (pluralized(t.calls, "call"), _reward(attempt.reward), gaps(t)),
+        (pluralized(t.calls, "model call"), cost(t), _reward(attempt.reward), gaps(t)),
     )
     return joined(name, status(attempt.status), *(() if only else figures), *ended)
 

@@ -25,6 +25,7 @@ from penstock.console.views.table import (
     figure,
     joined,
     moment,
+    money,
     number,
     plain,
     size,
@@ -152,21 +153,47 @@ def sums(t: Totals) -> str:
     return " → ".join("?" if n is None else f"{least}{n:,}" for n in (t.input_tokens, t.output_tokens))
 
 
+def cost(t: Totals) -> str:
+    """The cost of calls: `$0.12`, `≥$0.12` where that of some is unknown, `?` where that of all is; empty where nothing
+    was used that costs."""
+    unknown = t.unpriced or t.uncounted
+    return (f"≥{money(t.cost)}" if unknown else money(t.cost)) if t.cost is not None else "?" if unknown else ""
+
+
+def tool_calls(r: RolloutSummary) -> int:
+    """Tool calls: those that models asked for, or those that ran on servers behind the gateway, if these are more."""
+    return max(r.totals.tool_calls, r.tool_runs)
+
+
+def unpriced(rows: Iterable[Totals]) -> Iterator[Text]:
+    """A line that says how many calls have no price, if any."""
+    if calls := sum(row.unpriced for row in rows):
+        yield Text(f"In no cost: {pluralized(calls, 'call')} of models without a price (penstock prices).")
+
+
+def total_cost(t: Totals) -> str:
+    """The cost of calls with the number of those that have none, such as `≥$0.12 (3 calls without a price)`."""
+    known = cost(t)
+    missing = f" ({pluralized(t.unpriced, 'call')} without a price)" if t.unpriced else ""
+    return f"cost unknown{missing}" if known == "?" else f"{known}{missing}"
+
+
 # --- tables ---
 
 
 SPANS = (
-    Column("attempt"), figure("#"), Column("started (UTC)", 3), Column("what", 7),
-    Column("model", narrows="cut", least=16), Column("status"), figure("http", 4), figure("latency", 6),
-    figure("first byte", 1), figure("tokens", 5), figure("tools", 2), Column("finish", narrows="cut", least=32),
+    Column("attempt"), figure("#"), Column("started (UTC)", 3), Column("what", 8),
+    Column("model", narrows="cut", least=16), Column("status"), figure("http", 4), figure("latency", 7),
+    figure("first byte", 1), figure("tokens", 6), figure("cost", 5), figure("tool calls", 2),
+    Column("finish", narrows="cut", least=32),
 )  # fmt: skip
 RECENT = (
     Column("call"), figure("ago", 4), Column("what", 1), Column("model", 3, narrows="cut", least=16), Column("status"),
-    figure("http", 2), figure("latency", 6), figure("tokens", 5), Column("error", optional=True),
+    figure("http", 2), figure("latency", 7), figure("tokens", 6), figure("cost", 5), Column("error", optional=True),
 )  # fmt: skip
 SUMS = (
-    Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 6),
-    figure("tools", 1), figure("median", 3), figure("p95", 4),
+    Column("model"), figure("calls"), figure("errors", 5), figure("cancelled", 2), figure("tokens", 7),
+    figure("cost", 6), figure("tool calls", 1), figure("median", 3), figure("p95", 4),
 )  # fmt: skip
 USED = (
     Column("tool", narrows="cut", least=12), Column("server", 2), figure("calls"), figure("errors", 6),
@@ -189,7 +216,7 @@ def _attempts(r: RolloutSummary) -> str:
 
 
 def _last_call(r: RolloutSummary, now_ns: int) -> str:
-    return ago(r.last_seen_ns, now_ns) if r.totals.calls else ""
+    return ago(r.last_seen_ns, now_ns) if r.totals.calls or r.tool_runs else ""
 
 
 class RolloutSelection(LimitedSelection):
@@ -218,11 +245,12 @@ ROLLOUTS = NounView[RolloutSelection, RolloutSummary](
         Column("mode", 2): lambda one, _: one.mode,
         Column("status"): lambda one, _: _stands(one),
         figure("attempts", 4): lambda one, _: _attempts(one),
-        figure("reward", 10): lambda one, _: number(one.reward),
-        figure("calls", 9): lambda one, _: plain(one.totals.calls or ""),
+        figure("reward", 11): lambda one, _: number(one.reward),
+        figure("model calls", 10): lambda one, _: plain(one.totals.calls or ""),
         figure("errors", 7): lambda one, _: plain(one.totals.errors or ""),
         figure("tokens", 5): lambda one, _: sums(one.totals) if one.totals.calls else "",
-        figure("tools", 1): lambda one, _: plain(one.totals.tool_calls or ""),
+        figure("cost", 9): lambda one, _: cost(one.totals),
+        figure("tool calls", 1): lambda one, _: plain(tool_calls(one) or ""),
         figure("age", 6): lambda one, now_ns: age(one.created_ns, now_ns),
         Column("last call", 3): _last_call,
     },
@@ -236,7 +264,7 @@ def spans(rows: Iterable[Span]) -> Listing:
     made = Listing(*SPANS)
     for s in rows:
         end = plain(s.error, "red") if s.error else plain(s.finish if s.kind in CALLS else content(s))
-        times = (length(s), duration(s.first_byte_ns), tokens(s), s.tool_calls or "")
+        times = (length(s), duration(s.first_byte_ns), tokens(s), call_cost(s), s.tool_calls or "")
         head = (plain(s.attempt), plain(s.sequence), moment(s.start_ns)[5:], _what(s), plain(s.model or s.name))
         end = Text(", ").join(filter(None, (end, missing_part(s))))
         made.add_row(*head, status(s.status), plain(s.http_status), *map(plain, times), end)
@@ -247,7 +275,7 @@ def recent(rows: Iterable[Span], now_ns: int) -> Listing:
     """A line for each call of several rollouts, with the name that `penstock show` takes."""
     made = Listing(*RECENT)
     for s in rows:
-        facts = (plain(s.http_status), length(s), tokens(s), error_text(s))
+        facts = (plain(s.http_status), length(s), tokens(s), call_cost(s), error_text(s))
         place = plain(f"{s.rollout}/{s.attempt}#{s.sequence}")
         made.add_row(place, age(s.start_ns, now_ns), _what(s), plain(s.model or s.name), status(s.status), *facts)
     return made
@@ -280,11 +308,20 @@ def stats(figures: Stats) -> Group:
         sums.add_row(plain(name), *_sums(m), duration(m.median_ns), duration(m.p95_ns))
     sums.add_row(Text("all", style="bold"), *_sums(figures.totals), "", "")
     tape = ", ".join(f"{clean(k)} {size(n) if k.endswith('bytes') else f'{n:,}'}" for k, n in figures.tape.items())
-    lines = [f"Sums over {whole}: {ended or 'none'}.", f"Tape: {tape}."]
+    lines = [f"Sums over {whole}. Calls of models and tools: {ended or 'none'}.", f"Tape: {tape}."]
     gaps = [Text(f"{pluralized(figures.gaps, 'call')} could not be recorded.", style="red")] if figures.gaps else []
     tools_used = [tool_figures(figures.by_tool)] if figures.by_tool else []
     told = servers(figures.servers)
-    return Group(Text(lines[0]), sums, *tools_used, *_rewards(figures.rewards), Text(lines[1]), *gaps, *told)
+    return Group(
+        Text(lines[0]),
+        sums,
+        *unpriced([figures.totals]),
+        *tools_used,
+        *_rewards(figures.rewards),
+        Text(lines[1]),
+        *gaps,
+        *told,
+    )
 
 
 def servers(servers: Mapping[str, ServerState]) -> Iterator[Text]:
@@ -317,8 +354,7 @@ def _rewards(given: RewardStats) -> Iterator[Text]:
 
 
 def _sums(t: Totals) -> Iterator[str]:
-    yield from (f"{t.calls:,}", f"{t.errors:,}", f"{t.cancelled:,}", sums(t))
-    yield f"{t.tool_calls:,}"
+    yield from (f"{t.calls:,}", f"{t.errors:,}", f"{t.cancelled:,}", sums(t), cost(t), f"{t.tool_calls:,}")
 
 
 def change(entry: Change) -> Text:
@@ -337,15 +373,21 @@ def change(entry: Change) -> Text:
 
 def span_line(span: Span) -> Text:
     """A span on one line; a call without a model is shown by its path, a span that is no call by its name."""
+    return joined(*span_facts(span))
+
+
+def span_facts(span: Span) -> tuple[str | Text, ...]:
+    """The pieces of the line of a span."""
     if span.kind not in CALLS:
         failed = status(span.status) if span.status == SpanStatus.ERROR else ""
-        return joined(*label(span), failed, clean(content(span)), length(span))
+        return (*label(span), failed, clean(content(span)), length(span))
     first = f"first byte {duration(span.first_byte_ns)}" if span.first_byte_ns is not None else ""
-    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "")
+    charged = "no price" if span.unpriced else money(span.cost)
+    facts = (duration(span.duration_ns), first, f"{used} tokens" if (used := tokens(span)) else "", charged)
     asked = pluralized(span.tool_calls, "tool call") if span.tool_calls else ""
     again = Text(f"retry of #{span.retry_of}", style="dim") if span.retry_of is not None else ""
     ended = status(span.status), span.error or "", again, missing_part(span)
-    return joined(*label(span), *ended, *facts, asked, _tried(span))
+    return (*label(span), *ended, *facts, asked, _tried(span))
 
 
 def missing_part(span: Span) -> Text:
@@ -423,6 +465,11 @@ def tokens(span: Span) -> str:
     return " → ".join(f"~{about:,}" if count is None and about is not None else tally(count) for count, about in pairs)
 
 
+def call_cost(span: Span) -> str:
+    """The cost of a call; `?` where its model has no price or its tokens were not counted."""
+    return "?" if span.unpriced or (span.cost is None and _uncounted(span)) else money(span.cost)
+
+
 def _uncounted(span: Span) -> bool:
     # Imported here: most commands show no calls, and need no wire formats.
     from penstock.gateway.wire.dialects import by_name
@@ -431,9 +478,21 @@ def _uncounted(span: Span) -> bool:
     return lacks_token_counts(span, by_name(span.dialect))
 
 
-def total_tokens(t: Totals) -> str:
-    """Tokens in and out, with the unit."""
-    return f"{sums(t)} tokens"
+def summary_facts(r: RolloutSummary) -> tuple[str | Text, ...]:
+    """A rollout at first glance: status, calls, tokens, cost, time from its first attempt to its last sign of life,
+    reward."""
+    t, first = r.totals, next(iter(r.attempts), None)
+    took = 0 if first is None else r.last_seen_ns - first.created_ns
+    return (
+        status(r.status),
+        pluralized(t.calls, "model call"),
+        Text(pluralized(t.errors, "error"), style="red") if t.errors else "",
+        pluralized(tool_calls(r), "tool call") if tool_calls(r) else "",
+        *((f"{sums(t)} tokens", total_cost(t)) if t.calls else ()),
+        duration(took) if took > 0 else "",
+        "no reward" if r.reward is None else f"reward {number(r.reward)}",
+        gaps(t),
+    )
 
 
 def gaps(t: Totals) -> str:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
@@ -108,6 +109,23 @@ def joined(*pieces: str | Text) -> Text:
     return Text("  ").join(text for text in texts if text)
 
 
+class Line:
+    """Pieces on a line, two spaces apart. A line that is too long is broken between pieces."""
+
+    def __init__(self, *pieces: str | Text) -> None:
+        self._pieces = pieces
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        line = Text()
+        for piece in map(joined, self._pieces):
+            if line and piece and line.cell_len + GAP + piece.cell_len > options.max_width:
+                yield line
+                line = piece
+            else:
+                line = joined(line, piece)
+        yield line
+
+
 def compact(value: Any) -> str:
     """JSON on one line; empty for None."""
     return "" if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
@@ -116,6 +134,17 @@ def compact(value: Any) -> str:
 def tally(number: int | None) -> str:
     """A number, or `?` if it is unknown."""
     return "?" if number is None else f"{number:,}"
+
+
+def money(amount: float | None) -> str:
+    """US dollars: two decimals, below one three digits, below a cent two; empty for None."""
+    if amount is None:
+        return ""
+    if amount >= 0.995 or not amount:
+        return f"${amount:,.2f}"
+    # Sums in another order differ in their last digits: as decimals they are cut at the same one.
+    exact = Decimal(repr(round(amount, 12)))
+    return f"${Decimal(f'{exact:.{3 if amount >= 0.01 else 2}g}').normalize():f}"
 
 
 ENDLESS: Final = 1_000_000

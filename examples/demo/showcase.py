@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -37,7 +38,17 @@ TRIES: Final = 8
 NIGHT: Final = "You answer customers of Acme at night."
 """The prompt of rollouts that take part in no release."""
 ANNA: Final = ActionRequest(who="anna", why="the customer withdrew the order")
+PRICES: Final = """
+as_of = {today}
+
+[[price]]
+model = "desk-7b"
+input = 0.2
+output = 0.8
+"""
 CONFIG: Final = """
+prices = "{prices}"
+
 [[upstream]]
 name = "vllm"
 dialect = "openai"
@@ -106,7 +117,9 @@ async def showcase(directory: Path) -> AsyncGenerator[Showcase]:
 async def gateway(home: Path, desk_url: str) -> AsyncGenerator[str]:
     """Runs a gateway process in front of the desk; yields its address."""
     config = home / "penstock.toml"
-    await asyncio.to_thread(config.write_text, CONFIG.format(url=desk_url, path=PATH))
+    prices = home / "prices.toml"
+    await asyncio.to_thread(prices.write_text, PRICES.format(today=date.today().isoformat()))
+    await asyncio.to_thread(config.write_text, CONFIG.format(prices=prices, url=desk_url, path=PATH))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock", "serve", "--config", config, "--data", home / "data", "--port", "0"),
         stdout=asyncio.subprocess.PIPE,

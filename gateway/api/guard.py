@@ -31,6 +31,7 @@ from penstock.gateway.api.pagination import (
     CursorError,
     HeavyReads,
     Mark,
+    RolloutCosts,
     TapeSource,
     decode_cursor,
     encode_cursor,
@@ -109,8 +110,8 @@ class Control:
     """Index that finds rows without a scan."""
     queries: SqlRunner | None = None
     """Service that answers SQL."""
-    prices: Prices = field(default_factory=Prices)
-    """Prices of models."""
+    costs: RolloutCosts = field(default_factory=lambda: RolloutCosts(Prices()))
+    """Adds costs to rollouts."""
     routes: Sequence[RouteSettings] = ()
     """Routes of models to upstreams, as configured."""
     budgets: Budgets | None = None
@@ -124,6 +125,11 @@ class Control:
     followers: set[asyncio.Task[object]] = field(default_factory=set[asyncio.Task[object]])
     pending_operations: set[asyncio.Future[object]] = field(default_factory=set[asyncio.Future[object]])
     """Operations that are finished even if the client has left."""
+
+    @property
+    def prices(self) -> Prices:
+        """The list of prices that costs are computed with."""
+        return self.costs.prices
 
 
 CONTROL = web.AppKey("control", Control)

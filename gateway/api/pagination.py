@@ -18,12 +18,13 @@ import json
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import count, takewhile
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel
@@ -33,8 +34,9 @@ from penstock.gateway.followers.index.link import FindRequest, FindResult, Index
 from penstock.gateway.model.answers import Change
 from penstock.gateway.model.base import ID_PATTERN
 from penstock.gateway.model.facts import TOOL
-from penstock.gateway.model.rollout import Attempt, Rollout, RolloutSummary, summarised
-from penstock.gateway.model.span import Span
+from penstock.gateway.model.prices import Prices
+from penstock.gateway.model.rollout import COMPUTED, Attempt, Rollout, RolloutSummary, Totals, sum_totals, summarised
+from penstock.gateway.model.span import Span, SpanStatus
 from penstock.gateway.model.turn import Exchange, Passage
 from penstock.gateway.reading.filter_fields import Target
 from penstock.gateway.reading.filters import ContentReaders, Query
@@ -170,6 +172,8 @@ SLICE = 500
 """Most heads that are looked at between two turns of the event loop."""
 SLICE_S, PAGE_S = 0.5, 3.0
 """Seconds that a slice, and a page, may take: the rows found by then are returned, with a cursor to go on from."""
+_KEPT: Final = 4_096
+"""Most attempts whose costs are kept."""
 
 Mark = tuple[int | str, ...]
 MARKS: dict[str, tuple[tuple[type, ...], ...]] = {
@@ -190,7 +194,14 @@ class TapeSource(Protocol):
     def named(self, rollouts: Iterable[str]) -> list[tuple[int, Rollout]]: ...
     def attempts(self, rid: str, /) -> list[Attempt]: ...
     def rollouts(self, before: int | None = None) -> Iterator[tuple[int, Rollout]]: ...
-    def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None, /) -> Iterator[Span]: ...
+    def spans(
+        self,
+        rid: str,
+        aid: str | None = None,
+        after: tuple[str, int] | None = None,
+        kinds: Collection[str] = (),
+        /,
+    ) -> Iterator[Span]: ...
     def span(self, rid: str, aid: str, sequence: int, /) -> Span | None: ...
     def recent(self, before: int | None = None) -> Iterator[tuple[int, Span]]: ...
     def at(self, cursors: Iterable[int], /) -> Iterator[tuple[int, Span]]: ...
@@ -401,6 +412,84 @@ def span_filter(tape: TapeSource, query: Query) -> Callable[[Span], bool]:
 def summary(tape: TapeSource, rollout: Rollout) -> RolloutSummary:
     """A rollout with its attempts and their sums."""
     return summarised(rollout, tape.attempts(rollout.id))
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Sums over calls of an attempt."""
+
+    costs: Totals = field(default_factory=Totals)
+    tool_runs: int = 0
+
+    def add(self, span: Span, prices: Prices) -> None:
+        self.tool_runs += span.kind == "tool"
+        if span.kind == "llm":
+            self.costs.calls += 1
+            prices.add(self.costs, span)
+
+    def plus(self, other: _Sums) -> _Sums:
+        return _Sums(sum_totals((self.costs, other.costs)), self.tool_runs + other.tool_runs)
+
+
+class _KeptSums(NamedTuple):
+    """The sums of an attempt as they were read last."""
+
+    state: tuple[int, int]
+    """How many spans the attempt had then, and how many model calls that had ended."""
+    sums: _Sums
+    through: int
+    """Up to this sequence all of its calls had ended."""
+    settled: _Sums
+    """The sums up to there."""
+
+
+class RolloutCosts:
+    """Adds to rollouts what their calls cost, at the prices as they are now, and how many tools ran. So nothing is
+    computed while calls run, and a new list of prices holds for old calls too. Sums over calls that have ended are
+    kept: a list that is read again reads newer calls only. Thread-safe."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self._kept = dict[tuple[str, str, int], _KeptSums]()
+
+    def add(self, tape: TapeSource, rollouts: Iterable[RolloutSummary]) -> None:
+        """Add costs and runs of tools to these rollouts and their attempts."""
+        for rollout in rollouts:
+            rollout.tool_runs = self.add_to_attempts(tape, rollout.attempts)
+            rollout.totals = sum_totals(attempt.totals for attempt in rollout.attempts)
+
+    def add_to_attempts(self, tape: TapeSource, attempts: Iterable[Attempt]) -> int:
+        """Add costs to these attempts; return how many tools they ran."""
+        runs = 0
+        for attempt in attempts:
+            found = self._sums(tape, attempt)
+            costs = {name: getattr(found.costs, name) for name in COMPUTED}
+            attempt.totals, runs = attempt.totals.model_copy(update=costs), runs + found.tool_runs
+        return runs
+
+    def _sums(self, tape: TapeSource, attempt: Attempt) -> _Sums:
+        # A rollout may be forgotten, and another one be made of its name.
+        key, state = (attempt.rollout, attempt.id, attempt.created_ns), (attempt.spans, attempt.totals.calls)
+        kept = self._kept.get(key)
+        if kept is not None and kept.state == state:
+            return kept.sums
+        through, settled = (0, _Sums()) if kept is None else (kept.through, deepcopy(kept.settled))
+        first_open, later = 0, _Sums()
+        try:
+            for span in tape.spans(attempt.rollout, attempt.id, (attempt.id, through), ("llm", "tool")):
+                if span.kind == "llm" and span.status == SpanStatus.OPEN:
+                    first_open = first_open or span.sequence
+                else:
+                    (later if first_open else settled).add(span, self.prices)
+        except TapeError as error:
+            tape.pass_over(f"a call of {attempt.rollout}/{attempt.id}", error)
+            later.costs.unpriced += max(0, attempt.totals.calls - settled.costs.calls - later.costs.calls)
+            return settled.plus(later)
+        sums = settled.plus(later)
+        if len(self._kept) >= _KEPT:
+            self._kept.clear()
+        self._kept[key] = _KeptSums(state, sums, first_open - 1 if first_open else attempt.spans, settled)
+        return sums
 
 
 def summary_of(tape: TapeSource, rid: str) -> RolloutSummary | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Literal, get_args
 
@@ -48,6 +48,7 @@ from penstock.gateway.model.answers import (
     SpanPage,
 )
 from penstock.gateway.model.base import ID_PATTERN, ActionRequest, Noun, SpanKind
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import (
     Claim,
     ClaimAnswer,
@@ -129,6 +130,7 @@ async def get_rollouts(request: web.Request) -> web.Response:
     else:
         find = index_lookup(control.index, "rollouts", query, now_ns)
         found = await _page(control, rollouts_walk(tape, query, find), "rollouts", asked, query)
+    await asyncio.to_thread(control.costs.add, tape, found.rows)
     page = RolloutPage(rollouts=found.rows, next=encode_cursor("rollouts", found.mark), scanned=found.scanned)
     if not asked.brief:
         return answer(page)
@@ -177,7 +179,14 @@ async def _page(control: Control, walk: Walk[T], name: str, asked: PageQuery, qu
 
 async def _spans(control: Control, walk: Walk[Span], name: str, asked: PageQuery, query: Query) -> web.Response:
     found = await _page(control, walk, name, asked, query)
+    await asyncio.to_thread(add_costs, control.prices, found.rows)
     return answer(SpanPage(spans=found.rows, next=encode_cursor(name, found.mark), scanned=found.scanned))
+
+
+def add_costs(prices: Prices, spans: Iterable[Span]) -> None:
+    """Add to each span what it cost."""
+    for span in spans:
+        prices.charge(span)
 
 
 # --- one rollout, one span ---
@@ -185,7 +194,10 @@ async def _spans(control: Control, walk: Walk[Span], name: str, asked: PageQuery
 
 async def get_rollout(request: web.Request) -> web.Response:
     """A rollout with its attempts and sums."""
-    return answer(summary(request.app[CONTROL].tape, _rollout(request)))
+    control = request.app[CONTROL]
+    found = summary(control.tape, _rollout(request))
+    await asyncio.to_thread(control.costs.add, control.tape, [found])
+    return answer(found)
 
 
 class DiagnosisQuery(Noun):
@@ -238,7 +250,10 @@ def transcript_of(tape: TapeSource, rollout: Rollout, attempt: Attempt, spans: S
 
 async def get_attempts(request: web.Request) -> web.Response:
     """The attempts of a rollout, oldest first."""
-    return answer(AttemptList(attempts=request.app[CONTROL].tape.attempts(_rollout(request).id)))
+    control = request.app[CONTROL]
+    attempts = control.tape.attempts(_rollout(request).id)
+    await asyncio.to_thread(control.costs.add_to_attempts, control.tape, attempts)
+    return answer(AttemptList(attempts=attempts))
 
 
 class SpanQuery(Noun):
@@ -252,6 +267,7 @@ async def get_span(request: web.Request) -> web.StreamResponse:
     """A whole span: its head, the exchange read as messages, tool calls and usage, and the recorded headers, bodies
     and arrival times. Bodies are text where they are UTF-8, else base64."""
     wanted, span, control = query_of(request, SpanQuery).exchange, _span(request), request.app[CONTROL]
+    control.prices.charge(span)
     if _is_short(span):
         return answer(await asyncio.to_thread(detail_of, control.tape, span, wanted))
     return await control.heavy.answer(request, lambda: json_of(detail_of(control.tape, span, wanted)), guard.JSON)

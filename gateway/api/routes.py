@@ -78,7 +78,7 @@ async def get_stats(request: web.Request) -> web.Response:
     control, asked = request.app[CONTROL], query_of(request, StatsQuery)
     total = None if control.index is None else control.index.total
     figures = await control.team.figures()
-    return answer(await stats.gather(control.tape, asked.spans, figures, total))
+    return answer(await stats.gather(control.tape, asked.spans, figures, control.prices, total))
 
 
 async def make_token(control: Control, ids: Ids, asked: TokenRequest) -> AgentToken:

@@ -27,7 +27,7 @@ from penstock.gateway.api.pagination import (
     passage_reader,
     recent_walk,
 )
-from penstock.gateway.api.rollouts import PageQuery
+from penstock.gateway.api.rollouts import PageQuery, add_costs
 from penstock.gateway.followers.index.sql.runner import SqlQueryError
 from penstock.gateway.followers.index.sql.views import VIEWS, given
 from penstock.gateway.model.state import (
@@ -70,6 +70,7 @@ async def get_search(request: web.Request) -> web.Response:
     wanted = search(asked.text, asked.filter, asked.words, now_ns)
     walk = search_walk(control.tape, wanted, asked.context, index_lookup(control.index, "spans", wanted.query, now_ns))
     found = await page(walk, decode_cursor("recent", asked.cursor), asked.limit, SCAN_BODIES, control.heavy.run)
+    add_costs(control.prices, (row.span for row in found.rows))
     next = encode_cursor("recent", found.mark)
     return answer(SearchPage(rows=found.rows, next=next, scanned=found.scanned))
 

@@ -48,7 +48,7 @@ from penstock.gateway.model.base import CALLS, Noun, SpanKind
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import TOOL, UNREAD, is_release_call, version_labels
 from penstock.gateway.model.metrics import Metrics
-from penstock.gateway.model.prices import Prices, TokenCounts
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.rollout import (
     UNFAILED,
     Reward,
@@ -57,6 +57,7 @@ from penstock.gateway.model.rollout import (
     RolloutStatus,
     RolloutSummary,
     Totals,
+    sum_totals,
 )
 from penstock.gateway.model.span import Span, SpanStatus, refused
 from penstock.gateway.model.tools import ToolStats
@@ -167,9 +168,9 @@ class AnsweredAttempts:
 class SpanTally:
     """Sums that grow span by span."""
 
+    prices: Prices
     spans: int = 0
     since_ns: int | None = None
-    totals: Totals = field(default_factory=Totals)
     by_status: Counter[str] = field(default_factory=Counter[str])
     by_kind: Counter[SpanKind] = field(default_factory=Counter[SpanKind])
     rewards: list[Reward] = field(default_factory=list[Reward])
@@ -190,9 +191,7 @@ class SpanTally:
         if span.kind == "llm" and span.status != SpanStatus.OPEN:
             model = "unknown" if span.model is None else span.model
             self.durations[model] += [] if span.duration_ns is None else [span.duration_ns]
-            settled = self.answered.settles(span)
-            for totals in (self.totals, self.by_model[model]):
-                count_call(totals, span, settled)
+            count_call(self.by_model[model], span, self.answered.settles(span), self.prices)
 
     def models(self) -> dict[str, ModelStats]:
         """Sums by model, the busiest first, with their latencies."""
@@ -211,8 +210,9 @@ def _rewards(given: list[Reward]) -> RewardStats:
     )
 
 
-def count_call(totals: Totals, span: Span, settled: bool) -> None:
+def count_call(totals: Totals, span: Span, settled: bool, prices: Prices) -> None:
     """Count a call. `settled`: it was refused and its agent then succeeded in another form."""
+    prices.add(totals, span)
     totals.calls += 1
     totals.errors += span.status in (SpanStatus.ERROR, SpanStatus.INTERRUPTED) and not settled
     totals.cancelled += span.status == SpanStatus.CANCELLED
@@ -223,9 +223,6 @@ def count_call(totals: Totals, span: Span, settled: bool) -> None:
     totals.uncounted += lacks_token_counts(span, by_name(span.dialect))
 
 
-_SUMS: Final = ("calls", "errors", "cancelled", "input_tokens", "output_tokens", "tool_calls", "uncounted")
-_MODEL: Final = (*_SUMS, "median_ns", "p95_ns")
-"""Figures of a model in the index."""
 BREAKER: Final[tuple[Literal["closed", "probing", "open"], ...]] = ("closed", "probing", "open")
 """States of a breaker, by the numbers of the metric `penstock_mcp_breaker`."""
 
@@ -235,11 +232,15 @@ NEWEST: Final = 10_000
 
 
 async def gather(
-    tape: TapeSource, most: int | None, metrics: Metrics, total: Callable[[], TotalResult | None] | None = None
+    tape: TapeSource,
+    most: int | None,
+    metrics: Metrics,
+    prices: Prices,
+    total: Callable[[], TotalResult | None] | None = None,
 ) -> Stats:
     """Figures over the `most` newest spans; None for all, if `total` finds them in an index."""
     found = await asyncio.to_thread(total) if most is None and total is not None else None
-    sums = await _counted(tape, NEWEST if most is None else most) if found is None else _summed(found)
+    sums = await _counted(tape, NEWEST if most is None else most, prices) if found is None else _summed(found)
     return Stats(
         **sums,
         tape=tape.figures(),
@@ -254,14 +255,15 @@ async def gather(
 
 def _summed(found: TotalResult) -> dict[str, Any]:
     """The sums of an index."""
-    rows = [{name: row[name] for name in _MODEL} for row in found.models]
-    totals = {name: sum(row[name] for row in rows) for name in _SUMS}
+    by_model = {
+        row["value"]: ModelStats(**{name: row[name] for name in row.keys() - {"value"}}) for row in found.models
+    }
     return {
         "counted_spans": found.counted_spans,
         "complete": True,
         "since_ns": found.since_ns,
-        "totals": Totals(**totals),
-        "by_model": {row["value"]: ModelStats(**of_model) for row, of_model in zip(found.models, rows, strict=True)},
+        "totals": sum_totals(by_model.values()),
+        "by_model": by_model,
         "by_status": found.by_status,
         "by_kind": found.by_kind,
         "by_tool": found.by_tool,
@@ -269,9 +271,9 @@ def _summed(found: TotalResult) -> dict[str, Any]:
     }
 
 
-async def _counted(tape: TapeSource, most: int) -> dict[str, Any]:
+async def _counted(tape: TapeSource, most: int, prices: Prices) -> dict[str, Any]:
     """The sums of the newest spans."""
-    tally, before, complete = SpanTally(), None, False
+    tally, before, complete = SpanTally(prices), None, False
     while not complete and tally.spans < most:
         wanted = min(SLICE, most - tally.spans)
         before, complete = await asyncio.to_thread(_count_slice, tape, tally, before, wanted)
@@ -280,7 +282,7 @@ async def _counted(tape: TapeSource, most: int) -> dict[str, Any]:
         "counted_spans": tally.spans,
         "complete": complete,
         "since_ns": tally.since_ns,
-        "totals": Totals(**dict(tally.totals)),
+        "totals": sum_totals(tally.by_model.values()),
         "by_model": tally.models(),
         "by_status": dict(tally.by_status),
         "by_kind": dict(tally.by_kind),
@@ -347,9 +349,6 @@ class _Group:
     totals: Totals = field(default_factory=Totals)
     durations: list[int] = field(default_factory=list[int])
     rollouts: set[str] = field(default_factory=set[str])
-    costs: list[float] = field(default_factory=list[float])
-    unpriced: int = 0
-    reported: int = 0
 
 
 def scan_breakdown(
@@ -366,17 +365,12 @@ def scan_breakdown(
         if span.kind != "llm" or is_release_call(span) or span.status == SpanStatus.OPEN:
             continue
         settled = answered.settles(span)
-        tokens = TokenCounts.of(span.usage)
-        cost = prices.cost(span.model_served, span.model, span.start_ns, tokens)
         values = _values(by, span, rollout, tools) if wanted(span) else ()
         for value in values:
             group = groups[value]
-            count_call(group.totals, span, settled)
+            count_call(group.totals, span, settled, prices)
             group.durations += [] if span.duration_ns is None else [span.duration_ns]
             group.rollouts.add(span.rollout)
-            group.costs += [] if cost is None else [cost]
-            group.reported += tokens.own_cost is not None
-            group.unpriced += cost is None and tokens[:2] != (None, None)
     rows = [_row(value, group, rollout) for value, group in groups.items()]
     rows.sort(key=lambda row: (-row.calls, row.value))
     complete = looked_at <= most
@@ -399,9 +393,6 @@ def _row(value: str, group: _Group, rollout: Callable[[str], RolloutSummary | No
         rewarded=len(found),
         reward=mean,
         reward_quartiles=quartiles,
-        cost=sum(group.costs) if group.costs else None,
-        unpriced=group.unpriced,
-        reported=group.reported,
         **sums,
     )
 

@@ -298,12 +298,6 @@ class BreakdownRow(ModelStats):
 
     value: str
     """What they have in common; empty where they have nothing there."""
-    cost: float | None = None
-    """What its calls cost, as their providers say, or by the list of prices; None where none of them has a price."""
-    unpriced: int = 0
-    """Calls whose tokens were counted and for whose model there is no price; they are in no cost."""
-    reported: int = 0
-    """Calls whose cost is what their provider says, and not what the list does."""
     rollouts: int = 0
     """Rollouts with such calls."""
     rewarded: int = 0

@@ -14,11 +14,12 @@ from datetime import UTC, date, datetime
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from penstock.gateway.model.span import Usage
+from penstock.gateway.model.rollout import Totals
+from penstock.gateway.model.span import Span, SpanStatus, Usage
 from penstock.gateway.model.toml import Section, read, validated
 
 BUILTIN: Final = Path(__file__).with_name("prices.toml")
@@ -190,8 +191,8 @@ class PriceFile(Section):
 
     as_of: date
     """The day by which it was right."""
-    currency: str = Field(default="USD", min_length=1, max_length=8)
-    """What its numbers are."""
+    currency: Literal["USD"] = "USD"
+    """What its numbers are: US dollars, as the costs are that providers report."""
     price: list[Price]
 
     @model_validator(mode="after")
@@ -289,6 +290,21 @@ class Prices:
             found = next((it for line in islice(lines, 64) if (it := _AS_OF.match(line))), None)
         as_of = self.file.as_of if found is None else date.fromisoformat(found[1])
         return staleness_warning(as_of, now_ns)
+
+    def charge(self, span: Span) -> None:
+        """Set `cost` and `unpriced` of a span, if it is a model call that has ended."""
+        if span.kind == "llm" and span.status != SpanStatus.OPEN:
+            tokens = TokenCounts.of(span.usage)
+            span.cost = self.cost(span.model_served, span.model, span.start_ns, tokens)
+            span.unpriced = span.cost is None and tokens[:2] != (None, None)
+
+    def add(self, totals: Totals, span: Span) -> None:
+        """Set the cost of a span, and add it to sums."""
+        self.charge(span)
+        totals.unpriced += span.unpriced
+        if span.cost is not None:
+            totals.cost = (totals.cost or 0.0) + span.cost
+            totals.reported += TokenCounts.of(span.usage).own_cost is not None
 
     def cost(self, served: str | None, asked: str | None, start_ns: int, tokens: TokenCounts) -> float | None:
         """The cost of a call: the provider's figure, else by the price of the model that answered, else of the

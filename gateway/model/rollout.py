@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from functools import reduce
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -68,8 +67,12 @@ RewardSource = Literal["runner", "judge", "user", "agent", "rule"]
 """The source of a reward; `rule` is `reward_on_failure`."""
 
 
+COMPUTED: Final = ("cost", "unpriced", "reported")
+"""Sums that the tape does not keep, because they are of the prices as they are now."""
+
+
 class Totals(Noun):
-    """Sums over the spans of an attempt or a rollout."""
+    """Sums over the model calls of an attempt or a rollout."""
 
     calls: int = 0
     """Finished model calls."""
@@ -92,6 +95,14 @@ class Totals(Noun):
     """Calls without an address that could be another rollout's as well: two agents have done exactly the same."""
     refused: int = 0
     """Those errors that were refusals of the gateway to translate, and no call was answered since."""
+    cost: float | None = None
+    """US dollars that its calls cost, as their providers say, or by the list of prices; None where none of them has a
+    price. Computed when it is read (`COMPUTED`): not in the change feed."""
+    unpriced: int = 0
+    """Calls whose tokens were counted and for whose model there is no price: where there are any, or `uncounted` ones,
+    the cost is a lower bound."""
+    reported: int = 0
+    """Calls whose cost is what their provider says, and not what the list does."""
 
     @model_validator(mode="after")
     def _unknown_is_not_zero(self) -> Self:
@@ -253,6 +264,8 @@ class RolloutSummary(Rollout):
     """When it was last heard of: when its newest call began or ended."""
     reward: float | None = None
     """The reward of its newest attempt that has one."""
+    tool_runs: int = 0
+    """Calls of tools of servers behind the gateway (MCP); `tool_calls` are those that models asked for."""
 
 
 class WorkerUsage(Noun):
@@ -299,7 +312,7 @@ def summarised(rollout: Rollout, attempts: Sequence[Attempt]) -> RolloutSummary:
     return RolloutSummary(
         **dict(rollout),
         attempts=list(attempts),
-        totals=reduce(add_totals, (attempt.totals for attempt in attempts), Totals()),
+        totals=sum_totals(attempt.totals for attempt in attempts),
         last_seen_ns=last_seen_ns(rollout, attempts),
         reward=reward(attempts),
     )
@@ -315,9 +328,13 @@ def reward(attempts: Sequence[Attempt]) -> float | None:
     return next((attempt.reward for attempt in reversed(attempts) if attempt.reward is not None), None)
 
 
-def add_totals(a: Totals, b: Totals) -> Totals:
-    """The sum of two totals, field by field."""
-    return Totals(**{name: (getattr(a, name) or 0) + (getattr(b, name) or 0) for name in Totals.model_fields})
+def sum_totals(parts: Iterable[Totals]) -> Totals:
+    """The sum of totals, field by field."""
+    rows = [dict(one) for one in parts]
+    sums: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in Totals.model_fields}
+    if all(row["cost"] is None for row in rows):
+        sums["cost"] = None
+    return Totals(**sums)
 
 
 # The states as tables of legal moves, and the state that follows from an event. The caller supplies the time and writes

@@ -147,6 +147,11 @@ class Span(Noun):
     """What only some kinds have, by OpenTelemetry name; a reward is read by `Reward.of`."""
     estimate: Estimate | None = None
     """Of a call whose tokens nobody counted."""
+    cost: float | None = None
+    """US dollars that a model call cost, as its provider says, or by the list of prices as it is now; None where there
+    is no price or no count. Lists and single spans have it, the change feed and transcripts do not."""
+    unpriced: bool = False
+    """True when its tokens were counted and there is no price for its model."""
 
     @property
     def duration_ns(self) -> int | None:

@@ -132,7 +132,7 @@ async def test_a_gateway_serves_and_records_as_a_container(
         async with http.post(url, json=asked, headers={"Authorization": f"Bearer {token}"}) as answer:
             assert answer.status == 200
             await answer.read()
-        assert "r1  online  running  1 call" in gateway.run("penstock", "show", "r1", env=env(port), mounts=mounts)
+        assert "r1  running  1 model call" in gateway.run("penstock", "show", "r1", env=env(port), mounts=mounts)
     assert (tmp_path / "volumes" / "data" / "tape").is_dir()
     with pytest.raises(AssertionError, match=f"port {port}: "):
         healthy(gateway, port, mounts)
@@ -238,7 +238,7 @@ async def test_calls_of_an_agent_beside_its_sidecar_are_recorded(
             agent = replace(sidecar, user="10002:10002")
             words = ("python3", "-c", AGENT, f"https://{host.name}/v1/chat/completions")
             assert await asyncio.to_thread(agent.run, *words, env=variables, mounts=beside) == "hello\n"
-            assert "r1  online  running  1 call" in gateway.run("penstock", "show", "r1", env=told, mounts=served)
+            assert "r1  running  1 model call" in gateway.run("penstock", "show", "r1", env=told, mounts=served)
     (asked,) = host.asked
     assert b"Authorization: Bearer none\r\n" in asked
     assert told["PENSTOCK_TOKEN"].encode() not in asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -125,7 +125,13 @@ class MemoryTape:
         wanted = set(rollouts)
         return [(number, rollout) for number, rollout in self.rollouts() if rollout.id in wanted]
 
-    def spans(self, rid: str, aid: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
+    def spans(
+        self,
+        rid: str,
+        aid: str | None = None,
+        after: tuple[str, int] | None = None,
+        kinds: Collection[str] = (),
+    ) -> Iterator[Span]:
         order = list(self._attempts.get(rid, {}))
 
         def place(attempt: str, sequence: int) -> tuple[int, int]:
@@ -133,7 +139,8 @@ class MemoryTape:
 
         found = [span for _, span in self._spans.values() if span.rollout == rid and aid in (None, span.attempt)]
         for span in sorted(found, key=lambda s: place(s.attempt, s.sequence)):
-            if after is None or place(span.attempt, span.sequence) > place(*after):
+            passed = after is not None and place(span.attempt, span.sequence) <= place(*after)
+            if not passed and (not kinds or span.kind in kinds):
                 yield span
 
     def span(self, rid: str, aid: str, sequence: int) -> Span | None:

@@ -25,7 +25,18 @@ from rich.text import Text
 from penstock.console.views import resources, rollouts
 from penstock.console.views.rollout_tree import ConversationPrefixes
 from penstock.console.views.runs import sparkline
-from penstock.console.views.table import Column, Listing, abbreviate, clean, compact, figure, joined, number, plain
+from penstock.console.views.table import (
+    Column,
+    Listing,
+    abbreviate,
+    clean,
+    compact,
+    figure,
+    joined,
+    money,
+    number,
+    plain,
+)
 from penstock.gateway.client.connection import map_concurrently
 from penstock.gateway.model.resource import Resource, ResourceView
 from penstock.gateway.model.rollout import UNFAILED, RolloutStatus, RolloutSummary
@@ -177,7 +188,9 @@ def _deltas(left: RolloutSummary, right: RolloutSummary) -> Iterator[str]:
     a, b = left.totals, right.totals
     tokens = [(t.input_tokens or 0) + (t.output_tokens or 0) for t in (a, b)]
     yield f"{tokens[1] - tokens[0]:+,} tokens"
-    yield f"{b.calls - a.calls:+,} calls"
+    if a.cost is not None and b.cost is not None:
+        yield f"{'-' if b.cost < a.cost else '+'}{money(abs(b.cost - a.cost))}"
+    yield f"{b.calls - a.calls:+,} model calls"
 
 
 def _pair_cells(data: RolloutComparison, at: int) -> list[Text | str]:

@@ -166,8 +166,9 @@ def _models(stats: Stats) -> Iterator[Text]:
     busy = sorted(stats.by_model.items(), key=lambda item: -item[1].calls)
     for name, m in busy[:MOST]:
         errors = Text(pluralized(m.errors, "error"), style="red" if m.errors else "")
+        cost = f"cost {cost}" if (cost := rollouts.cost(m)) else ""
         times = f"median {duration(m.median_ns)}, p95 {duration(m.p95_ns)}" if m.median_ns is not None else ""
-        yield joined(plain(name), pluralized(m.calls, "call"), errors, times)
+        yield joined(plain(name), pluralized(m.calls, "call"), errors, cost, times)
     if not busy:
         yield Text("no model was called yet: give an agent this gateway's address as its base URL")
 
@@ -179,7 +180,8 @@ def _cost(stats: Stats) -> Iterator[Text]:
         if rewards.mean is not None
         else "no reward yet"
     )
-    yield joined(f"{rollouts.sums(stats.totals)} tokens in the newest {pluralized(stats.counted_spans, 'span')}", mean)
+    yield joined(rollouts.total_cost(stats.totals), f"{rollouts.sums(stats.totals)} tokens")
+    yield joined(mean, f"all in the newest {pluralized(stats.counted_spans, 'span')}")
 
 
 def _queue(data: OverviewData, now_ns: int) -> Iterator[Text]:

@@ -42,7 +42,10 @@ KEPT: Final = 64
 """The most ended calls that are kept."""
 LARGEST: Final = 4 << 20
 """The most bytes of a call that are asked for."""
-SPANS = (Column("span", narrows="cut", least=24), Column("status"), figure("latency"), figure("tokens", 1))
+SPANS = (
+    Column("span", narrows="cut", least=24), Column("status"), figure("latency"),
+    figure("tokens", 1), figure("cost", 2),
+)  # fmt: skip
 WITH_BYTES = frozenset({"Tokens", "Request", "Response", "Timing"})
 Find = Callable[[Any, str | None], RolloutSummary | None]
 """The rollout of a row."""
@@ -208,9 +211,7 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
     # Showing ----------------------------------------------------------------------------------------------------------
 
     def head(self, data: RolloutData, now_ns: int) -> Text:
-        r, t = data.rollout, data.rollout.totals
-        end = r.ended_ns or r.last_seen_ns
-        errors = Text(shown.pluralized(t.errors, "error"), style="red") if t.errors else ""
+        r = data.rollout
         versions = dict.fromkeys(
             f"{name}@{version}"
             for row in data.rows.values()
@@ -219,10 +220,7 @@ class RolloutView(ScreenView[RolloutData, TreeRowDetails]):
         )
         arms = dict.fromkeys(row.span.arm for row in data.rows.values() if row.span and row.span.arm)
         return joined(
-            shown.status(r.status), r.mode, f"group {clean(r.group)}" if r.group else "",
-            "no reward" if r.reward is None else f"reward {number(r.reward)}",
-            shown.pluralized(t.calls, "call"), errors, shown.total_tokens(t), shown.gaps(t),
-            duration(end - r.created_ns) if end > r.created_ns else "",
+            *shown.summary_facts(r), r.mode, f"group {clean(r.group)}" if r.group else "",
             *(clean(name) for name in versions), *(clean(arm) for arm in arms),
             f"{data.left_out:,} more spans are not shown" if data.left_out else "",
         )  # fmt: skip
@@ -319,13 +317,14 @@ def cells(row: TreeRow) -> list[Text | str]:
             shown.status(it.status),
             took,
             shown.sums(it.totals) if it.totals.calls else "",
+            shown.cost(it.totals),
         ]
     number, *what = shown.label(span)
     line = Text("  " * row.depth).append(f"{number} ", "dim").append(" ".join(filter(None, what)))
     if span.kind not in CALLS and (said := shown.content(span)):
         line.append(f"  {clean(said)}", "dim")
     standing = joined(shown.status(span.status), shown.error_text(span)) if span.kind in CALLS or span.error else ""
-    return [line, standing, shown.length(span), shown.tokens(span)]
+    return [line, standing, shown.length(span), shown.tokens(span), shown.call_cost(span)]
 
 
 def _words(data: RolloutData, id: str) -> str:

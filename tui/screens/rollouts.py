@@ -288,10 +288,11 @@ def orders(row: Callable[[str], RolloutSummary | None]) -> dict[str, Callable[[s
         "group": by(lambda r: r.group),
         "status": by(lambda r: str(r.status)),
         "reward": by(lambda r: r.reward),
-        "calls": by(lambda r: r.totals.calls),
+        "model calls": by(lambda r: r.totals.calls),
         "errors": by(lambda r: r.totals.errors),
         "tokens": by(tokens),
-        "tools": by(lambda r: r.totals.tool_calls),
+        "cost": by(lambda r: r.totals.cost),
+        "tool calls": by(rollouts.tool_calls),
         "age": by(lambda r: r.created_ns),
         "last call": by(lambda r: r.last_seen_ns),
     }
@@ -305,7 +306,7 @@ NEWEST_ROLLOUTS: Final = 1_000
 NO_GROUPS = "None of the newest rollouts has a group: `penstock enqueue tasks.jsonl --repeat 8` makes one of each task."
 GROUPS = (
     Column("group"), figure("rollouts"), figure("succeeded"), figure("failed"), figure("others", 4),
-    figure("mean reward"), figure("lowest", 2), figure("highest", 3), figure("calls", 5), figure("age", 1),
+    figure("mean reward"), figure("lowest", 2), figure("highest", 3), figure("model calls", 5), figure("age", 1),
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ Generators hold no transaction while their consumer works.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import islice
@@ -200,22 +200,31 @@ class StoreReader:
         with self.view() as view:
             return view.span(rollout, attempt, sequence)
 
-    def spans(self, rollout: str, attempt: str | None = None, after: tuple[str, int] | None = None) -> Iterator[Span]:
-        """Yield spans by attempt (oldest first) and sequence; `after` is (attempt, sequence) of the last one seen."""
+    def spans(
+        self,
+        rollout: str,
+        attempt: str | None = None,
+        after: tuple[str, int] | None = None,
+        kinds: Collection[str] = (),
+    ) -> Iterator[Span]:
+        """Yield spans by attempt (oldest first) and sequence; `after` is (attempt, sequence) of the last one seen.
+        `kinds`: only these, if any are named; others are hardly decoded."""
         if attempt is not None and not _possible(rollout, attempt):
             return
         names = [found.id for found in self.attempts(rollout)] if attempt is None else [attempt]
         if after is not None and after[0] in names:
             names = names[names.index(after[0]) :]
         for name in names:
-            yield from self._attempt_spans(rollout, name, after[1] if after is not None and after[0] == name else 0)
+            begin = after[1] if after is not None and after[0] == name else 0
+            yield from self._attempt_spans(rollout, name, begin, kinds)
 
-    def _attempt_spans(self, rollout: str, attempt: str, after: int) -> Iterator[Span]:
+    def _attempt_spans(self, rollout: str, attempt: str, after: int, kinds: Collection[str]) -> Iterator[Span]:
         after = min(max(0, after), keys.HIGHEST_SEQUENCE)
         while True:
             with self.view() as view:
-                found = view.spans(rollout, attempt, after, _STEP)
-            yield from found
+                found = view.summaries(rollout, attempt, after, _STEP)
+                spans = [view.span_of(it, kinds) for it in found]
+            yield from filter(None, spans)
             after += len(found)
             if not found or after % BLOCK:
                 # A page ends with its block, or there are no more.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 from penstock.gateway.model.base import Mode, Noun, Origin
 from penstock.gateway.model.rollout import (
+    COMPUTED,
     Attempt,
     AttemptStatus,
     Outcome,
@@ -67,7 +68,7 @@ OWN = (
 )
 ATTEMPT = codec.fields(Attempt, skip=("rollout", "id"))
 ROLLOUT = codec.fields(Rollout, skip=("id", "input", "metadata"))
-TOTALS = codec.fields(Totals)
+TOTALS = codec.fields(Totals, skip=COMPUTED)
 USAGE = codec.fields(Usage)
 ESTIMATE = codec.fields(Estimate)
 CONFIG = codec.fields(RolloutConfig)
@@ -98,6 +99,7 @@ _USUAL = RolloutConfig()
 _ROLLOUT_DEFAULTS = [None, *codec.defaults(Rollout, ROLLOUT)]
 _ROLLOUT_DEFAULTS[1 + _CONFIG] = None
 _ATTEMPT_DEFAULTS = [None, *codec.defaults(Attempt, ATTEMPT)]
+_ATTEMPT_DEFAULTS[1 + _TOTALS] = [0] * len(TOTALS)
 _BODY = 1 + OWN.index("body")
 _OK = SpanStatus.OK.value
 
@@ -224,6 +226,12 @@ def padded(record: bytes, defaults: list[Any]) -> list[Any]:
     """Return the positions of a record, including the trailing defaults that were cut off."""
     values = codec.decode(record)
     return values + defaults[len(values) :]
+
+
+def kind_of(summary: bytes, style_of: Callable[[int], Style]) -> str:
+    """Return the kind of a summary's span."""
+    style = codec.decode(summary)[0]
+    return (style_of(style) if isinstance(style, int) else style)[0]
 
 
 def span_from(key: bytes, summary: bytes, style_of: Callable[[int], Style]) -> Span:

@@ -4,7 +4,7 @@ transaction's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -26,6 +26,7 @@ from penstock.gateway.tape.store.records import (
     attempt_sequence,
     attempt_values,
     body_of,
+    kind_of,
     origins_of,
     padded,
     rollout_from,
@@ -257,21 +258,34 @@ class TapeView:
 
     def spans(self, rollout: str, attempt: str, after: int, limit: int) -> list[Span]:
         """Return at most `limit` spans that follow this sequence in its block."""
+        return [span_from(*it, self.style) for it in self.summaries(rollout, attempt, after, limit)]
+
+    def summaries(self, rollout: str, attempt: str, after: int, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return the keys and records of the same spans."""
         block, skip = divmod(after, BLOCK)
         cursors = self.cursors(rollout, attempt, block)[skip : skip + limit]
-        return [self.summary(rollout, attempt, after + at, cursor) for at, cursor in enumerate(cursors, 1)]
+        return [self._summary(rollout, attempt, after + at, cursor) for at, cursor in enumerate(cursors, 1)]
+
+    def span_of(self, summary: tuple[bytes, bytes], kinds: Collection[str]) -> Span | None:
+        """Return the span of a key and a record; None if it has none of `kinds`, where any are named."""
+        wanted = not kinds or kind_of(summary[1], self.style) in kinds
+        return span_from(*summary, self.style) if wanted else None
 
     def summary(self, rollout: str, attempt: str, sequence: int, cursor: int) -> Span:
         """Return the span whose cursor in the index is this; 0 for an open call."""
+        return span_from(*self._summary(rollout, attempt, sequence, cursor), self.style)
+
+    def _summary(self, rollout: str, attempt: str, sequence: int, cursor: int) -> tuple[bytes, bytes]:
+        """Return the key of a span and its record."""
         key = keys.summary_key(rollout, attempt, sequence)
         if not cursor:
-            return span_from(key, self._open(key)[0], self.style)
+            return key, self._open(key)[0]
         record = self.log_record(cursor)
         if not record.startswith(b"s" + key):
             raise DamagedRecordError(
                 f"change {cursor} is not the summary of {rollout}/{attempt}#{sequence}; run `penstock check`"
             )
-        return span_from(key, record[1 + len(key) :], self.style)
+        return key, record[1 + len(key) :]
 
     def _open(self, key: bytes) -> tuple[bytes, bytes | None]:
         stored = self.get("open", key)

@@ -419,18 +419,11 @@ class Settlement:
 
 
 def prices_of(config: GatewayConfig) -> Prices:
-    """The list of prices. Raises `ConfigError` if it cannot be read, or has another currency than budgets in money."""
+    """The list of prices. Raises `ConfigError` if it cannot be read."""
     try:
-        prices = Prices(config.prices)
+        return Prices(config.prices)
     except ConfigError as error:
         raise ConfigError(f"prices: {error}") from None
-    money = [budget for budget in config.budget if budget.unit == "usd"]
-    if money and (currency := prices.file.currency).upper() != "USD":
-        raise ConfigError(
-            f"budget {money[0].name!r} has unit = 'usd', and the prices in {prices.path} are in {currency}: name a "
-            "file of prices in USD, or count tokens"
-        )
-    return prices
 
 
 # -- the use of a call -------------------------------------------------------------------------------------------------

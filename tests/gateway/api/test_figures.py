@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 from fakes.local import Local
-from fakes.memory_tape import T0, MemoryTape, call
+from fakes.memory_tape import T0, MemoryTape, call, serving
 from fakes.provider import Provider
 from fakes.shell import Shell
 
 from examples.demo.model import DemoAnswer
+from penstock.gateway.api.pagination import RolloutCosts, summary
 from penstock.gateway.api.stats import failed, gather, scan_breakdown, unread_rows
 from penstock.gateway.model.answers import BreakdownRow, RewardStats
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import REPLAY_OF, SHADOW_OF, UNREAD, is_rehearsal, is_release_call
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.rollout import Reward, RolloutStatus, RolloutSummary
 from penstock.gateway.model.span import Span, Usage
 from penstock.gateway.reading.filters import parse
@@ -179,7 +181,7 @@ async def test_calls_rewards_and_events_are_told_apart() -> None:
         reward(6, value=-100.0, source="agent", trusted=False),
     ):
         tape.add(span)
-    figures = await gather(tape, 100, Metrics())
+    figures = await gather(tape, 100, Metrics(), Prices())
     assert (figures.counted_spans, figures.complete) == (6, True)
     assert figures.by_status == {"ok": 1, "error": 1}
     assert figures.by_kind == {"llm": 2, "event": 1, "reward": 3}
@@ -198,7 +200,7 @@ async def test_what_was_asked_for_a_release_is_in_no_sum() -> None:
     rehearsal = "x-1-rehearsal-a2-1-candidate"
     tape.add(call(1, rollout=rehearsal, attributes={REPLAY_OF: "r1/a1"}))
     tape.add(reward(2, value=0.0).model_copy(update={"rollout": rehearsal}))
-    figures = await gather(tape, 100, Metrics())
+    figures = await gather(tape, 100, Metrics(), Prices())
     assert (figures.counted_spans, figures.by_kind) == (6, {"llm": 4, "reward": 2})
     assert (figures.totals.calls, figures.by_status, figures.by_model["gpt-5-mini"].calls) == (1, {"ok": 1}, 1)
     assert (figures.rewards.count, figures.rewards.mean) == (1, 1.0)
@@ -223,7 +225,7 @@ async def test_tools_are_summed_with_the_rollouts_that_ran_them() -> None:
     tape.add(run("r1", 9, "fetch", status="error", error="tool_error"))
     tape.add(run("r3", 9, server="other", status="cancelled"))
     tape.add(run("r3", 10, status="open", ms=0).model_copy(update={"end_ns": None}))
-    search, other, fetch = (await gather(tape, 100, Metrics())).by_tool
+    search, other, fetch = (await gather(tape, 100, Metrics(), Prices())).by_tool
     assert (search.server, search.tool, search.calls, search.errors, search.cancelled) == ("web", "search", 5, 0, 0)
     assert (search.median_ns, search.p95_ns) == (400_000_000, 600_000_000)
     assert (search.rollouts, search.failed, search.share_of_failed, search.share_of_others) == (3, 2, 1.0, 1.0)
@@ -254,7 +256,7 @@ async def test_without_tools_no_rollout_is_looked_up() -> None:
     tape = MemoryTape()
     tape.add(call(1))
     tape.rollout = lambda rid: pytest.fail(rid)
-    assert (await gather(tape, 100, Metrics())).by_tool == []
+    assert (await gather(tape, 100, Metrics(), Prices())).by_tool == []
 
 
 @pytest.mark.parametrize(
@@ -275,4 +277,70 @@ def test_a_run_of_a_rehearsal_is_known_by_its_name(rollout: str, is_one: bool) -
 async def test_dimensions_alone_have_no_mean() -> None:
     tape = MemoryTape()
     tape.add(call(1, kind="reward", attributes=Reward(dimensions={"style": 1.0}).attributes()))
-    assert (await gather(tape, 100, Metrics())).rewards.mean is None
+    assert (await gather(tape, 100, Metrics(), Prices())).rewards.mean is None
+
+
+class CountingPrices(Prices):
+    charged = 0
+
+    def charge(self, span: Span) -> None:
+        self.charged += 1
+        super().charge(span)
+
+
+def costs_of(tape: MemoryTape, costs: RolloutCosts) -> RolloutSummary:
+    rollout = tape.rollout("r1")
+    assert rollout is not None
+    found = summary(tape, rollout)
+    costs.add(tape, [found])
+    return found
+
+
+CALL_COST = 100 * 0.25e-6 + 20 * 2e-6
+"""US dollars of a call of `memory_tape.call`: gpt-5-mini, 100 and 20 tokens."""
+
+
+def test_a_rollout_costs_what_its_calls_do_and_only_new_ones_are_read_again() -> None:
+    tape, prices = MemoryTape(), CountingPrices()
+    costs = RolloutCosts(prices)
+    tape.add(call(1))
+    tape.add(call(2, kind="tool", usage=None, model=None))
+    tape.add(call(3, model="my-own-model"))
+    tape.add(call(4, usage=Usage(input_tokens=1, output_tokens=1, billed={"cost": 0.5}), model="my-own-model"))
+    tape.add(call(5, status="open", end_ns=None, usage=None))
+    tape.add(call(6, attempt="a2"))
+    found = costs_of(tape, costs)
+    one, two = (attempt.totals for attempt in found.attempts)
+    assert (one.cost, one.unpriced, one.reported) == (pytest.approx(0.5 + CALL_COST), 1, 1)
+    assert (two.cost, two.unpriced, two.reported) == (pytest.approx(CALL_COST), 0, 0)
+    assert (found.totals.cost, found.totals.unpriced) == (pytest.approx(0.5 + 2 * CALL_COST), 1)
+    assert (found.tool_runs, prices.charged) == (1, 4)
+    assert costs_of(tape, costs).totals == found.totals
+    assert prices.charged == 4
+    tape.add(call(5))
+    tape.add(call(7))
+    found = costs_of(tape, costs)
+    assert (found.totals.cost, prices.charged) == (pytest.approx(0.5 + 4 * CALL_COST), 6)
+
+
+async def test_every_answer_has_the_same_cost(http: ClientSession) -> None:
+    tape = MemoryTape()
+    tape.add(call(1))
+    tape.add(call(2, model="my-own-model"))
+    async with serving(tape) as gateway:
+
+        async def ask(path: str) -> Any:
+            async with http.get(f"{gateway.url}/api/{path}") as answered:
+                return await answered.json()
+
+        whole, listed, spans, one = [
+            await ask(path)
+            for path in ("rollouts/r1", "rollouts", "rollouts/r1/spans", "rollouts/r1/attempts/a1/spans/1")
+        ]
+        attempts, figures, by = [await ask(path) for path in ("rollouts/r1/attempts", "stats", "breakdown?by=mode")]
+    sums = [whole["totals"], whole["attempts"][0]["totals"], listed["rollouts"][0]["totals"]]
+    sums += [attempts["attempts"][0]["totals"], figures["totals"], by["rows"][0]]
+    assert [(it["cost"], it["unpriced"]) for it in sums] == [(pytest.approx(CALL_COST), 1)] * 6
+    assert [(it.get("cost"), it["unpriced"]) for it in (one["span"], spans["spans"][1])] == [
+        (pytest.approx(CALL_COST), False), (None, True),
+    ]  # fmt: skip

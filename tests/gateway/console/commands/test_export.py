@@ -16,16 +16,14 @@ import pytest
 from fakes.memory_tape import MemoryTape, call, chat_exchange
 from pydantic import BaseModel
 
-from penstock.gateway.api.openapi import field_docs
 from penstock.gateway.api.rollouts import detail_of
 from penstock.gateway.client import sinks
 from penstock.gateway.client.console import whole_file
-from penstock.gateway.client.tables import NOUNS, SPREAD, ConversationRow, ExportKind, columns, export, row, sink
+from penstock.gateway.client.tables import NOUNS, ConversationRow, ExportKind, columns, export, row, sink
 from penstock.gateway.model.rollout import Attempt, Reward, RolloutSummary, Totals
 from penstock.gateway.model.tools import ToolRow
 
 DOCS = (Path(__file__).parents[4] / "docs" / "export.md").read_text(encoding="utf-8")
-TYPES = {"text": "text", "whole": "whole number", "number": "number", "flag": "true or false", "json": "JSON"}
 
 
 def a_rollout() -> RolloutSummary:
@@ -156,8 +154,6 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", list(NOUNS))
 def test_every_column_is_documented_and_exists(what: ExportKind) -> None:
     section = DOCS.split(f"\n## `--what {what}`\n", 1)[1].split("\n## ", 1)[0]
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| (.+) \|$", section, re.MULTILINE)
-    assert [(name, kind) for name, kind, _ in rows] == [(c.name, TYPES[c.kind]) for c in columns(what)]
-    assert [text for _, _, text in rows] == [
-        field_docs(c.noun)[c.name.removeprefix(SPREAD.get(c.noun, ""))] for c in columns(what)
-    ]
+    cells = " ".join(re.findall(r"^\| (`.+?) \|", section, re.MULTILINE))
+    wanted = [(c.name, "*" if c.kind == "json" else "") for c in columns(what)]
+    assert sorted(re.findall(r"`(\w+)`(\*?)", cells)) == sorted(wanted)

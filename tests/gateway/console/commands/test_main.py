@@ -92,7 +92,7 @@ async def test_show_prints_the_tree(shell: Shell) -> None:
     tree, attempt, one = await asyncio.gather(
         shell.run("show", "r1"), shell.run("show", "r1/a2"), shell.run("show", "r2#1")
     )
-    assert tree.text.splitlines()[0].startswith("r1  train  running  3 calls")
+    assert tree.text.splitlines()[0].startswith("r1  running  3 model calls")
     assert "user  What is 2+2?" in tree.text
     assert "→ answer (stop)  Four." in tree.text
     assert "What is 2+2?" not in attempt.text

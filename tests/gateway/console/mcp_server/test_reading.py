@@ -70,7 +70,7 @@ async def test_rollouts_are_listed_and_searched(client: Client) -> None:
     assert [one["id"] for one in few["rollouts"]] == ["q2.1", "q2.0", "q1.1"]
     assert few["rollouts"][0] | {"created": ""} == {
         "id": "q2.1", "status": "succeeded", "mode": "train", "group": "q2", "reward": 0.25, "attempts": 1,
-        "calls": 2, "errors": 0, "input_tokens": 72, "output_tokens": 10, "tool_calls": 0, "created": "",
+        "calls": 2, "errors": 0, "input_tokens": 72, "output_tokens": 10, "unpriced": 2, "tool_calls": 0, "created": "",
         "task": '{"id":"q2","question":"When does it leave?"}',
     }  # fmt: skip
     assert f"cursor={few['next']!r} goes on" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -13,16 +14,18 @@ from rich.console import Group
 
 from penstock.console.views import queue as pictures
 from penstock.console.views import rollout_tree, rollouts
-from penstock.gateway.api.pagination import summary
+from penstock.gateway.api.pagination import RolloutCosts, summary
 from penstock.gateway.api.rollouts import detail_of
 from penstock.gateway.model.answers import Change, ModelStats, RewardStats, ServerState, SpanDetail, Stats
 from penstock.gateway.model.facts import TRIES
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import EnqueueResult, QueueStatus, RewardAnswer
 from penstock.gateway.model.rollout import (
     Attempt,
     AttemptStatus,
     Outcome,
     Reward,
+    Rollout,
     RolloutStatus,
     RolloutSummary,
     Totals,
@@ -55,7 +58,7 @@ def weather_tape() -> MemoryTape:
     big = Usage(input_tokens=12345, output_tokens=67)
     tape.add(call(1, tool_calls=1, first_byte_ns=120_000_000), chat(first, {"content": None, "tool_calls": [ASKED]}))
     tape.add(call(2, first_byte_ns=90_000_000, usage=big), chat(second, {"content": "Clear, 21 degrees."}))
-    tape.add(call(3, ms=75_000), chat(third, {"content": "At your service."}))
+    tape.add(call(3, ms=75_000, model="my-own-model"), chat(third, {"content": "At your service."}))
     failed = chat_exchange([question], {"content": ""})
     failed = failed.model_copy(update={"response_body": b'{"error": {"message": "Rate limit reached"}}'})
     tape.add(call(1, attempt="a2", status="error", error="http_429", http_status=429, usage=None, ms=3), failed)
@@ -71,12 +74,18 @@ def chat(messages: list[dict[str, Any]], answer: dict[str, Any]) -> Any:
 def details(tape: MemoryTape, rid: str = "r1") -> tuple[RolloutSummary, list[SpanDetail]]:
     rollout = tape.rollout(rid)
     assert rollout is not None
-    return summary(tape, rollout), [detail_of(tape, span) for span in tape.spans(rid)]
+    return with_costs(tape, [rollout])[0], [detail_of(tape, span) for span in tape.spans(rid)]
+
+
+def with_costs(tape: MemoryTape, rows: Iterable[Rollout]) -> list[RolloutSummary]:
+    found = [summary(tape, rollout) for rollout in rows]
+    RolloutCosts(Prices()).add(tape, found)
+    return found
 
 
 def test_rollouts() -> None:
     tape = weather_tape()
-    rows = [summary(tape, rollout) for _, rollout in tape.rollouts()]
+    rows = with_costs(tape, (rollout for _, rollout in tape.rollouts()))
     check_widths("rollouts", rollouts.ROLLOUTS.table(rows, NOW))
 
 
@@ -219,7 +228,8 @@ def test_a_call_without_a_model_is_known_by_its_path() -> None:
 
 
 def test_stats() -> None:
-    one = ModelStats(calls=1234, errors=5, cancelled=1, input_tokens=10**6, output_tokens=1, median_ns=1, p95_ns=10**9)
+    one = ModelStats(calls=1234, errors=5, cancelled=1, input_tokens=10**6, output_tokens=1, median_ns=1, p95_ns=10**9,
+                     cost=0.25, unpriced=3)  # fmt: skip
     figures = Stats(
         counted_spans=1240,
         complete=False,

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.console.views import queue, releases, resources, runs, tools
 from penstock.console.views.rollouts import ROLLOUTS, SPANS, SUMS, TOOLS
-from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out
+from penstock.console.views.table import ENDLESS, Column, Listing, figure, lay_out, money
 
 EVERY = (
     [*ROLLOUTS.columns], SPANS, SUMS, TOOLS, [*queue.WORKERS.columns], queue.CALLS,
@@ -141,12 +141,23 @@ def test_a_row_has_a_cell_for_each_column() -> None:
         Listing(Column("a"), Column("b")).add_row("1")
 
 
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        (None, ""), (0.0, "$0.00"), (0.000_225, "$0.00022"), (0.000_225 + 1e-19, "$0.00022"), (3.98e-05, "$0.00004"),
+        (0.0123456, "$0.0123"), (0.9949, "$0.995"), (1234.5, "$1,234.50"),
+    ],
+)  # fmt: skip
+def test_money_has_the_digits_that_matter(amount: float | None, shown: str) -> None:
+    assert money(amount) == shown
+
+
 def test_long_ids() -> None:
     """What a day of unmodified agents looks like: ids of coding agents' sessions, long models, long errors."""
     rollouts = listed(
         [*ROLLOUTS.columns],
-        [ID, "swe-bench/astropy-12907", "train", "succeeded", "1/3", "0.75", "128", "", "1,204,311 → 48,220", "127",
-         "3 h", "2 h ago"],
-        ["q-0042.17", "", "online", "running", "2", "", "9", "2", "? → 5", "", "12 m", "4 s ago"],
+        [ID, "swe-bench/astropy-12907", "train", "succeeded", "1/3", "0.75", "128", "", "1,204,311 → 48,220",
+         "$14.87", "127", "3 h", "2 h ago"],
+        ["q-0042.17", "", "online", "running", "2", "", "9", "2", "? → 5", "?", "", "12 m", "4 s ago"],
     )  # fmt: skip
     check_widths("long-rollouts", rollouts)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import pytest
 from fakes.entries import body
@@ -34,8 +34,9 @@ from penstock.gateway.model.answers import BreakdownRow, Stats
 from penstock.gateway.model.codes import BreakdownDimension
 from penstock.gateway.model.facts import AMBIGUOUS, SHADOW_OF, TOOL, UNREAD, is_release_call
 from penstock.gateway.model.metrics import Metrics
+from penstock.gateway.model.prices import Prices
 from penstock.gateway.model.queue import RolloutSpec
-from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome
+from penstock.gateway.model.rollout import AttemptStatus, Judgement, Outcome, Totals
 from penstock.gateway.model.span import Usage
 from penstock.gateway.reading.filter_fields import FIELDS, Target
 from penstock.gateway.reading.filters import Term, parse
@@ -433,7 +434,7 @@ def test_figures_are_those_of_a_scan(
             assert [rounded(BreakdownRow.model_validate(row)) for row in rows] == list(map(rounded, wanted.rows))
             assert wanted.complete
         scanned_all, summed_all = (
-            asyncio.run(gather(found.store, most, Metrics(), found.index.total)) for most in (10**6, None)
+            asyncio.run(gather(found.store, most, Metrics(), Prices(), found.index.total)) for most in (10**6, None)
         )
         assert without_mean(summed_all) == without_mean(scanned_all)
         assert summed_all.rewards.mean == pytest.approx(scanned_all.rewards.mean)
@@ -506,7 +507,8 @@ def followed(found: History, filter: str, limit: int, answers: int) -> list[Any]
 
 
 def without_mean(stats: Stats) -> Stats:
-    return stats.model_copy(update={"rewards": stats.rewards.model_copy(update={"mean": None})})
+    sums = {"totals": rounded(stats.totals), "by_model": {name: rounded(it) for name, it in stats.by_model.items()}}
+    return stats.model_copy(update={"rewards": stats.rewards.model_copy(update={"mean": None})} | sums)
 
 
 def summed(index: TapeIndex, asked: SumRequest) -> list[dict[str, Any]]:
@@ -517,9 +519,12 @@ def summed(index: TapeIndex, asked: SumRequest) -> list[dict[str, Any]]:
             continue
 
 
-def rounded(row: BreakdownRow) -> BreakdownRow:
+T = TypeVar("T", bound=Totals)
+
+
+def rounded(row: T) -> T:
     """Means depend on the order of a sum."""
-    sums = {"reward": row.reward, "cost": row.cost}
+    sums = {name: getattr(row, name, None) for name in ("reward", "cost") if name in type(row).model_fields}
     return row.model_copy(update={name: None if value is None else round(value, 9) for name, value in sums.items()})
 
 

@@ -65,7 +65,7 @@ async def answers_by_it_and_without_it(gateway: Local, shell: Shell) -> None:
     assert all(by_index)
     async with Client(gateway.url) as client:
         assert await client.stats() == await client.stats(spans=100_000)
-    assert "Sums over all spans: " in (await shell.run("stats")).text
+    assert "Sums over all spans. " in (await shell.run("stats")).text
     shown = await shell.run("index")
     assert shown.code == 0, shown.err
     assert shown.text.startswith("ready: filters answer from it\nchanges   ")
