@@ -59,12 +59,12 @@ def test_a_tree_is_cut_with_a_note_of_what_is_missing() -> None:
 
 
 def test_e_values_are_drawn_by_their_size_against_their_bound() -> None:
-    first, reward, race = run_charts({"shop": curves()}, TREE)
+    ((race, reward, first),) = run_charts({"shop": curves()}, TREE).values()
     assert [line.name for line in first.lines] == ["candidates", "highest so far"]
     assert first.lines[1].points == [(0.0, 0.38), (24.0, 0.79), (96.0, 0.79), (96.0, 1.0)]
     assert (reward.log, reward.limits) == (False, [])
     assert (race.log, race.limits) == (True, [("better at 40", 40.0)])
-    html = run_page(RUN, {"shop": curves()}, [], T0)
+    html = run_page(RUN, "", {"shop": curves()}, [], T0)
     assert html.count("<figure>") == 3
     assert "\x1b" not in html
 
