@@ -24,8 +24,8 @@ from penstock.gateway.model.run import Point
 
 HELD_OUT = "evaluation/held-out/reward"
 DRAWN = {
-    HELD_OUT: "Held-out questions answered rightly, asked greedily, by step",
-    "reward": "Mean reward of the sampled rollouts, by step",
+    HELD_OUT: "Held-out questions answered rightly (greedy)",
+    "reward": "Mean reward of the sampled rollouts",
 }
 
 

@@ -40,7 +40,6 @@ from penstock.console.views.runs import candidates_chart, needed_e_value, ordere
 from penstock.console.views.svg import (
     DARK,
     HEIGHT,
-    LEFT,
     LIGHT,
     STYLE,
     WIDTH,
@@ -51,6 +50,7 @@ from penstock.console.views.svg import (
     legend,
     number_text,
     painted,
+    shortened,
     svg,
     text,
     thinned,
@@ -505,7 +505,8 @@ def _chart(metric: str, runs: Mapping[str, Mapping[str, Curve]]) -> Chart:
         for style, (name, found) in enumerate(runs.items(), 1)
     ]
     first, partner = next(iter(curves.values())), PARTNERS.get(metric, "")
-    levels = {f"{partner} of {name}": found[partner].last for name, found in runs.items() if partner in found}
+    of = " of {}" if len(curves) > 1 else ""
+    levels = {partner + of.format(name): found[partner].last for name, found in runs.items() if partner in found}
     limits = [(f"{name}: {number_text(level)}", level) for name, level in levels.items() if level is not None]
     said = " ".join(f"{name}: {_said(curve)}" if len(curves) > 1 else _said(curve) for name, curve in curves.items())
     # Lines are drawn across values that are not finite, so the title gives their number.
@@ -564,8 +565,8 @@ def drawing(groups: Mapping[str, Sequence[Chart]], heading: str = "", across: in
             parts.append(f'<text class="group" x="10" y="{y - 10}">{text(name)}</text>')
         for at, chart in enumerate(charts):
             place = f"translate({at % across * WIDTH} {y + at // across * PANEL})"
-            title = f'<text class="group" x="{LEFT}" y="16">{text(chart.title)}</text>'
-            title += keys(chart, 34) if len(chart.lines) > 1 else ""
+            title = f'<text class="group" x="10" y="16">{text(shortened(chart.title, WIDTH // 8))}</text>'
+            title += "".join(keys(chart, 34)) if len(chart.lines) > 1 else ""
             parts.append(f'<g transform="{place}">{title}<g transform="translate(0 40)">{drawn(chart)}</g></g>')
         y += -(-len(charts) // across) * PANEL
     style = f".back {{ fill: var(--back); }} .title, .group {{ fill: var(--text); }}{STYLE}"

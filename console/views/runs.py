@@ -44,7 +44,7 @@ METRICS = (
     Column("metric"), figure("last"), Column("trend", 4), figure("lowest", 2), figure("highest", 3),
     figure("points", 1), figure("not finite", 5),
 )  # fmt: skip
-SUITE = r"evaluation/[^/]+/reward"
+SUITE = r"evaluation/([^/]+/)?reward"
 """Names of the metrics that are the mean reward of a held-out suite."""
 COLOURS = {"warning": "yellow", "error": "red"}
 
@@ -247,13 +247,20 @@ def _trained(found: Curves) -> str:
     step = max(rewards, key=lambda step: (rewards[step], -step))
     began = "before" if first == 0 else f"after step {first:,}"
     over = f" over {count[last]:,.0f} held-out tasks" if last in count else " on held-out tasks"
+    old, best, new = _apart(before, rewards[step], after)
     if step == first:
-        how = f"{before:.2f} {began} and after" if before == after else f"{before:.2f} {began}, {after:.2f} after"
+        how = f"{old} {began} and after" if before == after else f"{old} {began}, {new} after"
         return f"Nothing was learnt: {how}{over}."
     low, high = (_values(found, f"{name}_{end}") for end in ("low", "high"))
     overlap = "; the 95 % intervals overlap" if low.get(step, 1.0) <= high.get(first, 0.0) else ""
-    later = "" if step == last else f" It was {after:.2f} after step {last:,}."
-    return f"Step {step:,} was better: {rewards[step]:.2f} against {before:.2f} {began}{over}{overlap}.{later}"
+    later = "" if rewards[step] == after else f" It was {new} after step {last:,}."
+    return f"Step {step:,} was better: {best} against {old} {began}{over}{overlap}.{later}"
+
+
+def _apart(*values: float) -> list[str]:
+    """Values with as many decimals as tell them apart, two at least."""
+    shown = ([f"{value:.{digits}f}" for value in values] for digits in range(2, 7))
+    return next((found for found in shown if len(set(found)) == len(set(values))), [number_text(v) for v in values])
 
 
 def _unjudged(found: Curves, name: str, why: str) -> str:
@@ -304,7 +311,8 @@ def searched(every: Sequence[RunCandidate], test: PromptTest | None, ended: bool
         gain = f"; the 95 % interval of the gain is {low:+.3f} to {high:+.3f}" if test.interval else ""
         gain += ", so it may be chance" if low < 0 < high else ""
         how = "better" if test.after > test.before else "not better, though it had won the race"
-        figures = f"{test.after:.3f} against {test.before:.3f}{over} that nobody has seen{gain}"
+        after, before = _apart(test.after, test.before)
+        figures = f"{after} against {before}{over} that nobody has seen{gain}"
         return f"Candidate {clean(winner.id)} was {how}: {figures}."
     if winner is not None:
         over = pluralized(winner.pairs, "task")

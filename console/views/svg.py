@@ -24,8 +24,8 @@ LETTER = 6.2
 """Width of a letter of a label, in units of the drawing."""
 STYLES = 6
 """Number of line styles; more lines repeat them."""
-TICKS = 5
-"""About how many ticks an axis has; one with times has fewer, for its labels are long."""
+TICKS = 6
+"""About how many ticks an axis has, where their labels have room."""
 LABELLED = 6
 """Most marks of a series that have their values beside them; more would cover each other."""
 COLUMNS = 48
@@ -183,7 +183,7 @@ def _times(low: float, high: float, most: int) -> list[Tick]:
     # The shortest part of a moment that tells them apart.
     start = 0 if high - low > 300 * DAY else 5 if high - low >= DAY else 11
     end = 10 if step >= DAY else 16 if step >= 60 * SECOND else 19
-    every = range(math.ceil(low / step), math.floor(high / step) + 1)
+    every = range(int(-(-low // step)), int(high // step) + 1)
     return [Tick(at * step, moment(at * step)[start:end]) for at in every]
 
 
@@ -224,7 +224,10 @@ class _Scale:
         if names := self._chart.names:
             every = -(-sum(len(name) + 2 for name in names) * LETTER // (WIDTH - LEFT - RIGHT))
             return [Tick(at, name) for at, name in enumerate(names) if at % every == 0]
-        return ticks(self.x0, self.x1, self._chart.axis, TICKS - (self._chart.axis == "time"))
+        # As many as have room for their labels.
+        every = (ticks(self.x0, self.x1, self._chart.axis, most) for most in range(TICKS, 0, -1))
+        room = 0.75 * (WIDTH - LEFT - RIGHT) / LETTER
+        return next(found for found in every if len(found) < 3 or sum(len(one.label) + 2 for one in found) <= room)
 
 
 def _wide(low: float, high: float, least: float = 0) -> Pair:
@@ -258,18 +261,18 @@ def legend(chart: Chart) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>' if len(items) > 1 else ""
 
 
-def keys(chart: Chart, y: int) -> str:
+def keys(chart: Chart, y: int) -> Iterator[str]:
     """The legend of a chart as SVG, on one line."""
-    places = count(LEFT, (WIDTH - LEFT) // max(1, len(chart.lines)))
-    return "".join(
-        f'<path class="{_class(line)}" d="{_key(line, x, y - 4)}"/>'
-        f'<text class="tick" x="{x + 38}" y="{y}">{text(line.name)}</text>'
-        for x, line in zip(places, chart.lines, strict=False)
-    )
+    room = (WIDTH - 20) / len(chart.lines)
+    letters = min(max(len(line.name) for line in chart.lines), int((room - 36) / LETTER))
+    for at, line in enumerate(chart.lines):
+        x = 10 + at * min(room, letters * LETTER + 44)
+        yield f'<path class="{_class(line)}" d="{_key(line, x, y - 4, 24)}"/>'
+        yield f'<text class="tick" x="{x + 28:.1f}" y="{y}">{text(shortened(line.name, letters))}</text>'
 
 
-def _key(line: LineSeries, x: int, y: int) -> str:
-    return f"M{x + 16} {y}h0.1" if line.marked or line.dots else f"M{x} {y}h32"
+def _key(line: LineSeries, x: float, y: int, wide: int = 32) -> str:
+    return f"M{x + wide / 2:g} {y}h0.1" if line.marked or line.dots else f"M{x:g} {y}h{wide}"
 
 
 def _class(line: LineSeries) -> str:
@@ -372,7 +375,9 @@ def _columns(chart: Chart, scale: _Scale) -> Iterator[str]:
     xs = thinned(sorted({x for found in values for x in found}), COLUMNS)
     for x, (left, right) in zip(xs, _parts([scale.x(x) for x in xs]), strict=True):
         said = [
-            f"{_short(line.name)}: {found[x]}" for line, found in zip(chart.lines, values, strict=True) if x in found
+            f"{shortened(line.name, NAME)}: {found[x]}"
+            for line, found in zip(chart.lines, values, strict=True)
+            if x in found
         ]
         if len(chart.lines) == 1:
             said = [found[x] for found in values]
@@ -398,8 +403,9 @@ def _parts(xs: Sequence[float]) -> Iterator[Pair]:
     return pairwise(edges)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
+def shortened(name: str, most: int) -> str:
+    """A name of at most `most` letters."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def thinned(values: Sequence[float], most: int) -> list[float]:

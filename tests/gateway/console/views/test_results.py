@@ -35,6 +35,7 @@ RUNS: list[tuple[RunKind, Values, str]] = [
         "grpo", {HELD: {0: 0.1, 5: 0.8, 9: 0.8, 12: 0.7}},
         "Step 5 was better: 0.80 against 0.10 before on held-out tasks. It was 0.70 after step 12.",
     ),
+    ("grpo", {HELD: {0: 0.501, 9: 0.504}}, "Step 9 was better: 0.504 against 0.501 before on held-out tasks."),
     ("sft", {"loss": {1: 2.5}}, "Not known: no lessons are held out (data.held_out). loss: 2.5 at step 1."),
     (
         "sft", {"evaluation/loss": {0: 1.5, 9: 0.75}, "lessons/held_out": {0: 12}},
@@ -82,12 +83,12 @@ def test_a_search_says_what_it_has_come_to() -> None:
     assert said("apo", {}, "running", racing) == f"Not decided yet. {raced}"
     assert said("apo", {}, tree=racing) == f"Nothing was learnt: {stays}. {raced}"
     assert said("apo", {}, tree=won) == "Candidate c2 won the race: +0.250 over 40 tasks. It was not tested."
-    better = "Candidate c2 was better: 0.810 against 0.740 over 24 tasks that nobody has seen"
+    better = "Candidate c2 was better: 0.81 against 0.74 over 24 tasks that nobody has seen"
     assert said("apo", TEST, tree=won) == f"{better}."
     interval: Values = {"test/gain_low": {200: -0.01}, "test/gain_high": {200: 0.15}}
     chance = "; the 95 % interval of the gain is -0.010 to +0.150, so it may be chance."
     assert said("apo", {**TEST, **interval}, tree=won) == better + chance
-    worse = better.replace("better", "not better, though it had won the race").replace("0.740", "0.900")
+    worse = better.replace("better", "not better, though it had won the race").replace("0.74", "0.90")
     assert said("apo", {**TEST, "test/seed": {200: 0.9}}, tree=won) == f"{worse}."
 
 
