@@ -546,8 +546,6 @@ def _said(curve: Curve) -> str:
 # -- charts as one file ----
 
 
-PANEL = HEIGHT + 44
-"""Height of a chart in a drawing, with its title and its lines' names."""
 TITLE = 15
 """Size of the letters of a drawing's heading, whose lines are 1.4 times as high."""
 
@@ -555,24 +553,27 @@ TITLE = 15
 def drawing(groups: Mapping[str, Sequence[Chart]], heading: str = "", across: int = 2) -> str:
     """Charts as one SVG file, `across` beside each other, a group below the other; an empty name of a group is not
     shown. Its colours are no variables, which many viewers do not know."""
-    wide = WIDTH * min(across, max(map(len, groups.values()), default=1))
+    every = [chart for charts in groups.values() for chart in charts]
+    wide, head = WIDTH * min(across, max(map(len, groups.values()))), 24 + 15 * max(len(keys(one)) for one in every)
     lines = wrap(heading, int(wide / TITLE * 1.9))
-    parts, y = [f'<text class="title" x="10" y="{22 + 21 * at}">{text(one)}</text>' for at, one in enumerate(lines)], 8
-    y += 21 * len(lines)
+    parts = [f'<text class="title" x="10" y="{22 + 21 * at}">{text(one)}</text>' for at, one in enumerate(lines)]
+    y = 8 + 21 * len(lines)
     for name, charts in groups.items():
         if name:
             y += 34
             parts.append(f'<text class="group" x="10" y="{y - 10}">{text(name)}</text>')
         for at, chart in enumerate(charts):
-            place = f"translate({at % across * WIDTH} {y + at // across * PANEL})"
+            place = f"translate({at % across * WIDTH} {y + at // across * (head + HEIGHT)})"
             title = f'<text class="group" x="10" y="16">{text(shortened(chart.title, WIDTH // 8))}</text>'
-            title += "".join(keys(chart, 34)) if len(chart.lines) > 1 else ""
-            parts.append(f'<g transform="{place}">{title}<g transform="translate(0 40)">{drawn(chart)}</g></g>')
-        y += -(-len(charts) // across) * PANEL
+            rows = (f'<g transform="translate(0 {34 + 15 * at})">{row}</g>' for at, row in enumerate(keys(chart)))
+            parts.append(f'<g transform="{place}">{title}{"".join(rows)}')
+            parts.append(f'<g transform="translate(0 {head})">{drawn(chart)}</g></g>')
+        y += -(-len(charts) // across) * (head + HEIGHT)
     style = f".back {{ fill: var(--back); }} .title, .group {{ fill: var(--text); }}{STYLE}"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {y}" font-family="sans-serif">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{y}" viewBox="0 0 {wide} {y}"',
+            'font-family="sans-serif">',
             f"<style>.title {{ font-size: {TITLE}px; }} .group {{ font-size: 13px; font-weight: bold; }}",
             f"{painted(style, LIGHT)} @media (prefers-color-scheme: dark) {{ {painted(style, DARK)} }}</style>",
             '<rect class="back" width="100%" height="100%"/>', *parts, "</svg>", "",

@@ -451,7 +451,7 @@ def versions(release: Release, arm: Arm) -> str:
 
 
 def release_result(view: ReleaseView) -> str:
-    """What a release has come to, in plain words, by the tests that decide it."""
+    """A sentence that says in plain words how a release stands, by the tests that decide it."""
     release, policy, name = view.release, view.release.policy, versions(view.release, "candidate")
     found = view.figures if release.stage != "rolled_back" else latest(view.figures)[0]
     means, seen = [found.get(f"{arm}.reward") for arm in ARMS], int(found.get("seen", 0))

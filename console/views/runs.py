@@ -209,7 +209,7 @@ class PromptTest(NamedTuple):
 
 
 def result(run: Run, curves: Iterable[Curve]) -> str:
-    """What a run has come to, in plain words. `curves`: those of `RESULTS`, each point by itself."""
+    """A sentence that says whether a run was of use. `curves`: those of `RESULTS`, each point by itself."""
     found = {curve.metric: curve for curve in curves if curve.count}
     if run.kind == "apo":
         said = _searched(run, found)
@@ -302,7 +302,7 @@ def _searched(run: Run, found: Curves) -> str:
 
 
 def searched(every: Sequence[RunCandidate], test: PromptTest | None, ended: bool = True) -> str:
-    """What a search for prompts has come to, in plain words: the race decides, and the test measures."""
+    """A sentence that says whether a search found something better: the race decides, and the test measures."""
     winner = next((one for one in every if one.state == "winner"), None)
     best = max((one for one in every if one.pairs), key=lambda one: one.e_value or 0.0, default=None)
     if winner is not None and test is not None:

@@ -63,7 +63,7 @@ STYLE = """
 """
 Pair = tuple[float, float]
 Axis = Literal["number", "whole", "time"]
-"""What an axis has: numbers, whole numbers (steps, rollouts), or times in ns since the epoch."""
+"""Kinds of values along an axis: numbers, whole numbers (steps, rollouts), or times in ns since the epoch."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class LineSeries:
 
     @property
     def marked(self) -> bool:
-        """Whether each value is a mark with its figure beside it."""
+        """True if each value is a mark with its figure beside it."""
         return len(self.points) == 1 or (self.dots and len(self.points) <= LABELLED)
 
     def said(self, x: float, y: float) -> str:
@@ -114,7 +114,7 @@ class Chart:
     bounds: Pair | None = None
     """(low, high) of the vertical axis; found from the values if None."""
     axis: Axis = "whole"
-    """What the horizontal axis has."""
+    """The kind of values along the horizontal axis."""
     names: Sequence[str] = ()
     """Names along the horizontal axis, in place of the numbers 0, 1, 2 ..."""
     unit: str = ""
@@ -261,14 +261,19 @@ def legend(chart: Chart) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>' if len(items) > 1 else ""
 
 
-def keys(chart: Chart, y: int) -> Iterator[str]:
-    """The legend of a chart as SVG, on one line."""
-    room = (WIDTH - 20) / len(chart.lines)
-    letters = min(max(len(line.name) for line in chart.lines), int((room - 36) / LETTER))
-    for at, line in enumerate(chart.lines):
-        x = 10 + at * min(room, letters * LETTER + 44)
-        yield f'<path class="{_class(line)}" d="{_key(line, x, y - 4, 24)}"/>'
-        yield f'<text class="tick" x="{x + 28:.1f}" y="{y}">{text(shortened(line.name, letters))}</text>'
+def keys(chart: Chart) -> list[str]:
+    """The legend of a chart as SVG, a text for each row; empty for a single line."""
+    if len(chart.lines) == 1:
+        return []
+    names = [shortened(line.name, int((WIDTH - 54) / LETTER)) for line in chart.lines]
+    wide = max(map(len, names), default=0) * LETTER + 44
+    across, rows = int((WIDTH - 10) // wide), list[str]()
+    for at, (line, name) in enumerate(zip(chart.lines, names, strict=True)):
+        x = 10 + at % across * wide
+        rows += [""] * (at % across == 0)
+        rows[-1] += f'<path class="{_class(line)}" d="{_key(line, x, -4, 24)}"/>'
+        rows[-1] += f'<text class="tick" x="{x + 28:.1f}" y="0">{text(name)}</text>'
+    return rows
 
 
 def _key(line: LineSeries, x: float, y: int, wide: int = 32) -> str:
@@ -289,7 +294,7 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def drawn(chart: Chart) -> str:
-    """What is drawn of a chart, as elements of SVG."""
+    """The grid, lines and labels of a chart, as elements of SVG."""
     scale = _Scale(chart)
     parts = [*_grid(chart, scale), *_band(chart, scale), *_limits(chart, scale)]
     only = " only" if len(chart.lines) == 1 else ""
@@ -356,7 +361,7 @@ def _line(line: LineSeries, scale: _Scale, only: str) -> Iterator[str]:
 
 
 def _values(chart: Chart, scale: _Scale) -> Iterator[str]:
-    """The figures beside marks."""
+    """The figures beside marks, moved apart where they would overlap."""
     taken: dict[bool, list[float]] = {}
     for line in (line for line in chart.lines if line.marked):
         for x, y in line.points:
