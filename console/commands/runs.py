@@ -213,13 +213,15 @@ def png(groups: Mapping[str, Sequence[Chart]], heading: str) -> bytes:
 def _draw(axes: Any, chart: Chart) -> None:
     for line in (line for line in chart.lines if line.points):
         way = {"marker": "o", "linestyle": ""} if line.dots or line.marked else {}
+        way |= {"drawstyle": "steps-post"} if line.stepped else {}
         (drawn,) = axes.plot(*zip(*line.points, strict=True), label=line.name.replace("$", r"\$"), **way)
         for x, ends in line.intervals.items():
             axes.vlines(x, *ends, color=drawn.get_color(), linewidth=1)
         for x, y in line.points if line.marked else ():
-            axes.annotate(line.said(x, y), (x, y), (6, 4), textcoords="offset points", fontsize=8)
-    for _, limit in chart.limits:
-        axes.axhline(limit, linestyle=":")
+            axes.annotate(line.said(x, y), (x, y), (8, -3), textcoords="offset points", fontsize=8)
+    for name, limit in chart.limits:
+        axes.axhline(limit, linestyle=":", color="tab:red")
+        axes.annotate(name, (0.02, limit), (0, 3), ("axes fraction", "data"), "offset points", fontsize=8)
     if chart.log:
         axes.set_yscale("log")
     if chart.band:

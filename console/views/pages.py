@@ -75,7 +75,8 @@ h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .4re
 caption { text-align: left; color: var(--dim); }
 th, td { text-align: right; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid var(--rule); font-weight: normal;
   overflow-wrap: normal; }
-th:first-child { text-align: left; }
+th:first-child, .said :last-child { text-align: left; } th:first-child { white-space: nowrap; }
+.said td:last-child { min-width: 12rem; }
 ol.way { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; padding: 0; }
 .way [aria-current] { font-weight: bold; text-decoration: underline; }
 ul.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0; margin: .3rem 0; }
@@ -126,15 +127,17 @@ def _figure(chart: Chart, name: str) -> str:
     )
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of texts as an HTML table; the first cell of each row is its heading."""
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], sentences: bool = False) -> str:
+    """Rows of texts as an HTML table; the first cell of each row is its heading. `sentences`: the last column has words
+    and no figures."""
     head = "".join(f'<th scope="col">{text(cell)}</th>' for cell in heads)
     lines = (
         f'<tr><th scope="row">{text(row[0])}</th>{"".join(f"<td>{text(cell)}</td>" for cell in row[1:])}</tr>'
         for row in rows
     )
+    kind = ' class="said"' if sentences else ""
     return (
-        f'<div class="scroll"><table><caption>{text(caption)}</caption><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table{kind}><caption>{text(caption)}</caption><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 
@@ -459,7 +462,7 @@ def _candidates(run: Run) -> Iterator[str]:
         ]
         heads = ("candidate", "mean", "rollouts", "state", "e-value", "claim")
         missing = f"; {run.tree.left_out:,} more are left out" if run.tree.left_out else ""
-        yield "<h2>Candidates</h2>" + table(f"Each below the one that it was made from{missing}", heads, rows)
+        yield "<h2>Candidates</h2>" + table(f"Each below the one that it was made from{missing}", heads, rows, True)
 
 
 def _events(events: Sequence[RunEvent]) -> Iterator[str]:
@@ -468,7 +471,7 @@ def _events(events: Sequence[RunEvent]) -> Iterator[str]:
             (moment(event.time_ns or 0)[:19], "" if event.step is None else f"{event.step:,}", event.level, event.text)
             for event in events
         ]
-        yield "<h2>Events</h2>" + table("The newest first", ("when (UTC)", "step", "level", "what"), rows)
+        yield "<h2>Events</h2>" + table("The newest first", ("when (UTC)", "step", "level", "what"), rows, True)
 
 
 def run_charts(runs: Runs, tree: CandidateTree | None = None) -> dict[str, list[Chart]]:

@@ -43,7 +43,6 @@ STYLE: Final = """<style>
 .diff { font: 13px/1.5 ui-monospace, monospace; list-style: none; padding: 0; white-space: pre-wrap; }
 .diff ins { color: var(--c3); text-decoration: none; } .diff del { color: var(--limit); text-decoration: none; }
 .diff small { display: block; padding-left: 2rem; color: var(--dim); } .warning { color: var(--limit); }
-td:last-child { text-align: left; }
 </style>"""
 
 
@@ -222,7 +221,7 @@ def _run_html(run: RunFigures, place: int, alone: bool) -> Iterator[str]:
     if result.leaks:
         yield f'<h3 class="warning">Leak test: {len(result.leaks):,} found</h3>'
         leaks = [(one.resource, leak(one), one.line) for one in result.leaks]
-        yield table("What stands in new lines and should not", ("text", "found", "line"), leaks)
+        yield table("What stands in new lines and should not", ("text", "found", "line"), leaks, True)
     elif result.winner is not None:
         yield "<p>Leak test: nothing was found.</p>"
     heading, worse = _worse(run)
@@ -234,13 +233,15 @@ def _run_html(run: RunFigures, place: int, alone: bool) -> Iterator[str]:
             (one.task, one.key, f"{one.before:.3f}", f"{one.after:.3f}", " ".join(one.rollouts), inputs[one.task])
             for one in worse
         ]
-        yield table("The worst first", ("task", "key", "before", "after", "rollouts of the winner", "input"), rows)
+        yield table(
+            "The worst first", ("task", "key", "before", "after", "rollouts of the winner", "input"), rows, True
+        )
     candidates = [
         (f"{'· ' * depth}{one.id}", number(one.mean), f"{one.rollouts:,}", one.state, f"{one.length:,}", one.claim)
         for depth, one in ordered_candidates(result.candidates)
     ]
     heads = ("candidate", "mean", "rollouts", "state", "length", "claim")
-    listed = table("Each below the one that it was made from", heads, candidates)
+    listed = table("Each below the one that it was made from", heads, candidates, True)
     yield f"<details><summary>Candidates: {len(candidates):,}</summary>{listed}</details>"
     yield from _paragraphs(result.published)
 
