@@ -569,7 +569,8 @@ def drawing(groups: Mapping[str, Sequence[Chart]], heading: str = "", across: in
             place = f"translate({at % across * WIDTH} {y + at // across * (head + HEIGHT)})"
             title = f'<text class="group" x="10" y="16">{text(shortened(chart.title, WIDTH // 8))}</text>'
             rows = (f'<g transform="translate(0 {34 + 15 * at})">{row}</g>' for at, row in enumerate(keys(chart)))
-            parts.append(f'<g transform="{place}">{title}{"".join(rows)}')
+            said = f"<title>{text(chart.title)}</title><desc>{text(chart.description)}</desc>"
+            parts.append(f'<g transform="{place}" role="img">{said}{title}{"".join(rows)}')
             parts.append(f'<g transform="translate(0 {head})">{drawn(chart)}</g></g>')
         y += -(-len(charts) // across) * (head + HEIGHT)
     style = f".back {{ fill: var(--back); }} .title, .group {{ fill: var(--text); }}{STYLE}"

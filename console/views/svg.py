@@ -124,7 +124,7 @@ class Chart:
         """A place along the horizontal axis in words."""
         if self.names:
             return self.names[round(x)]
-        return moment(int(x))[:19] if self.axis == "time" else f"{self.x} {x:,.10g}"
+        return moment(int(x))[:19] if self.axis == "time" else f"{x:,.10g}"
 
 
 class Tick(NamedTuple):
@@ -386,7 +386,7 @@ def _columns(chart: Chart, scale: _Scale) -> Iterator[str]:
         ]
         if len(chart.lines) == 1:
             said = [found[x] for found in values]
-        yield _column(scale.x(x), left, right, [chart.place(x), *said])
+        yield _column(scale.x(x), left, right, [f"{chart.x} {chart.place(x)}", *said])
 
 
 def _column(x: float, left: float, right: float, said: Sequence[str]) -> str:

@@ -137,15 +137,17 @@ async def test_plots_are_files_that_stand_by_themselves(shell: Shell, client: Cl
     await trained(client, "grpo-1")
     await trained(client, "grpo-2", 30)
     done = await shell.run("runs", "plot", "grpo-1", "--compare", "grpo-2")
-    assert (done.code, done.err) == (0, "grpo-1.html: 3 metrics\n")
+    said = "Not known: no tasks are held out ([[evaluate.suite]]). reward: 0 at step 0 and 0.9477 at step 59."
+    assert (done.code, done.err) == (0, f"grpo-1.html: 3 metrics. {said}\n")
     html = (tmp_path / "grpo-1.html").read_text()
+    assert f'<p class="result">{said}</p>' in html
     assert "<script" not in html
     assert "http" not in html.replace("http-equiv", "")
     assert html.count("<figure>") == 3
     good(await shell.run("runs", "plot", "grpo-1", "--out", "a.svg", "--metrics", "reward,eval*"))
     drawn = ElementTree.fromstring((tmp_path / "a.svg").read_text())
     titles = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert titles == ["reward", "eval/success"]
+    assert titles == ["eval/success", "reward"]
     good(await shell.run("runs", "plot", "grpo-1", "--out", "a.png", "--compare", "grpo-2"))
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n")
 
