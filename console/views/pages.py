@@ -403,7 +403,7 @@ def _values(points: Iterable[EvidencePoint], key: str) -> list[tuple[float, floa
 
 
 GROUPS = {
-    "Result": ("evaluation/", "eval/", "val/", "test/", "race/", "cells/", "reward", "best/"),
+    "Result": ("evaluation/", "eval/", "val/", "test/", "race/", "cells/", "reward", "best/", "seed/"),
     "Learning": (),
     "Rollouts and samples": (
         "rollouts", "groups/", "samples", "updates", "staleness", "dropped/", "left_out/", "calls/", "failed",
@@ -480,9 +480,10 @@ def run_charts(runs: Runs, tree: CandidateTree | None = None) -> dict[str, list[
     groups: dict[str, list[Chart]] = {name: [] for name in GROUPS}
     found = {name: {curve.metric: curve for curve in curves if curve.count} for name, curves in runs.items()}
     every = dict.fromkeys(metric for curves in found.values() for metric in curves)
-    ends = {metric + end for metric in every for end in ENDS if metric + end in every}
+    drawn_with = {metric + end for metric in every for end in ENDS if metric + end in every}
+    drawn_with |= {partner for metric, partner in PARTNERS.items() if metric in every}
     limits = [] if (bound := needed_e_value(tree)) is None else [(f"better at {bound:g}", bound)]
-    for metric in sorted((metric for metric in every if metric not in {*ends, *PARTNERS.values()}), key=_rank):
+    for metric in sorted((metric for metric in every if metric not in drawn_with), key=_rank):
         chart = _chart(metric, {name: curves for name, curves in found.items() if metric in curves})
         groups[_group(metric)].append(replace(chart, log=True, limits=limits) if metric.endswith(E_VALUE) else chart)
     if tree is not None and (candidates := candidates_chart(tree)) is not None:

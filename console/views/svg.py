@@ -378,7 +378,10 @@ def _values(chart: Chart, scale: _Scale) -> Iterator[str]:
 def _columns(chart: Chart, scale: _Scale) -> Iterator[str]:
     values = [{x: line.said(x, y) + chart.unit for x, y in line.points} for line in chart.lines]
     xs = thinned(sorted({x for found in values for x in found}), COLUMNS)
-    for x, (left, right) in zip(xs, _parts([scale.x(x) for x in xs]), strict=True):
+    edges = [scale.x(x) for x in xs]
+    # Each column goes up to the middle between its place and the next.
+    edges = [LEFT, *((one + other) / 2 for one, other in pairwise(edges)), WIDTH - RIGHT]
+    for x, left, right in zip(xs, edges, edges[1:], strict=False):
         said = [
             f"{shortened(line.name, NAME)}: {found[x]}"
             for line, found in zip(chart.lines, values, strict=True)
@@ -400,12 +403,6 @@ def _column(x: float, left: float, right: float, said: Sequence[str]) -> str:
         f'<g><path class="grid" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
         f'<rect x="{at:.1f}" y="{TOP}" width="{wide:.1f}" height="{high}" rx="3"/>{rows}</g></g>'
     )
-
-
-def _parts(xs: Sequence[float]) -> Iterator[Pair]:
-    """The column of each place, up to the middle between it and the next."""
-    edges = [LEFT, *((one + other) / 2 for one, other in pairwise(xs)), WIDTH - RIGHT]
-    return pairwise(edges)
 
 
 def shortened(name: str, most: int) -> str:

@@ -69,6 +69,15 @@ def test_e_values_are_drawn_by_their_size_against_their_bound() -> None:
     assert "\x1b" not in html
 
 
+def test_what_the_search_began_with_is_a_level_in_the_chart_of_the_best() -> None:
+    one, other = (
+        curve(name, Series([8], [value]), 0, None, 9) for name, value in (("best/reward", 0.8), ("seed/reward", 0.4))
+    )
+    (best,) = run_charts({"shop": [one, other]})["Result"]
+    assert (best.title, best.limits) == ("best/reward", [("seed/reward: 0.4", 0.4)])
+    assert [chart.title for charts in run_charts({"shop": [other]}).values() for chart in charts] == ["seed/reward"]
+
+
 def test_a_tree_without_means_has_no_chart() -> None:
     assert candidates_chart(CandidateTree(candidates=[RunCandidate(id="a")])) is None
     assert needed_e_value(None) is None
